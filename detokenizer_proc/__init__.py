@@ -1,0 +1,1 @@
+"""Detokenizer processes: token ids in, HTTP response bytes out."""

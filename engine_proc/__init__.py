@@ -1,0 +1,1 @@
+"""The engine: which tokens run next, and the workers that run them."""

@@ -1,0 +1,1 @@
+"""Workers: the only processes that execute a model."""

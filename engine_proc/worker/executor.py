@@ -1,0 +1,42 @@
+"""What executes a decoder: one call per engine step, on whatever device.
+
+Every executor owns its weights and its KV pages; who runs and where their pages are comes with
+each batch. An executor keeps no state per request, so a dead worker loses nothing but the cache.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine_proc.worker.spec import DecoderSpec
+
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The tokens of one step, flattened: decodes and prompt chunks alike.
+
+    Tokens of one sequence are adjacent and in position order. The keys and values of a token at
+    position p of sequence s belong in page `page_table[s, p // page_tokens]`, row
+    `p % page_tokens`; those of all positions below its own are already there or in this batch.
+    """
+
+    token_ids: Int32s  # [tokens]
+    positions: Int32s  # [tokens]
+    sequences: Int32s  # [tokens], rows of `page_table`
+    page_table: Int32s  # [sequences, max_pages]
+    logit_rows: Int32s  # [rows], the tokens whose logits are wanted, ascending
+
+
+class Executor(Protocol):
+    """Runs the decoder."""
+
+    spec: DecoderSpec
+
+    def forward(self, batch: Batch) -> Floats:
+        """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
+        ...

@@ -1,0 +1,92 @@
+"""What a decoder is, as data.
+
+`lower` writes a `DecoderSpec`, executors run it; nothing else knows a model family. A family that
+these fields cannot express is refused rather than approximated.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Norm(StrEnum):
+    """How a norm scales: by `w`, by `1 + w` (Gemma), or with mean subtraction (LayerNorm)."""
+
+    RMS = "rms"
+    RMS_ONE_PLUS = "rms_one_plus"
+    LAYER = "layer"
+
+
+class Placement(StrEnum):
+    """Where a layer's norms sit relative to attention and MLP."""
+
+    PRE = "pre"  # Llama: x + f(norm(x))
+    PRE_POST = "pre_post"  # Gemma 2 and 3: x + norm(f(norm(x)))
+    POST = "post"  # OLMo 2: x + norm(f(x))
+    PARALLEL = "parallel"  # Cohere: x + attention(norm(x)) + mlp(norm(x))
+
+
+class QKNorm(StrEnum):
+    """Whether queries and keys are normalized before RoPE."""
+
+    NONE = "none"
+    PER_HEAD = "per_head"  # Qwen 3, Gemma 3: over head_dim
+    FULL = "full"  # OLMo 2: over all heads at once
+
+
+class Activation(StrEnum):
+    """The gate of the MLP: `act(gate) * up`."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeTable:
+    """Rotations of one kind of layer; attention factors are already multiplied in.
+
+    `inv_freq` holds rotary_dim / 2 values: position p rotates pair i by p * inv_freq[i].
+    """
+
+    inv_freq: tuple[float, ...]
+    scale: float = 1.0  # of both cos and sin (YaRN's attention factor)
+    interleaved: bool = False  # pairs are (2i, 2i + 1) rather than (i, i + rotary_dim / 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What may differ from layer to layer."""
+
+    rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
+    window: int | None = None  # tokens attended to, the newest included; None is all
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderSpec:
+    """A decoder-only transformer. Weight names are those of `weights.py`."""
+
+    architecture: str  # as the model's own config names it, for messages and metrics
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[RopeTable, ...]
+    norm: Norm = Norm.RMS
+    norm_eps: float = 1e-5
+    placement: Placement = Placement.PRE
+    qk_norm: QKNorm = QKNorm.NONE
+    activation: Activation = Activation.SILU
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    tied_head: bool = True
+    attention_scale: float = 1.0  # multiplies q . k
+    attention_softcap: float | None = None  # c * tanh(score / c), before the mask
+    logit_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0

@@ -1,0 +1,1 @@
+"""The HTTP process: bytes in, bytes out."""

@@ -1,0 +1,28 @@
+"""Where each folder installs to, and the C++ extension. All metadata is in pyproject.toml."""
+
+from glob import glob
+
+from setuptools import Extension, setup
+
+PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
+
+package_dir = {"headrace": "headrace"}
+package_dir |= {f"headrace.{folder}": folder for folder in PROCESSES}
+package_dir["headrace.engine_proc.worker"] = "engine_proc/worker"
+
+core = Extension(
+    "headrace._core",
+    sources=sorted(glob("csrc/**/*.cpp", recursive=True)),
+    depends=sorted(glob("csrc/**/*.h", recursive=True)),
+    include_dirs=["csrc"],
+    extra_compile_args=["-std=c++17", "-O3", "-fno-math-errno", "-Wall", "-Wextra", "-pthread"],
+    extra_link_args=["-pthread"],
+    language="c++",
+)
+
+setup(
+    packages=list(package_dir),
+    package_dir=package_dir,
+    package_data={"headrace": ["py.typed"]},
+    ext_modules=[core],
+)

@@ -1,0 +1,1 @@
+"""Tokenizer processes: request bodies in, token ids out."""
