@@ -1,0 +1,57 @@
+"""Weights under Headrace's own names, as they lie on disk.
+
+A `StoredTensor` is a view into a mapped file: opening a model reads nothing but its header, and
+each executor converts what it loads, once. Readers (`safetensors.py`, `gguf.py`) translate their
+file's names and formats into these.
+
+Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
+
+    embed                     [vocab, hidden]
+    head                      [vocab, hidden], absent when `tied_head`
+    norm                      [hidden]; `norm.bias` never occurs in a supported model
+    layers.{i}.attn_norm      [hidden], before attention; absent with placement POST
+    layers.{i}.attn_post_norm [hidden], after attention, with PRE_POST and POST
+    layers.{i}.mlp_norm       [hidden], before the MLP; absent with POST and PARALLEL
+    layers.{i}.mlp_post_norm  [hidden], after the MLP, with PRE_POST and POST
+    layers.{i}.q, .k, .v      [heads * head_dim, hidden], and `.q.bias` … with `qkv_bias`
+    layers.{i}.q_norm, k_norm [head_dim] per head, or [heads * head_dim] full width
+    layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
+    layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
+    layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Format(StrEnum):
+    """How a tensor's numbers are stored. The quantized ones are GGUF's block formats."""
+
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    Q8_0 = "Q8_0"
+    Q4_K = "Q4_K"
+    Q6_K = "Q6_K"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as it lies in its file, row after row."""
+
+    format: Format
+    shape: tuple[int, ...]  # in numbers, rows first; a quantized row is whole blocks
+    data: npt.NDArray[np.uint8]  # [bytes], a read-only view into the file
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """Decode to `shape`. Exact for every format: each stored number is an fp32 number."""
+        raise NotImplementedError
+
+
+Weights = Mapping[str, StoredTensor]
