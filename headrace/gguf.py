@@ -1,0 +1,194 @@
+"""GGUF files, as far as they describe themselves: metadata and where each tensor lies.
+
+Pure standard library, for processes that need the vocabulary but none of the weights. Format:
+magic, version, two counts, then key-value pairs, then one entry per tensor, then, aligned, data.
+"""
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.errors import ModelError
+
+
+class BlockType(NamedTuple):
+    """A ggml type: `numbers` consecutive numbers of a row take `nbytes` bytes."""
+
+    name: str
+    numbers: int
+    nbytes: int
+
+
+# The types that can be executed, by ggml's id. A file with any other is refused when opened.
+BLOCK_TYPES = {
+    0: BlockType("F32", 1, 4),
+    1: BlockType("F16", 1, 2),
+    2: BlockType("Q4_0", 32, 18),
+    3: BlockType("Q4_1", 32, 20),
+    8: BlockType("Q8_0", 32, 34),
+    12: BlockType("Q4_K", 256, 144),
+    14: BlockType("Q6_K", 256, 210),
+    30: BlockType("BF16", 1, 2),
+}
+
+# Metadata types by GGUF's id: numbers as codes of `struct`, then the two that vary in size.
+FIXED_TYPES = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+MAX_DIMS = 4  # ggml's own limit
+
+
+class GgufTensor(NamedTuple):
+    """One entry of the tensor table."""
+
+    name: str
+    type: int  # a key of BLOCK_TYPES
+    shape: tuple[int, ...]  # rows first, unlike in the file
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """What a GGUF file says about itself."""
+
+    path: Path
+    metadata: dict[str, object]  # numbers, bools, strings, or lists of one of them
+    tensors: list[GgufTensor]
+
+
+def read_metadata(path: Path | str) -> GgufFile:
+    """Read everything but the weights.
+
+    Raises:
+        ModelError: not a GGUF file this can read, or cut short: every tensor lies within the file.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(path, data).file()
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+class _Reader:
+    """A cursor over a mapped file. Every way past the end ends in one "truncated" error."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+
+    def file(self) -> GgufFile:
+        try:
+            num_tensors, num_pairs = self.head()
+            metadata = dict(self.pair() for _ in range(num_pairs))
+            entries = [self.entry() for _ in range(num_tensors)]
+        except (struct.error, IndexError, OverflowError, MemoryError):
+            raise ModelError(
+                f"{self.path}: truncated or corrupt: byte {self.at} of {len(self.data)} is still "
+                "within the header; download the file again"
+            ) from None
+        tensors = self.place(entries, metadata.get("general.alignment", 32))
+        if len({tensor.name for tensor in tensors}) < len(tensors):
+            raise ModelError(f"{self.path}: two tensors have the same name")
+        return GgufFile(self.path, metadata, tensors)
+
+    def head(self) -> tuple[int, int]:
+        """Check magic and version; return the numbers of tensors and of metadata pairs."""
+        if self.data[:4] != b"GGUF":
+            raise ModelError(f"{self.path}: not a GGUF file: it starts with {self.data[:4]!r}")
+        self.at = 4
+        version = self.number("I")
+        if version not in (2, 3):
+            raise ModelError(
+                f"{self.path}: GGUF version {version} (0x{version:08x}); "
+                "only little-endian files of version 2 or 3 can be read"
+            )
+        return self.number("Q"), self.number("Q")
+
+    def number(self, code: str) -> int:
+        (value,) = self.numbers(code, 1)
+        return int(value)
+
+    def numbers(self, code: str, count: int) -> tuple[int | float | bool, ...]:
+        """Read `count` little-endian numbers of struct's `code`."""
+        layout = f"<{count}{code}"
+        values = struct.unpack_from(layout, self.data, self.at)
+        self.at += struct.calcsize(layout)
+        return values
+
+    def strings(self, count: int) -> list[str]:
+        """Read strings, each behind its length. Vocabularies have 100k: hence the local names."""
+        data, at, unpack = self.data, self.at, struct.Struct("<Q").unpack_from
+        raw = []
+        for _ in range(count):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            raw.append(data[start:at])
+        self.at = at
+        if at > len(data):
+            raise IndexError
+        try:
+            return [text.decode() for text in raw]
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{self.path}: a string before byte {at} is not UTF-8") from error
+
+    def string(self) -> str:
+        return self.strings(1)[0]
+
+    def pair(self) -> tuple[str, object]:
+        key = self.string()
+        kind = self.number("I")
+        if kind == STRING:
+            return key, self.string()
+        if kind in FIXED_TYPES:
+            return key, self.numbers(FIXED_TYPES[kind], 1)[0]
+        if kind == ARRAY:
+            kind, count = self.number("I"), self.number("Q")
+            if kind == STRING:
+                return key, self.strings(count)
+            if kind in FIXED_TYPES:
+                return key, list(self.numbers(FIXED_TYPES[kind], count))
+        raise ModelError(
+            f"{self.path}: metadata {key!r} has unknown type {kind} before byte {self.at}"
+        )
+
+    def entry(self) -> GgufTensor:
+        """Read one entry of the table. Its offset still counts from the start of the data."""
+        name = self.string()
+        num_dims = self.number("I")
+        if not 1 <= num_dims <= MAX_DIMS:
+            raise ModelError(f"{self.path}: tensor {name!r} has {num_dims} dimensions")
+        shape = tuple(int(size) for size in reversed(self.numbers("Q", num_dims)))
+        kind = self.number("I")
+        if kind not in BLOCK_TYPES:
+            supported = ", ".join(block.name for block in BLOCK_TYPES.values())
+            raise ModelError(
+                f"{self.path}: tensor {name!r} is stored as ggml type {kind}; "
+                f"supported are {supported}"
+            )
+        block = BLOCK_TYPES[kind]
+        if shape[-1] % block.numbers or 0 in shape:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} of shape {shape} is not made of whole "
+                f"{block.name} blocks of {block.numbers}"
+            )
+        nbytes = block.nbytes * (math.prod(shape) // block.numbers)
+        return GgufTensor(name, kind, shape, self.number("Q"), nbytes)
+
+    def place(self, entries: list[GgufTensor], alignment: object) -> list[GgufTensor]:
+        """Turn offsets into absolute ones, and check that every tensor lies within the file."""
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self.path}: general.alignment is {alignment!r}, not a size")
+        start = -(-self.at // alignment) * alignment
+        placed = [entry._replace(offset=start + entry.offset) for entry in entries]
+        for tensor in placed:
+            if tensor.offset + tensor.nbytes > len(self.data):
+                raise ModelError(
+                    f"{self.path}: truncated: tensor {tensor.name!r} ends at byte "
+                    f"{tensor.offset + tensor.nbytes}, the file at {len(self.data)}"
+                )
+        return placed
