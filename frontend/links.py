@@ -1,0 +1,52 @@
+"""Where a frontend sends: bodies to the tokenizer with the least to do, aborts to the engine.
+
+Nothing here waits. What a full link refuses is answered with 503 (bodies) or kept and sent again
+(aborts: losing one would leave the engine working for nobody).
+"""
+
+from collections import deque
+
+from headrace.board import Board, Field, Slot
+from headrace.messages import Abort, HttpRequest
+from headrace.sockets import Outbox, address
+
+
+class Links:
+    """The outgoing links of one frontend."""
+
+    def __init__(self, run_dir: str, num_tokenizers: int, board: Board, slot: Slot) -> None:
+        self._tokenizers = [Outbox(address(run_dir, "tokenizer", i)) for i in range(num_tokenizers)]
+        self._engine = Outbox(address(run_dir, "engine"))
+        self._frontend_slots = list(board.of("frontend"))
+        self._tokenizer_slots = list(board.of("tokenizer"))
+        self._slot = slot
+        self._aborts: deque[Abort] = deque()
+
+    def backlog(self, tokenizer: int) -> int:
+        """Return how many bytes of bodies a tokenizer has been sent and not handled."""
+        sent = sum(s[Field.FORWARDED_BYTES + tokenizer] for s in self._frontend_slots)
+        return sent - self._tokenizer_slots[tokenizer][Field.HANDLED_BYTES]
+
+    def forward(self, request: HttpRequest, body: bytes) -> bool:
+        """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
+        target = min(range(len(self._tokenizers)), key=self.backlog)
+        if not self._tokenizers[target].try_send(request, body):
+            return False
+        # A request without a body is work too.
+        self._slot.add(Field.FORWARDED_BYTES + target, len(body) + 1)
+        return True
+
+    def abort(self, request: int) -> None:
+        """Have the engine forget a request, now or as soon as the link takes it."""
+        self._aborts.append(Abort(request))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send the aborts that are still to be sent."""
+        while self._aborts and self._engine.try_send(self._aborts[0]):
+            self._aborts.popleft()
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in (*self._tokenizers, self._engine):
+            outbox.close()

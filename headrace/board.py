@@ -1,0 +1,146 @@
+"""The board: what every process says of itself, in memory that all of them share.
+
+One memfd, inherited by file descriptor: it has no name, so nothing is left behind however the
+server dies. Each process owns one slot and is its only writer; 8-byte aligned stores are atomic
+on the processors we run on, so readers need no lock. Counters only grow unless called a gauge.
+"""
+
+import enum
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+SLOT_WORDS = 64  # of 8 bytes: eight cache lines, so neighbors never share one
+HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
+
+
+class State(enum.IntEnum):
+    """Where a process is in its life."""
+
+    ABSENT = 0
+    STARTING = 1
+    READY = 2
+    DEAD = 3  # written by the supervisor
+
+
+class Field(enum.IntEnum):
+    """Words of a slot."""
+
+    PID = 0
+    STATE = 1
+    HEARTBEAT_NS = 2  # CLOCK_MONOTONIC
+    PROGRESS = 3  # gauge, per mille of start-up work done
+    # frontend
+    REQUESTS = 8
+    RESPONSES = 9
+    DISCONNECTS = 10
+    OPEN_REQUESTS = 11  # gauge
+    BYTES_IN = 12
+    BYTES_OUT = 13
+    FORWARDED_BYTES = 32  # 16 words, one per tokenizer process: bodies sent to it
+    # tokenizer
+    HANDLED = 8
+    REFUSED = 9
+    PROMPT_TOKENS = 10
+    HANDLED_BYTES = 11  # of FORWARDED_BYTES, done with
+    # engine
+    STEPS = 8
+    RUNNING = 9  # gauge
+    WAITING = 10  # gauge
+    PAGES_TOTAL = 11  # gauge
+    PAGES_FREE = 12  # gauge
+    COMPUTED_TOKENS = 13
+    GENERATED_TOKENS = 14
+    PREEMPTIONS = 15
+    ABORTED = 16
+    FINISHED = 17
+    # detokenizer
+    TOKENS = 8
+    OPEN_REPLIES = 9  # gauge
+    FRAMES = 10
+
+
+MAX_TOKENIZERS = 16
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which process has which slot."""
+
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+class Slot:
+    """One process's part of the board."""
+
+    def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
+        self.seat = seat
+        self._words = words
+
+    def __getitem__(self, field: int) -> int:
+        return self._words[field]
+
+    def __setitem__(self, field: int, value: int) -> None:
+        self._words[field] = value
+
+    def add(self, field: int, amount: int = 1) -> None:
+        """Count; for the slot's owner alone."""
+        self._words[field] += amount
+
+    def beat(self) -> None:
+        """Say that this process is alive."""
+        self._words[Field.HEARTBEAT_NS] = time.monotonic_ns()
+
+    def enter(self, state: State) -> None:
+        """Move to `state`."""
+        self.beat()
+        self._words[Field.PID] = os.getpid()
+        self._words[Field.STATE] = state
+
+    def healthy(self, now_ns: int) -> bool:
+        """Whether the process serves: ready, and heard of lately.
+
+        A worker is exempt from the heartbeat: it beats between steps, and a step may be long.
+        """
+        if self[Field.STATE] != State.READY:
+            return False
+        silence_s = (now_ns - self[Field.HEARTBEAT_NS]) / 1e9
+        return self.seat.role == "worker" or silence_s < HEARTBEAT_LIMIT_S
+
+
+class Board:
+    """All slots, in the order of `seats`."""
+
+    def __init__(self, fd: int, seats: list[Seat]) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, len(seats) * SLOT_WORDS * 8)
+        words = memoryview(self._map).cast("Q")
+        self.slots = [
+            Slot(words[i * SLOT_WORDS : (i + 1) * SLOT_WORDS], seat) for i, seat in enumerate(seats)
+        ]
+
+    @classmethod
+    def create(cls, seats: list[Seat]) -> "Board":
+        """Make a zeroed board; children inherit `fd`."""
+        fd = os.memfd_create("headrace-board", os.MFD_CLOEXEC)
+        os.ftruncate(fd, len(seats) * SLOT_WORDS * 8)
+        return cls(fd, seats)
+
+    def slot(self, role: str, index: int = 0) -> Slot:
+        """Return the slot of one process."""
+        return next(s for s in self.slots if s.seat == Seat(role, index))
+
+    def of(self, role: str) -> Iterator[Slot]:
+        """Yield the slots of all processes of a role, by index."""
+        return (s for s in self.slots if s.seat.role == role)
+
+    def unhealthy(self) -> list[Seat]:
+        """Return who keeps the server from serving; empty is good health."""
+        now_ns = time.monotonic_ns()
+        return [s.seat for s in self.slots if not s.healthy(now_ns)]

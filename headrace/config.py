@@ -1,0 +1,196 @@
+"""Configuration: the flags, and what each process gets of them.
+
+`ServerConfig` is the command line: a field is a flag, its help is the documentation. Processes
+never see it; each gets the few values it needs in a config of its own.
+"""
+
+import argparse
+import dataclasses
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from headrace.board import MAX_TOKENIZERS
+from headrace.errors import ConfigError
+
+T = TypeVar("T")
+DTYPES = ("auto", "float32", "bfloat16")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def flag(default: T, help: str, choices: Sequence[str] = ()) -> T:
+    """Declare a field that is a flag."""
+    metadata = {"help": help, "choices": choices or None}
+    result: Any = field(default=default, metadata=metadata)
+    return result  # type: ignore[no-any-return]  # dataclasses' own stubs lie in the same way
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The flags of `launch_server`."""
+
+    model: str | None = flag(None, "a Hugging Face folder, a .gguf file or a hub id")
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(8000, "TCP port to listen on; 0 takes a free one")
+    served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
+    tp: int = flag(1, "tensor-parallel workers")
+    frontend_procs: int = flag(1, "HTTP processes, sharing the port")
+    tokenizer_procs: int = flag(1, "tokenizer processes")
+    detokenizer_procs: int = flag(1, "detokenizer processes")
+    max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
+    dtype: str = flag("auto", "weights and activations; auto keeps the file's precision", DTYPES)
+    seed: int = flag(0, "seed of requests that bring none")
+    max_num_seqs: int = flag(64, "sequences that run at once")
+    max_num_batched_tokens: int = flag(512, "tokens computed in one step")
+    kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache")
+    max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
+    log_level: str = flag("info", "what to log", LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
+            at_least(name, getattr(self, name), 1)
+        at_least("max_body_bytes", self.max_body_bytes, 1)
+        at_most("frontend_procs", self.frontend_procs, 256)
+        at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
+        at_most("detokenizer_procs", self.detokenizer_procs, 256)
+        at_least("port", self.port, 0)
+        at_most("port", self.port, 65535)
+        at_least("seed", self.seed, 0)
+        if self.max_model_len is not None:
+            at_least("max_model_len", self.max_model_len, 2)
+        if self.tp != 1:
+            raise ConfigError(f"--tp {self.tp}: tensor parallelism is not built yet; use --tp 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "
+                f"{self.max_num_seqs}: every running sequence needs one token per step"
+            )
+
+
+def flag_name(name: str) -> str:
+    """Return the flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def at_least(name: str, value: int, limit: int) -> None:
+    """Refuse a flag below its limit."""
+    if value < limit:
+        raise ConfigError(f"{flag_name(name)} {value} is too small; it must be at least {limit}")
+
+
+def at_most(name: str, value: int, limit: int) -> None:
+    """Refuse a flag above its limit."""
+    if value > limit:
+        raise ConfigError(f"{flag_name(name)} {value} is too large; it must be at most {limit}")
+
+
+def plain_type(hint: Any) -> Any:
+    """Return `int` for `int | None`."""
+    if get_origin(hint) is types.UnionType:
+        return next(t for t in get_args(hint) if t is not types.NoneType)
+    return hint
+
+
+def server_parser() -> argparse.ArgumentParser:
+    """Return the parser of `ServerConfig`: `model` by position, the rest by flag."""
+    parser = argparse.ArgumentParser(
+        prog="launch_server",
+        description="Serve a language model with an OpenAI-compatible API.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    hints = get_type_hints(ServerConfig)
+    for f in dataclasses.fields(ServerConfig):
+        if f.name == "model":
+            parser.add_argument("model", nargs="?", default=f.default, help=f.metadata["help"])
+            continue
+        parser.add_argument(
+            flag_name(f.name),
+            type=plain_type(hints[f.name]),
+            default=f.default,
+            help=f.metadata["help"],
+            choices=f.metadata["choices"],
+        )
+    return parser
+
+
+def from_flags(argv: Sequence[str] | None = None) -> ServerConfig:
+    """Build the configuration from the command line.
+
+    Raises:
+        ConfigError: a value cannot work. Unknown flags end the program as argparse does.
+    """
+    return ServerConfig(**vars(server_parser().parse_args(argv)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What the processes around the engine know of the model. See `model_card.py`."""
+
+    path: str
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    chat_template: str | None
+    special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontendConfig:
+    """For a frontend. `listen_fd` is the bound socket that all frontends share."""
+
+    run_dir: str
+    listen_fd: int
+    num_tokenizers: int
+    max_body_bytes: int
+    log_level: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """For a tokenizer process."""
+
+    run_dir: str
+    card: ModelCard
+    num_frontends: int
+    num_detokenizers: int
+    seed: int
+    started_at: int  # seconds since the epoch; `created` of the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """For a worker. The channels are inherited file descriptors."""
+
+    model_path: str
+    dtype: str
+    kv_cache_memory_bytes: int
+    max_model_len: int
+    step_fd: int
+    result_fd: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """For the engine process."""
+
+    run_dir: str
+    model_path: str
+    max_model_len: int
+    num_detokenizers: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    dtype: str
+    kv_cache_memory_bytes: int
+    log_level: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizerConfig:
+    """For a detokenizer process."""
+
+    run_dir: str
+    card: ModelCard
+    num_frontends: int

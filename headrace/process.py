@@ -1,0 +1,152 @@
+"""How a process of the ring starts, and how it ends with its parent.
+
+A child is this module run by a fresh interpreter: nothing is forked or pickled. It inherits the
+board and a note, a memfd with its role, config and log level.
+"""
+
+import ctypes
+import logging
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import msgspec
+import setproctitle
+
+from headrace import logs
+from headrace.board import Board, Seat, Slot, State
+from headrace.errors import HeadraceError
+from headrace.messages import fingerprint
+from headrace.roles import ROLES, title
+
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+START_FAILED = 3  # exit status of a child that has said why in one line
+
+log = logging.getLogger(__name__)
+
+
+class Note(msgspec.Struct):
+    """What a parent hands a child."""
+
+    role: str
+    index: int
+    parent: int
+    fingerprint: str
+    board_fd: int
+    seats: list[Seat]
+    log_level: str
+    config: bytes
+
+
+@dataclass
+class Context:
+    """What a process knows of its surroundings."""
+
+    seat: Seat
+    board: Board
+    slot: Slot
+    stop: threading.Event  # set by SIGTERM
+    log_level: str
+    parent: int
+
+    @property
+    def index(self) -> int:
+        """This process's number among those of its role."""
+        return self.seat.index
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the parent has died."""
+        return os.getppid() != self.parent
+
+
+def spawn(
+    seat: Seat, config: Any, board: Board, log_level: str, pass_fds: tuple[int, ...] = ()
+) -> "subprocess.Popen[bytes]":
+    """Start the process of `seat`. It dies with the calling process, at the latest."""
+    note = Note(
+        role=seat.role,
+        index=seat.index,
+        parent=os.getpid(),
+        fingerprint=fingerprint(),
+        board_fd=board.fd,
+        seats=[slot.seat for slot in board.slots],
+        log_level=log_level,
+        config=msgspec.msgpack.encode(config),
+    )
+    fd = os.memfd_create("headrace-note")
+    try:
+        os.write(fd, msgspec.msgpack.encode(note))
+        os.lseek(fd, 0, os.SEEK_SET)
+        return subprocess.Popen(
+            [sys.executable, "-m", "headrace.process", str(fd)],
+            pass_fds=(fd, board.fd, *pass_fds),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
+        )
+    finally:
+        os.close(fd)
+
+
+def die_with_parent(parent: int, how: signal.Signals) -> None:
+    """Have the kernel send this process the signal `how` when its parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, how, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(START_FAILED)
+
+
+def read_note(fd: int) -> Note:
+    """Read and close the inherited note."""
+    with os.fdopen(fd, "rb") as file:
+        return msgspec.msgpack.decode(file.read(), type=Note)
+
+
+def stop_on_sigterm() -> threading.Event:
+    """Return an event that SIGTERM sets."""
+    stop = threading.Event()
+
+    def handle(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    return stop
+
+
+def run(note: Note) -> None:
+    """Be the process that `note` describes."""
+    role = ROLES[note.role]
+    seat = Seat(note.role, note.index)
+    os.nice(role.niceness)
+    board = Board(note.board_fd, note.seats)
+    slot = board.slot(note.role, note.index)
+    slot.enter(State.STARTING)
+    context = Context(seat, board, slot, stop_on_sigterm(), note.log_level, note.parent)
+    die_with_parent(note.parent, role.death_signal)
+    config = msgspec.msgpack.decode(note.config, type=role.config)
+    pkgutil.resolve_name(role.main)(config, context)
+
+
+def main() -> None:
+    """Run the process whose note is the descriptor in argv[1]."""
+    note = read_note(int(sys.argv[1]))
+    name = title(note.role, note.index)
+    setproctitle.setproctitle(name)
+    logs.setup(name.removeprefix("headrace: "), note.log_level)
+    if note.fingerprint != fingerprint():
+        log.error("the code on disk has changed since the server started; restart the server")
+        sys.exit(START_FAILED)
+    try:
+        run(note)
+    except HeadraceError as error:
+        log.error("%s", error)
+        sys.exit(START_FAILED)
+
+
+if __name__ == "__main__":
+    main()

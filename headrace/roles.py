@@ -1,0 +1,45 @@
+"""The process table: who there is, what they are called, where their code begins.
+
+Code is named by string and found in the child, so that no process loads what it does not run.
+"""
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config import (
+    DetokenizerConfig,
+    EngineConfig,
+    FrontendConfig,
+    TokenizerConfig,
+    WorkerConfig,
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of process. `main` takes the config and the process's own `Context`."""
+
+    main: str
+    config: type[Any]
+    numbered: bool = True
+    niceness: int = 0
+    death_signal: signal.Signals = signal.SIGKILL  # sent by the kernel when the parent dies
+
+
+ROLES = {
+    # A frontend outlives the supervisor by a moment, to remove the run directory.
+    "frontend": Role(
+        "headrace.frontend.main:main", FrontendConfig, death_signal=signal.SIGTERM
+    ),
+    # Tokenizers give way to the frontends and the step when cores are short.
+    "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, niceness=5),
+    "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False),
+    "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig),
+    "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
+}
+
+
+def title(role: str, index: int) -> str:
+    """Return the process title that `ps` shows."""
+    return f"headrace: {role} {index}" if ROLES[role].numbered else f"headrace: {role}"

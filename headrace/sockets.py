@@ -1,0 +1,91 @@
+"""ZeroMQ links. The receiver binds, senders connect; every queue has a high-water mark.
+
+A message is one frame, or two with bulk: the encoded Struct, then bytes that are not copied into
+it. Links live in the server's run directory, one socket file per receiver.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import zmq
+
+from headrace.messages import Message
+
+M = TypeVar("M")
+
+HIGH_WATER = 1024  # messages per link: at one per 5 ms step, 5 s of a receiver that does nothing
+Frame = bytes | memoryview
+
+
+def address(run_dir: str, receiver: str, index: int = 0) -> str:
+    """Return where `receiver` number `index` listens."""
+    return f"ipc://{Path(run_dir) / f'{receiver}-{index}'}.sock"
+
+
+class Inbox(Generic[M]):
+    """The bound end of a link, many senders to one receiver. `kind` is the union it takes."""
+
+    def __init__(self, where: str, kind: Any, high_water: int = HIGH_WATER) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+        self._socket.set(zmq.RCVHWM, high_water)
+        self._socket.bind(where)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+
+    def receive(self, timeout_ms: int) -> tuple[M, Frame] | None:
+        """Return the next message and its bulk (b"" without), or None after `timeout_ms`."""
+        if timeout_ms and not self._socket.poll(timeout_ms):
+            return None
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        message = self._decoder.decode(frames[0].buffer)
+        return message, frames[1].buffer if len(frames) > 1 else b""
+
+    def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[M, Frame], None]) -> None:
+        """Call `handle` from `loop` for each message that comes."""
+
+        def drain() -> None:
+            # The descriptor is edge-triggered: what is left unread here is not announced again.
+            while (received := self.receive(0)) is not None:
+                handle(*received)
+
+        loop.add_reader(self._socket.getsockopt(zmq.FD), drain)
+        loop.call_soon(drain)
+
+    def close(self) -> None:
+        """Stop listening; unread messages are lost."""
+        self._socket.close(linger=0)
+
+
+class Outbox:
+    """The connected end of a link."""
+
+    def __init__(self, where: str, high_water: int = HIGH_WATER) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.set(zmq.SNDHWM, high_water)
+        self._socket.connect(where)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: Message, bulk: Frame | None = None) -> None:
+        """Send, waiting while the link is full: the receiver sets the pace."""
+        self._socket.send_multipart(self._frames(message, bulk), copy=True)
+
+    def try_send(self, message: Message, bulk: Frame | None = None) -> bool:
+        """Send without ever waiting; return False, with nothing sent, where the link is full."""
+        try:
+            self._socket.send_multipart(self._frames(message, bulk), zmq.NOBLOCK, copy=True)
+        except zmq.Again:
+            return False
+        return True
+
+    def _frames(self, message: Message, bulk: Frame | None) -> list[Frame]:
+        encoded = self._encoder.encode(message)
+        return [encoded] if bulk is None else [encoded, bulk]
+
+    def close(self) -> None:
+        """Drop the link and what it has not delivered."""
+        self._socket.close(linger=0)

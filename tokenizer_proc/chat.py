@@ -1,0 +1,98 @@
+"""Chat templates: a conversation as the text the model was trained on.
+
+Templates come with models and are code: they run in Jinja's sandbox, in this process and in no
+other. The environment follows `transformers` (trim_blocks, lstrip_blocks, loop controls,
+`raise_exception`, `strftime_now`, `tojson` without escaping), so that templates written for it
+render the same.
+"""
+
+import datetime
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+import msgspec
+
+from headrace.errors import InvalidValue, ModelError, Unsupported
+from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
+
+
+class TemplateRefusal(jinja2.TemplateError):
+    """The template itself refuses the conversation, through `raise_exception`."""
+
+
+def _raise(message: str) -> None:
+    raise TemplateRefusal(message)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    encoded = msgspec.json.encode(value)
+    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once."""
+
+    def __init__(self, source: str | None, special_tokens: dict[str, str]) -> None:
+        """Compile `source`; a model without a template refuses conversations.
+
+        Raises:
+            ModelError: the template is not valid Jinja.
+        """
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+        self._special_tokens = special_tokens
+        try:
+            self._template = None if source is None else environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
+
+    def render(self, request: ChatRequest) -> str:
+        """Return the prompt of a conversation, ready for the assistant's answer.
+
+        Raises:
+            InvalidValue: the template does not take these messages.
+        """
+        if self._template is None:
+            raise InvalidValue(
+                "messages: this model has no chat template; use /v1/completions", "messages"
+            )
+        messages = [as_template_message(m, i) for i, m in enumerate(request.messages)]
+        variables = self._special_tokens | (request.chat_template_kwargs or {})
+        variables |= {"messages": messages, "add_generation_prompt": True}
+        try:
+            return self._template.render(variables)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise InvalidValue(
+                f"messages: the model's chat template refuses them: {error}", "messages"
+            ) from error
+
+
+def as_template_message(message: ChatMessage, index: int) -> dict[str, Any]:
+    """Return a message as templates expect it: text parts joined, absent fields absent."""
+    fields: dict[str, Any] = {"role": message.role, "content": plain_text(message, index)}
+    if message.name is not None:
+        fields["name"] = message.name
+    return fields
+
+
+def plain_text(message: ChatMessage, index: int) -> str:
+    """Return the text of a message, its parts on lines of their own."""
+    where = f"messages[{index}].content"
+    if message.content is None:
+        raise InvalidValue(f"{where}: must be a string or a list of text parts", where)
+    if isinstance(message.content, str):
+        return message.content
+    for part in message.content:
+        if part.type != "text":
+            raise Unsupported(f"{where}: this model takes text, not '{part.type}' parts", where)
+        if part.text is None:
+            raise InvalidValue(f"{where}: a text part needs 'text'", where)
+    return "\n".join(part.text or "" for part in message.content)
