@@ -145,7 +145,6 @@ class FrontendConfig:
     listen_fd: int
     num_tokenizers: int
     max_body_bytes: int
-    log_level: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +183,6 @@ class EngineConfig:
     max_num_batched_tokens: int
     dtype: str
     kv_cache_memory_bytes: int
-    log_level: str
 
 
 @dataclass(frozen=True, kw_only=True)

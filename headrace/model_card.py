@@ -117,7 +117,11 @@ def read_folder(path: Path) -> ModelCard:
         name=path.resolve().name,
         max_model_len=_need(text, "max_position_embeddings", path / "config.json"),
         vocab_size=_need(text, "vocab_size", path / "config.json"),
-        eos_token_ids=sorted(set(eos)) if isinstance(eos, list) else [eos] if eos is not None else [],
+        eos_token_ids=sorted(set(eos))
+        if isinstance(eos, list)
+        else [eos]
+        if eos is not None
+        else [],
         chat_template=_folder_template(path, tokenizer),
         special_tokens={
             kind: token["content"] if isinstance(token, dict) else token

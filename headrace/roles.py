@@ -29,9 +29,7 @@ class Role:
 
 ROLES = {
     # A frontend outlives the supervisor by a moment, to remove the run directory.
-    "frontend": Role(
-        "headrace.frontend.main:main", FrontendConfig, death_signal=signal.SIGTERM
-    ),
+    "frontend": Role("headrace.frontend.main:main", FrontendConfig, death_signal=signal.SIGTERM),
     # Tokenizers give way to the frontends and the step when cores are short.
     "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, niceness=5),
     "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False),

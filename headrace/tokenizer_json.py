@@ -77,9 +77,7 @@ def tokenizer_json(metadata: dict[str, Any], path: str) -> bytes:
     elif kind == "llama":
         spec = _sentencepiece_bpe(metadata, path)
     else:
-        raise ModelError(
-            f"{path}: tokenizer.ggml.model is {kind!r}; gpt2 and llama are supported"
-        )
+        raise ModelError(f"{path}: tokenizer.ggml.model is {kind!r}; gpt2 and llama are supported")
     spec |= {"version": "1.0", "truncation": None, "padding": None}
     spec["added_tokens"] = _added_tokens(metadata)
     spec["post_processor"] = _post_processor(metadata)

@@ -52,9 +52,7 @@ class Sequences:
 class GenerationPlanner:
     """Turns bodies into sequences, for one model."""
 
-    def __init__(
-        self, card: ModelCard, encoder: Encodes, num_detokenizers: int, seed: int
-    ) -> None:
+    def __init__(self, card: ModelCard, encoder: Encodes, num_detokenizers: int, seed: int) -> None:
         self._card = card
         self._encoder = encoder
         self._template = ChatTemplate(card.chat_template, card.special_tokens)

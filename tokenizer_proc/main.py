@@ -23,7 +23,9 @@ def main(config: TokenizerConfig, context: Context) -> None:
         address(config.run_dir, "tokenizer", context.index), ToTokenizer
     )
     engine = Outbox(address(config.run_dir, "engine"))
-    frontends = [Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)]
+    frontends = [
+        Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)
+    ]
     slot.enter(State.READY)
     while not context.stop.is_set():
         slot.beat()

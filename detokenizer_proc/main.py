@@ -1,0 +1,130 @@
+"""Detokenizer process: token ids in, ready-to-write HTTP bytes out.
+In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
+
+from array import array
+
+import msgspec
+
+from headrace.board import Field, State
+from headrace.config import DetokenizerConfig
+from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.text import Vocabulary, load_vocabulary
+from headrace.messages import (
+    FinishReason,
+    Head,
+    ReplyPlan,
+    ResponseFrames,
+    StepOutput,
+    Stop,
+    ToDetokenizer,
+    frontend_of,
+    request_of,
+)
+from headrace.process import Context
+from headrace.sockets import Frame, Inbox, Outbox, address
+
+IDLE_MS = 500
+
+
+def main(config: DetokenizerConfig, context: Context) -> None:
+    """Render what the engine generates, one message per step and frontend, until SIGTERM."""
+    slot = context.slot
+    replies = Replies(load_vocabulary(config.card.path))
+    inbox: Inbox[ToDetokenizer] = Inbox(
+        address(config.run_dir, "detokenizer", context.index), ToDetokenizer
+    )
+    engine = Outbox(address(config.run_dir, "engine"))
+    frontends = [
+        Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)
+    ]
+    slot.enter(State.READY)
+    while not context.stop.is_set():
+        slot.beat()
+        received = inbox.receive(IDLE_MS)
+        if received is None:
+            continue
+        output, tokens = received
+        outgoing, stops = replies.take(output, tokens)
+        for stop in stops:
+            engine.send(stop)
+        for frontend, frames in outgoing.items():
+            frontends[frontend].send(frames.message(), frames.data())
+        slot.add(Field.TOKENS, sum(output.counts))
+        slot.add(Field.FRAMES, len(outgoing))
+        slot[Field.OPEN_REPLIES] = len(replies)
+
+
+class Frames:
+    """What one step brings for one frontend."""
+
+    def __init__(self) -> None:
+        self._heads: dict[int, Head] = {}
+        self._chunks: dict[int, list[bytes]] = {}
+        self._last: dict[int, bool] = {}
+
+    def add(self, id: int, head: Head | None, data: bytes, last: bool) -> None:
+        """Append bytes to a request's response; sequences of one request share its entry."""
+        if head is not None:
+            self._heads[id] = head
+        self._chunks.setdefault(id, []).append(data)
+        self._last[id] = last
+
+    def message(self) -> ResponseFrames:
+        """Return the message."""
+        lengths = [sum(map(len, chunks)) for chunks in self._chunks.values()]
+        return ResponseFrames(self._heads, list(self._chunks), lengths, list(self._last.values()))
+
+    def data(self) -> bytes:
+        """Return the message's bytes."""
+        return b"".join(chunk for chunks in self._chunks.values() for chunk in chunks)
+
+
+class Replies:
+    """All replies of this process."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._plans = msgspec.msgpack.Decoder(ReplyPlan)
+        self._replies: dict[int, Reply] = {}
+
+    def __len__(self) -> int:
+        return len(self._replies)
+
+    def take(self, output: StepOutput, tokens: Frame) -> tuple[dict[int, Frames], list[Stop]]:
+        """Return what a step means for each frontend, and what the engine is to stop."""
+        outgoing: dict[int, Frames] = {}
+        stops: list[Stop] = []
+        ids = array("I")
+        ids.frombytes(tokens)
+        start = 0
+        for id, count, finished in zip(output.ids, output.counts, output.finished, strict=True):
+            new = ids[start : start + count].tolist()
+            start += count
+            request = request_of(id)
+            if finished is FinishReason.ABORT:
+                self._replies.pop(request, None)
+                continue
+            opening = self._start(id, output.started[id]) if id in output.started else b""
+            reply = self._replies.get(request)
+            if reply is None:  # aborted, or ended by a stop string the engine had not heard of
+                continue
+            data, stopped_here = reply.feed(id - request, new, finished)
+            if stopped_here:
+                stops.append(Stop(id))
+            self._emit(outgoing, request, reply, opening + data)
+        return outgoing, stops
+
+    def _start(self, id: int, encoded_plan: bytes) -> bytes:
+        plan = self._plans.decode(encoded_plan)
+        reply = self._replies.setdefault(request_of(id), Reply(plan))
+        return reply.open(plan, self._vocabulary)
+
+    def _emit(self, outgoing: dict[int, Frames], request: int, reply: Reply, data: bytes) -> None:
+        complete = reply.is_complete
+        if not data and not complete:
+            return
+        head = None if reply.head_sent else Head(200, reply.content_type)
+        reply.head_sent = True
+        outgoing.setdefault(frontend_of(request), Frames()).add(request, head, data, complete)
+        if complete:
+            del self._replies[request]

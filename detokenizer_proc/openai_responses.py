@@ -1,0 +1,107 @@
+"""OpenAI's response bodies: SSE chunks and whole JSON objects.
+
+https://platform.openai.com/docs/api-reference/chat/streaming. Fields that are null in OpenAI's
+own responses are null here; those that are absent are absent.
+"""
+
+from typing import Any
+
+import msgspec
+
+from headrace.messages import FinishReason, ReplyPlan
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+DONE = b"data: [DONE]\n\n"
+
+Object = dict[str, Any]
+
+
+def finish_name(finished: FinishReason | None) -> str | None:
+    """Return a finish reason as clients read it."""
+    return None if finished is None else finished.name.lower()
+
+
+def usage(num_prompt: int, num_completion: int) -> Object:
+    """Return the `usage` object."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_completion,
+        "total_tokens": num_prompt + num_completion,
+    }
+
+
+def event(body: Object) -> bytes:
+    """Return one server-sent event."""
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+class Renderer:
+    """Renders one reply, whose sequences share a plan but for their index."""
+
+    def __init__(self, plan: ReplyPlan) -> None:
+        self._plan = plan
+
+    @property
+    def content_type(self) -> str:
+        """The content type of the response."""
+        return EVENT_STREAM if self._plan.stream else JSON
+
+    def opening(self, index: int) -> bytes:
+        """Return a sequence's first event: in a chat, the role."""
+        if not self._plan.chat:
+            return b""
+        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+
+    def delta(self, index: int, text: str, finished: FinishReason | None) -> bytes:
+        """Return the events of new text, of the end, or of both."""
+        if not self._plan.chat:
+            return self._chunk(index, text, finished)
+        events = self._chunk(index, {"content": text}, None) if text else b""
+        return events + (b"" if finished is None else self._chunk(index, {}, finished))
+
+    def _chunk(self, index: int, content: Object | str, finished: FinishReason | None) -> bytes:
+        choice: Object = {"index": index, "delta" if self._plan.chat else "text": content}
+        choice |= {"logprobs": None, "finish_reason": finish_name(finished)}
+        return event(self._body([choice], None))
+
+    def closing(self, num_prompt: int, num_completion: int) -> bytes:
+        """Return the last events of a stream."""
+        if not self._plan.include_usage:
+            return DONE
+        return event(self._body([], usage(num_prompt, num_completion))) + DONE
+
+    def _body(self, choices: list[Object], used: Object | None) -> Object:
+        kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
+        body: Object = self._identity(kind) | {"choices": choices}
+        if self._plan.include_usage:
+            body["usage"] = used
+        return body
+
+    def _identity(self, kind: str) -> Object:
+        plan = self._plan
+        return {
+            "id": plan.response_id,
+            "object": kind,
+            "created": plan.created,
+            "model": plan.model,
+            "system_fingerprint": None,
+        }
+
+    def whole(
+        self, texts: list[str], finished: list[FinishReason], num_prompt: int, num_completion: int
+    ) -> bytes:
+        """Return the body of an answer that does not stream."""
+        choices = []
+        for index, (text, reason) in enumerate(zip(texts, finished, strict=True)):
+            content: Object = {"text": text}
+            if self._plan.chat:
+                content = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            end: Object = {"logprobs": None, "finish_reason": finish_name(reason)}
+            choices.append({"index": index} | content | end)
+        kind = "chat.completion" if self._plan.chat else "text_completion"
+        body = self._identity(kind) | {
+            "choices": choices,
+            "usage": usage(num_prompt, num_completion),
+        }
+        return msgspec.json.encode(body)

@@ -1,0 +1,42 @@
+"""Stop strings, which may begin in one token and end in another."""
+
+
+class StopMatcher:
+    """Finds the first stop string in a stream of text; gives out what cannot be part of one."""
+
+    def __init__(self, stops: list[str], include_stop: bool = False) -> None:
+        """`stops` may be empty; `include_stop` leaves the stop string found in the text."""
+        self._stops = stops
+        self._include_stop = include_stop
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """Return the text that is now certain to come before any stop string."""
+        if not self._stops:
+            return text
+        self._held += text
+        found = [(at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
+        if found:
+            at, stop = min(found)
+            self.stopped = True
+            given = self._held[: at + len(stop) * self._include_stop]
+            self._held = ""
+            return given
+        keep = max(overlap(self._held, stop) for stop in self._stops)
+        cut = len(self._held) - keep
+        given, self._held = self._held[:cut], self._held[cut:]
+        return given
+
+    def flush(self) -> str:
+        """Return what was held back, at the end of the stream."""
+        held, self._held = self._held, ""
+        return held
+
+
+def overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that begins `stop`, less than all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

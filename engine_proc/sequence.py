@@ -1,0 +1,44 @@
+"""The state of one sequence while the engine works on it."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from headrace.messages import GenerateRequest
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Tokens, how many of them are in the KV cache, and where.
+
+    There is no prefill and no decode: `num_computed` catches up with `len(tokens)`, and when it
+    has, the next token is sampled.
+    """
+
+    request: GenerateRequest
+    tokens: "array[int]"  # i32: the prompt, then what was generated
+    num_prompt: int
+    num_computed: int = 0
+    pages: list[int] = field(default_factory=list)  # in position order
+    has_started: bool = False  # its plan has gone to the detokenizer
+
+    @classmethod
+    def of(cls, request: GenerateRequest, prompt: bytes | memoryview) -> "Sequence":
+        """Start with a prompt of u32 token ids."""
+        tokens = array("i")
+        tokens.frombytes(prompt)
+        return cls(request, tokens, len(tokens))
+
+    @property
+    def id(self) -> int:
+        """The id its messages carry."""
+        return self.request.id
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens not in the KV cache yet; never 0 between steps."""
+        return len(self.tokens) - self.num_computed

@@ -1,0 +1,75 @@
+"""Worker process: runs the model on the steps it is given; decides nothing.
+In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from headrace.board import Field, State
+from headrace.config import WorkerConfig
+from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.worker.executor import Batch, Executor
+from headrace.engine_proc.worker.model import Model, open_model
+from headrace.engine_proc.worker.sampler import SamplingRows, sample
+from headrace.messages import FromWorker, Step, StepResult, ToWorker, WorkerReady
+from headrace.process import Context
+
+IDLE_S = 0.5
+PAGE_TOKENS = 32
+
+
+def main(config: WorkerConfig, context: Context) -> None:
+    """Load the model, then execute steps until SIGTERM."""
+    steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker)
+    results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
+
+    def progress(done: int, total: int) -> None:
+        context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
+
+    model = open_model(config.model_path)
+    num_pages = pages_within(config.kv_cache_memory_bytes, model)
+    executor = make_executor(config, model, num_pages, progress)
+    context.slot.enter(State.READY)
+    results.send(WorkerReady(num_pages, PAGE_TOKENS))
+    while not context.stop.is_set():
+        context.slot.beat()
+        step = steps.receive(IDLE_S)
+        if step is not None:
+            results.send(execute(executor, step))
+
+
+def pages_within(memory_bytes: int, model: Model) -> int:
+    """Return how many fp32 pages `memory_bytes` holds."""
+    spec = model.spec
+    token_bytes = 2 * 4 * len(spec.layers) * spec.num_kv_heads * spec.head_dim
+    return memory_bytes // (token_bytes * PAGE_TOKENS)
+
+
+def make_executor(
+    config: WorkerConfig, model: Model, num_pages: int, progress: Callable[[int, int], None]
+) -> Executor:
+    """Load the weights into the executor for this machine."""
+    from headrace.engine_proc.worker.torch_executor import TorchExecutor
+
+    return TorchExecutor(model.spec, model.weights, num_pages=num_pages, page_tokens=PAGE_TOKENS)
+
+
+def execute(executor: Executor, step: Step) -> StepResult:
+    """Run one step."""
+    sequences = np.frombuffer(step.sequences, np.int32)
+    table = np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1)
+    batch = Batch(
+        token_ids=np.frombuffer(step.token_ids, np.int32),
+        positions=np.frombuffer(step.positions, np.int32),
+        sequences=sequences,
+        page_table=table,
+        logit_rows=np.frombuffer(step.logit_rows, np.int32),
+    )
+    logits = executor.forward(batch)
+    rows = SamplingRows(
+        temperature=np.frombuffer(step.temperature, np.float32),
+        top_p=np.frombuffer(step.top_p, np.float32),
+        top_k=np.frombuffer(step.top_k, np.int32),
+        noise=np.frombuffer(step.noise, np.uint64).reshape(-1, 2),
+    )
+    return StepResult(sample(logits, rows).tobytes() if len(batch.logit_rows) else b"")

@@ -1,0 +1,77 @@
+"""From logits to tokens: greedy, temperature, top-k, top-p.
+
+The random part is Gumbel noise, a pure function of (seed, position, token): the token that
+maximizes `logit / temperature + noise` has the softmax's distribution, and what else is in the
+batch cannot change it. Top-p and top-k only narrow the candidates.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine_proc.worker.executor import Floats, Int32s
+
+U64s = npt.NDArray[np.uint64]
+
+LIKELY = 1024  # candidates sorted first for top-p; more only where these do not reach it
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """How each logit row is sampled."""
+
+    temperature: Floats  # [rows], 0 is greedy
+    top_p: Floats  # [rows]
+    top_k: Int32s  # [rows], 0 is all
+    noise: U64s  # [rows, 2]: seed, position
+
+
+def sample(logits: Floats, rows: SamplingRows) -> Int32s:
+    """Return a token per row of `logits`, [rows, vocab]."""
+    tokens = logits.argmax(axis=1).astype(np.int32)
+    for row in np.flatnonzero(rows.temperature > 0):
+        scores = logits[row].astype(np.float64) / rows.temperature[row]
+        kept = candidates(scores, int(rows.top_k[row]), float(rows.top_p[row]))
+        noise = gumbel(kept, rows.noise[row, 0], rows.noise[row, 1])
+        tokens[row] = kept[np.argmax(scores[kept] + noise)]
+    return tokens
+
+
+def candidates(scores: npt.NDArray[np.float64], top_k: int, top_p: float) -> npt.NDArray[np.intp]:
+    """Return the tokens that top-k, then top-p leave; at least one."""
+    kept = np.arange(len(scores))
+    if 0 < top_k < len(scores):
+        kept = np.argpartition(scores, -top_k)[-top_k:]
+    if top_p >= 1:
+        return kept
+    weights = np.exp(scores[kept] - scores[kept].max())
+    target = top_p * weights.sum()
+    num_sorted = min(LIKELY, len(kept))
+    while True:
+        best = np.argpartition(weights, -num_sorted)[-num_sorted:]
+        best = best[np.argsort(-weights[best], kind="stable")]
+        mass = np.cumsum(weights[best])
+        if mass[-1] >= target or num_sorted == len(kept):
+            # The token that reaches the target is the last one in.
+            return kept[best[: int(np.searchsorted(mass, target)) + 1]]
+        num_sorted = len(kept)
+
+
+def gumbel(
+    tokens: npt.NDArray[np.intp], seed: np.uint64, position: np.uint64
+) -> npt.NDArray[np.float64]:
+    """Return standard Gumbel noise for (seed, position, token)."""
+    key = mix(mix(np.atleast_1d(seed)) + np.atleast_1d(position))
+    bits = mix(key + tokens.astype(np.uint64)) >> np.uint64(11)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
+
+
+def mix(x: U64s) -> U64s:
+    """SplitMix64's step (Steele, Lea and Flood, 2014): a counter made into random bits."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

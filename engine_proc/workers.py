@@ -1,0 +1,85 @@
+"""The engine's side of its workers: their processes and the channels to them."""
+
+import subprocess
+
+from headrace.board import Seat
+from headrace.config import EngineConfig, WorkerConfig
+from headrace.engine_proc.step_channel import StepChannel
+from headrace.errors import HeadraceError
+from headrace.messages import FromWorker, Step, StepResult, ToWorker, WorkerReady
+from headrace.process import START_FAILED, Context, spawn
+
+WAIT_S = 0.2  # between looks at whether a silent worker is alive
+STOP_S = 0.5
+MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
+
+
+class WorkerDied(HeadraceError):
+    """A worker ended while the engine needed it."""
+
+
+def step_bytes(config: EngineConfig) -> int:
+    """Return an upper bound of an encoded `Step`: its arrays, and its sampling columns."""
+    table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
+    return table + 16 * config.max_num_batched_tokens + 48 * config.max_num_seqs + 4096
+
+
+class Worker:
+    """One worker process and its two channels."""
+
+    def __init__(self, config: EngineConfig, context: Context, rank: int) -> None:
+        self._context = context
+        self._name = f"worker {rank}"
+        self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
+        self._results: StepChannel[FromWorker] = StepChannel.create(
+            FromWorker, 4096 + 8 * config.max_num_seqs
+        )
+        worker_config = WorkerConfig(
+            model_path=config.model_path,
+            dtype=config.dtype,
+            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            max_model_len=config.max_model_len,
+            step_fd=self._steps.fd,
+            result_fd=self._results.fd,
+        )
+        self._process = spawn(
+            Seat("worker", rank),
+            worker_config,
+            context.board,
+            context.log_level,
+            (self._steps.fd, self._results.fd),
+        )
+
+    def wait_ready(self) -> WorkerReady | None:
+        """Wait until the worker has loaded its model; None if SIGTERM came first."""
+        result = self._receive()
+        assert result is None or isinstance(result, WorkerReady)
+        return result
+
+    def run(self, step: Step) -> StepResult | None:
+        """Run a step and wait for its result; None if SIGTERM came first."""
+        self._steps.send(step)
+        result = self._receive()
+        assert result is None or isinstance(result, StepResult)
+        return result
+
+    def _receive(self) -> FromWorker | None:
+        while not self._context.stop.is_set():
+            self._context.slot.beat()
+            result = self._results.receive(WAIT_S)
+            if result is not None:
+                return result
+            code = self._process.poll()
+            if code is not None:
+                reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
+                raise WorkerDied(f"{self._name} {reason}")
+        return None
+
+    def stop(self) -> None:
+        """End the worker."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

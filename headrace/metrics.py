@@ -1,0 +1,78 @@
+"""The board as Prometheus text. Any process can render it; the frontend never does."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace.board import Board, Field, State
+
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+
+COUNTERS = [
+    ("http_requests", "HTTP requests read", "frontend", Field.REQUESTS),
+    ("http_responses", "HTTP responses written whole", "frontend", Field.RESPONSES),
+    ("http_disconnects", "Clients that left before the end", "frontend", Field.DISCONNECTS),
+    ("http_received_bytes", "Bytes of request bodies", "frontend", Field.BYTES_IN),
+    ("http_sent_bytes", "Bytes of response bodies", "frontend", Field.BYTES_OUT),
+    ("tokenizer_requests", "Requests handled", "tokenizer", Field.HANDLED),
+    ("tokenizer_refusals", "Requests refused", "tokenizer", Field.REFUSED),
+    ("prompt_tokens", "Prompt tokens received", "tokenizer", Field.PROMPT_TOKENS),
+    ("engine_steps", "Steps executed", "engine", Field.STEPS),
+    ("computed_tokens", "Tokens run through the model", "engine", Field.COMPUTED_TOKENS),
+    ("generation_tokens", "Tokens generated", "engine", Field.GENERATED_TOKENS),
+    ("num_preemptions", "Sequences whose pages were taken back", "engine", Field.PREEMPTIONS),
+    ("aborted_sequences", "Sequences aborted", "engine", Field.ABORTED),
+    ("finished_sequences", "Sequences run to their end", "engine", Field.FINISHED),
+    ("detokenized_tokens", "Tokens turned into text", "detokenizer", Field.TOKENS),
+]
+GAUGES = [
+    ("http_requests_open", "HTTP requests in progress", "frontend", Field.OPEN_REQUESTS),
+    ("num_requests_running", "Sequences in the running batch", "engine", Field.RUNNING),
+    ("num_requests_waiting", "Sequences waiting for a place", "engine", Field.WAITING),
+    ("kv_pages_total", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
+    ("kv_pages_free", "Free pages of the KV cache", "engine", Field.PAGES_FREE),
+    ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
+]
+LABELS = ["model_name", "process"]
+
+
+class BoardCollector(Collector):
+    """Reads every slot; names follow vLLM's where they mean the same."""
+
+    def __init__(self, board: Board, model: str) -> None:
+        self._board = board
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        up = GaugeMetricFamily("headrace:process_up", "Whether the process serves", labels=LABELS)
+        for slot in self._board.slots:
+            up.add_metric([self._model, str(slot.seat)], slot[Field.STATE] == State.READY)
+        yield up
+        for name, help, role, field in COUNTERS:
+            counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            for slot in self._board.of(role):
+                counter.add_metric([self._model, str(slot.seat)], slot[field])
+            yield counter
+        for name, help, role, field in GAUGES:
+            gauge = GaugeMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            for slot in self._board.of(role):
+                gauge.add_metric([self._model, str(slot.seat)], slot[field])
+            yield gauge
+        usage = GaugeMetricFamily(
+            "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
+        )
+        for slot in self._board.of("engine"):
+            total = slot[Field.PAGES_TOTAL]
+            used = 1 - slot[Field.PAGES_FREE] / total if total else 0.0
+            usage.add_metric([self._model, str(slot.seat)], used)
+        yield usage
+
+
+def render_metrics(board: Board, model: str) -> bytes:
+    """Return what `/metrics` answers."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(BoardCollector(board, model))
+    return generate_latest(registry)

@@ -1,0 +1,228 @@
+"""The supervisor: starts every process of the ring, watches them, ends them.
+
+It holds no traffic. Its children die with it however it dies (`process.die_with_parent`), and
+when a child dies the whole server ends and says which: nothing limps on.
+"""
+
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headrace.board import Board, Field, Seat, State
+from headrace.config import (
+    DetokenizerConfig,
+    EngineConfig,
+    FrontendConfig,
+    ModelCard,
+    ServerConfig,
+    TokenizerConfig,
+)
+from headrace.errors import ConfigError, HeadraceError
+from headrace.process import spawn
+
+STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
+POLL_S = 0.05  # of the board, while the server starts
+
+log = logging.getLogger(__name__)
+
+
+class ChildDied(HeadraceError):
+    """A process of the ring ended on its own."""
+
+    def __init__(self, seat: Seat, code: int) -> None:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        super().__init__(f"{seat} {how}; the server stops")
+
+
+@dataclass
+class Child:
+    """A running process and the descriptor that tells of its end."""
+
+    seat: Seat
+    process: "subprocess.Popen[bytes]"
+    pidfd: int
+
+
+def seats_of(config: ServerConfig) -> list[Seat]:
+    """Return who runs, one seat per process; workers are children of the engine."""
+    counts = {
+        "frontend": config.frontend_procs,
+        "tokenizer": config.tokenizer_procs,
+        "engine": 1,
+        "worker": config.tp,
+        "detokenizer": config.detokenizer_procs,
+    }
+    return [Seat(role, i) for role, count in counts.items() for i in range(count)]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind the server's socket.
+
+    Raises:
+        ConfigError: the address is taken or not ours; the text names the flags.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on --host {host} --port {port}: {error.strerror}"
+        ) from None
+    listener.listen(4096)
+    listener.setblocking(False)
+    return listener
+
+
+class Supervisor:
+    """One server: its board, its run directory, its children."""
+
+    def __init__(self, config: ServerConfig, card: ModelCard, listener: socket.socket) -> None:
+        self._config = config
+        self._card = card
+        self._listener = listener
+        self.board = Board.create(seats_of(config))
+        self._run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
+        self._children: list[Child] = []
+        self._selector = selectors.DefaultSelector()
+        self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
+        self._stopping = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        self._selector.register(self._wakeup_r, selectors.EVENT_READ)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def run(self, on_ready: Callable[[], None], on_progress: Callable[[float], None]) -> None:
+        """Serve until a signal; then, and when a child dies, end every process.
+
+        Raises:
+            ChildDied: a process ended on its own.
+        """
+        try:
+            self._start()
+            while not self._stopping and not self._all_ready():
+                self._wait(POLL_S)
+                on_progress(self._progress())
+            if not self._stopping:
+                on_ready()
+            while not self._stopping:
+                self._wait(None)
+        finally:
+            self._stop()
+
+    def _start(self) -> None:
+        sweep(Path(self._run_dir).parent)
+        for slot in self.board.slots:
+            if slot.seat.role == "worker":  # the engine starts these
+                continue
+            fds = (self._listener.fileno(),) if slot.seat.role == "frontend" else ()
+            config = self._config_of(slot.seat.role)
+            process = spawn(slot.seat, config, self.board, self._config.log_level, fds)
+            child = Child(slot.seat, process, os.pidfd_open(process.pid))
+            self._children.append(child)
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _config_of(self, role: str) -> Any:
+        c = self._config
+        if role == "frontend":
+            return FrontendConfig(
+                run_dir=self._run_dir,
+                listen_fd=self._listener.fileno(),
+                num_tokenizers=c.tokenizer_procs,
+                max_body_bytes=c.max_body_bytes,
+            )
+        if role == "tokenizer":
+            return TokenizerConfig(
+                run_dir=self._run_dir,
+                card=self._card,
+                num_frontends=c.frontend_procs,
+                num_detokenizers=c.detokenizer_procs,
+                seed=c.seed,
+                started_at=int(time.time()),
+            )
+        if role == "engine":
+            return EngineConfig(
+                run_dir=self._run_dir,
+                model_path=self._card.path,
+                max_model_len=self._card.max_model_len,
+                num_detokenizers=c.detokenizer_procs,
+                max_num_seqs=c.max_num_seqs,
+                max_num_batched_tokens=c.max_num_batched_tokens,
+                dtype=c.dtype,
+                kv_cache_memory_bytes=c.kv_cache_memory_bytes,
+            )
+        return DetokenizerConfig(
+            run_dir=self._run_dir, card=self._card, num_frontends=c.frontend_procs
+        )
+
+    def _all_ready(self) -> bool:
+        return all(slot[Field.STATE] == State.READY for slot in self.board.slots)
+
+    def _progress(self) -> float:
+        """Return the share of start-up work done: the worker's, which is nearly all of it."""
+        return min(slot[Field.PROGRESS] for slot in self.board.of("worker")) / 1000
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Wait for a signal or the death of a child."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is not None:
+                child: Child = key.data
+                code = child.process.wait()
+                self.board.slot(child.seat.role, child.seat.index)[Field.STATE] = State.DEAD
+                if not self._stopping:
+                    raise ChildDied(child.seat, code)
+
+    def _stop(self) -> None:
+        """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
+        for child in self._children:
+            child.process.terminate()
+        deadline = time.monotonic() + STOP_S
+        for child in self._children:
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                log.warning("%s does not end; killing it", child.seat)
+                child.process.kill()
+                child.process.wait()
+        self._listener.close()
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def sweep(parent: Path) -> None:
+    """Remove run directories that servers of this user have left: those nobody listens in."""
+    for directory in parent.glob("headrace-*"):
+        if (
+            directory.is_dir()
+            and directory.stat().st_uid == os.getuid()
+            and is_abandoned(directory)
+        ):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def is_abandoned(directory: Path) -> bool:
+    """Whether a run directory has socket files and all of them are dead."""
+    files = list(directory.glob("*.sock"))
+    for file in files:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(str(file))
+                return False
+            except OSError:
+                continue
+    return bool(files)
