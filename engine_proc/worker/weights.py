@@ -27,6 +27,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine_proc.worker import gguf_blocks
+
 
 class Format(StrEnum):
     """How a tensor's numbers are stored. The quantized ones are GGUF's block formats."""
@@ -50,8 +52,23 @@ class StoredTensor:
     data: npt.NDArray[np.uint8]  # [bytes], a read-only view into the file
 
     def to_float32(self) -> npt.NDArray[np.float32]:
-        """Decode to `shape`. Exact for every format: each stored number is an fp32 number."""
-        raise NotImplementedError
+        """Decode to a new array of `shape`. Exact: each stored number is an fp32 number."""
+        match self.format:
+            case Format.F32:
+                numbers = self.data.view("<f4").astype(np.float32)
+            case Format.F16:
+                numbers = self.data.view("<f2").astype(np.float32)
+            case Format.BF16:  # the upper half of an fp32
+                numbers = (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            case _:
+                numbers = gguf_blocks.decode(self.format, self.data)
+        return numbers.reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> "StoredTensor":
+        """Return rows `start` to `stop` as a view: a fused matrix is stored row after row."""
+        row_bytes = len(self.data) // self.shape[0]
+        data = self.data[start * row_bytes : stop * row_bytes]
+        return StoredTensor(self.format, (stop - start, *self.shape[1:]), data)
 
 
 Weights = Mapping[str, StoredTensor]

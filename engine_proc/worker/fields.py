@@ -1,0 +1,95 @@
+"""Reading a model's config strictly: what nobody asked for, and might matter, is refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import ModelError
+
+REQUIRED: Any = object()
+
+
+class Fields:
+    """The fields of one config. Every field read is remembered, so that the rest can be refused.
+
+    A field that is present as null counts as absent.
+    """
+
+    def __init__(self, values: Mapping[str, Any], owner: str) -> None:
+        self.values = values
+        self.owner = owner  # for messages: "a llama model"
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = REQUIRED) -> Any:
+        """Return a field of any type."""
+        self.read.add(name)
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is REQUIRED:
+            raise ModelError(f"the config of {self.owner} lacks {name!r}")
+        return default
+
+    def integer(self, name: str, default: Any = REQUIRED) -> int:
+        """Return a positive count."""
+        value = self.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self.wrong(name, "a positive integer")
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED) -> float:
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong(name, "a number")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        return None if self.get(name, None) is None else self.number(name)
+
+    def flag(self, name: str, default: Any = REQUIRED) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong(name, "true or false")
+        return value
+
+    def text(self, name: str, default: Any = REQUIRED) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string")
+        return value
+
+    def table(self, name: str) -> Mapping[str, Any]:
+        """Return a nested object, empty if absent."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object")
+        return value
+
+    def choice(self, name: str, choices: Mapping[str, Any], default: Any = REQUIRED) -> Any:
+        """Return what `choices` holds for the field's text."""
+        text = self.text(name, default)
+        if text not in choices:
+            raise self.wrong(name, " or ".join(repr(choice) for choice in choices))
+        return choices[text]
+
+    def one_per_layer(self, name: str, num_layers: int) -> list[Any] | None:
+        """Return a list with an item for each layer, or None if absent."""
+        value = self.get(name, None)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < num_layers:
+            raise self.wrong(name, f"a list of {num_layers}")
+        return value[:num_layers]
+
+    def wrong(self, name: str, right: str) -> ModelError:
+        """The error for a field whose value cannot be executed."""
+        value = self.values.get(name)
+        return ModelError(f"the config of {self.owner} has {name!r}: {value!r}, not {right}")
+
+    def refuse_unread(self, inert: frozenset[str] = frozenset()) -> None:
+        """Refuse fields that were not read, unless `inert`, private, or switched off."""
+        for name, value in self.values.items():
+            if name not in self.read | inert and not name.startswith("_") and value:
+                raise ModelError(
+                    f"the config of {self.owner} has {name!r}: {value!r}, which is not supported; "
+                    "remove the field if it changes nothing"
+                )

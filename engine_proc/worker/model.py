@@ -1,0 +1,82 @@
+"""A model as it lies on disk: its spec and its weights, ready for an executor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.engine_proc.worker import gguf, names, safetensors
+from headrace.engine_proc.worker.lower import lower_config
+from headrace.engine_proc.worker.lower_gguf import lower_gguf
+from headrace.engine_proc.worker.spec import DecoderSpec
+from headrace.engine_proc.worker.weights import Weights
+from headrace.errors import ModelError
+from headrace.gguf import read_metadata
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an executor is made from."""
+
+    spec: DecoderSpec
+    weights: Weights
+    eos_ids: tuple[int, ...]  # any of them ends a text; none if the model does not say
+
+
+def open_model(path: Path | str) -> Model:
+    """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
+
+    Raises:
+        ModelError: a file is missing, broken, or of a model that cannot be executed exactly.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return open_folder(path)
+    if path.suffix == ".gguf":
+        return open_gguf(path)
+    raise ModelError(f"{path}: neither a folder nor a .gguf file")
+
+
+def open_folder(folder: Path) -> Model:
+    """Open a folder with `config.json` and safetensors."""
+    config = read_json(folder / "config.json")
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    tensors = safetensors.open_folder(folder)
+    try:
+        spec = lower_config(config)
+        weights = names.adopt(spec, tensors, names.hugging_face)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    return Model(spec, weights, eos_ids(generation) or eos_ids(config))
+
+
+def open_gguf(path: Path) -> Model:
+    """Open a single-file model."""
+    file = read_metadata(path)
+    tensors = gguf.open_tensors(file)
+    try:
+        spec = lower_gguf(file.metadata, tensors)
+        weights = names.adopt(spec, tensors, names.gguf)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    ids = (file.metadata.get(key) for key in keys)
+    return Model(spec, weights, tuple(dict.fromkeys(id for id in ids if isinstance(id, int))))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return `eos_token_id`, which is one id, a list of them, or absent."""
+    ids = config.get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [ids]
+    return tuple(id for id in ids if isinstance(id, int))
