@@ -38,14 +38,11 @@ def main(config: EngineConfig, context: Context) -> None:
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
     worker = Worker(config, context, rank=0)
     try:
-        ready = worker.wait_ready()
-        if ready is None:
-            return
-        pool = make_pool(ready, config)
+        pool = make_pool(worker.wait_ready(), config)
         scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
         engine = Engine(config, context, scheduler, pool)
         context.slot.enter(State.READY)
-        while not context.stop.is_set():
+        while True:
             context.slot.beat()
             engine.receive_all(inbox)
             if scheduler.has_work:
@@ -117,8 +114,6 @@ class Engine:
         """Compute one step and send what it brought."""
         chunks = self._scheduler.schedule()
         result = worker.run(build_step(chunks))
-        if result is None:
-            return
         sampled = array("i", result.token_ids)
         news = self._scheduler.update(chunks, sampled.tolist())
         self._slot.add(Field.STEPS)

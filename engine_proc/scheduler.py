@@ -82,7 +82,7 @@ class Scheduler:
         return chunks
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
-        """Yield a chunk per running sequence; preempt from the end of the list for want of pages."""
+        """Yield a chunk per running sequence; preempt the last one for want of pages."""
         place = 0
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]

@@ -1,7 +1,5 @@
 """The engine's side of its workers: their processes and the channels to them."""
 
-import subprocess
-
 from headrace.board import Seat
 from headrace.config import EngineConfig, WorkerConfig
 from headrace.engine_proc.step_channel import StepChannel
@@ -10,7 +8,6 @@ from headrace.messages import FromWorker, Step, StepResult, ToWorker, WorkerRead
 from headrace.process import START_FAILED, Context, spawn
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
-STOP_S = 0.5
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
 
 
@@ -50,21 +47,21 @@ class Worker:
             (self._steps.fd, self._results.fd),
         )
 
-    def wait_ready(self) -> WorkerReady | None:
-        """Wait until the worker has loaded its model; None if SIGTERM came first."""
+    def wait_ready(self) -> WorkerReady:
+        """Wait until the worker has loaded its model."""
         result = self._receive()
-        assert result is None or isinstance(result, WorkerReady)
+        assert isinstance(result, WorkerReady)
         return result
 
-    def run(self, step: Step) -> StepResult | None:
-        """Run a step and wait for its result; None if SIGTERM came first."""
+    def run(self, step: Step) -> StepResult:
+        """Run a step and wait for its result."""
         self._steps.send(step)
         result = self._receive()
-        assert result is None or isinstance(result, StepResult)
+        assert isinstance(result, StepResult)
         return result
 
-    def _receive(self) -> FromWorker | None:
-        while not self._context.stop.is_set():
+    def _receive(self) -> FromWorker:
+        while True:
             self._context.slot.beat()
             result = self._results.receive(WAIT_S)
             if result is not None:
@@ -73,13 +70,8 @@ class Worker:
             if code is not None:
                 reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
                 raise WorkerDied(f"{self._name} {reason}")
-        return None
 
     def stop(self) -> None:
-        """End the worker."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the worker at once: it holds nothing that is not rebuilt."""
+        self._process.kill()
+        self._process.wait()

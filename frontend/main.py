@@ -2,6 +2,7 @@
 In: ToFrontend (detokenizer_proc; tokenizer_proc, early answers).  Out: ToTokenizer, ToEngine."""
 
 import asyncio
+import logging
 import shutil
 import socket
 
@@ -23,11 +24,14 @@ GRACE_S = 1  # open responses get this long when the server stops
 
 def main(config: FrontendConfig, context: Context) -> None:
     """Serve HTTP until SIGTERM."""
-    uvloop.run(serve(config, context))
-    if context.orphaned:
-        # The supervisor was killed, and with it everyone but the frontends, whose loop never
-        # blocks: they sweep up.
-        shutil.rmtree(config.run_dir, ignore_errors=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        uvloop.run(serve(config, context))
+    finally:
+        if context.orphaned:
+            # The supervisor was killed, and with it everyone but the frontends, whose loop never
+            # blocks: they sweep up.
+            shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
 async def serve(config: FrontendConfig, context: Context) -> None:

@@ -50,7 +50,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # To a tokenizer process
 
 
-class HttpRequest(Message, tag="http"):
+class HttpRequest(Message, tag="http", frozen=True):
     """One HTTP request, read whole: frontend -> tokenizer. Frame: the body."""
 
     id: int
@@ -65,7 +65,7 @@ ToTokenizer = HttpRequest
 # To the engine
 
 
-class GenerateRequest(Message, tag="generate"):
+class GenerateRequest(Message, tag="generate", frozen=True):
     """One sequence to continue: tokenizer -> engine. Frame: prompt token ids, u32, at least one."""
 
     id: int
@@ -79,13 +79,13 @@ class GenerateRequest(Message, tag="generate"):
     plan: bytes  # a `ReplyPlan`; the engine hands it on unread
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, tag="abort", frozen=True):
     """Stop all sequences of a request: frontend -> engine (the client left). May overtake it."""
 
     request: int
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, tag="stop", frozen=True):
     """End one sequence: detokenizer -> engine, after a stop string. Nothing more is sent for it."""
 
     id: int
@@ -97,7 +97,7 @@ ToEngine = GenerateRequest | Abort | Stop
 # To a detokenizer process
 
 
-class ReplyPlan(Message):
+class ReplyPlan(Message, frozen=True):
     """What the tokenizer process knows of a reply: tokenizer -> detokenizer, through the engine."""
 
     response_id: str  # "chatcmpl-…" or "cmpl-…"
@@ -116,7 +116,7 @@ class ReplyPlan(Message):
     shares_prompt: bool = False  # another sequence of the request counts this prompt's tokens
 
 
-class StepOutput(Message, tag="step"):
+class StepOutput(Message, tag="step", frozen=True):
     """New tokens of one engine step: engine -> detokenizer. Frame: their ids, u32, concatenated.
 
     The columns `ids`, `counts` and `finished` have one entry per sequence with news. A count is 0
@@ -135,14 +135,14 @@ ToDetokenizer = StepOutput
 # To a frontend
 
 
-class Head(Message):
+class Head(Message, frozen=True):
     """Status line and content type of a response."""
 
     status: int
     content_type: str
 
 
-class ResponseFrames(Message, tag="frames"):
+class ResponseFrames(Message, tag="frames", frozen=True):
     """Response bytes ready to write: detokenizer or tokenizer -> frontend, one per step.
 
     Frame: the bytes of all entries, concatenated. The columns `ids`, `lengths` and `last` have
@@ -161,7 +161,7 @@ ToFrontend = ResponseFrames
 # Between the engine and its workers, in shared memory
 
 
-class Step(Message, tag="step"):
+class Step(Message, tag="step", frozen=True):
     """What to run: engine -> every worker, once per step. Arrays are little-endian.
 
     The first five fields are those of `executor.Batch`; the sampling columns have one entry per
@@ -180,13 +180,13 @@ class Step(Message, tag="step"):
     noise: bytes  # u64 pairs: seed, position
 
 
-class StepResult(Message, tag="result"):
+class StepResult(Message, tag="result", frozen=True):
     """The sampled token of each logit row: worker 0 -> engine."""
 
     token_ids: bytes  # i32
 
 
-class WorkerReady(Message, tag="ready"):
+class WorkerReady(Message, tag="ready", frozen=True):
     """The worker has loaded its weights and mapped its pages: worker 0 -> engine, once."""
 
     num_pages: int

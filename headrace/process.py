@@ -11,7 +11,6 @@ import pkgutil
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -51,7 +50,6 @@ class Context:
     seat: Seat
     board: Board
     slot: Slot
-    stop: threading.Event  # set by SIGTERM
     log_level: str
     parent: int
 
@@ -107,15 +105,9 @@ def read_note(fd: int) -> Note:
         return msgspec.msgpack.decode(file.read(), type=Note)
 
 
-def stop_on_sigterm() -> threading.Event:
-    """Return an event that SIGTERM sets."""
-    stop = threading.Event()
-
-    def handle(_signal: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, handle)
-    return stop
+def leave(_signal: int, _frame: FrameType | None) -> None:
+    """End the process from wherever it waits, `finally` blocks included."""
+    sys.exit(0)
 
 
 def run(note: Note) -> None:
@@ -126,7 +118,8 @@ def run(note: Note) -> None:
     board = Board(note.board_fd, note.seats)
     slot = board.slot(note.role, note.index)
     slot.enter(State.STARTING)
-    context = Context(seat, board, slot, stop_on_sigterm(), note.log_level, note.parent)
+    context = Context(seat, board, slot, note.log_level, note.parent)
+    signal.signal(signal.SIGTERM, leave)
     die_with_parent(note.parent, role.death_signal)
     config = msgspec.msgpack.decode(note.config, type=role.config)
     pkgutil.resolve_name(role.main)(config, context)

@@ -53,7 +53,7 @@ class Inbox(Generic[M]):
             while (received := self.receive(0)) is not None:
                 handle(*received)
 
-        loop.add_reader(self._socket.getsockopt(zmq.FD), drain)
+        loop.add_reader(self._socket.fileno(), drain)
         loop.call_soon(drain)
 
     def close(self) -> None:

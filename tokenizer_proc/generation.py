@@ -169,5 +169,5 @@ def prompt_list(request: CompletionRequest) -> list[str] | list[list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if prompt and isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]  # a list that starts with an id is all ids
+        return [prompt]  # a list that starts with an id is all ids
     return prompt  # type: ignore[return-value]

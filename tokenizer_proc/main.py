@@ -27,7 +27,7 @@ def main(config: TokenizerConfig, context: Context) -> None:
         Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)
     ]
     slot.enter(State.READY)
-    while not context.stop.is_set():
+    while True:
         slot.beat()
         received = inbox.receive(IDLE_MS)
         if received is None:

@@ -31,7 +31,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     executor = make_executor(config, model, num_pages, progress)
     context.slot.enter(State.READY)
     results.send(WorkerReady(num_pages, PAGE_TOKENS))
-    while not context.stop.is_set():
+    while True:
         context.slot.beat()
         step = steps.receive(IDLE_S)
         if step is not None:

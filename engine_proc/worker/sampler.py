@@ -29,7 +29,7 @@ class SamplingRows:
 
 def sample(logits: Floats, rows: SamplingRows) -> Int32s:
     """Return a token per row of `logits`, [rows, vocab]."""
-    tokens = logits.argmax(axis=1).astype(np.int32)
+    tokens: Int32s = logits.argmax(axis=1).astype(np.int32)
     for row in np.flatnonzero(rows.temperature > 0):
         scores = logits[row].astype(np.float64) / rows.temperature[row]
         kept = candidates(scores, int(rows.top_k[row]), float(rows.top_p[row]))
