@@ -46,6 +46,8 @@ INERT = frozenset(
         "initializer_range",
         "is_llama_config",
         "label2id",
+        "max_length",
+        "max_sequence_length",
         "model_max_length",
         "model_type",
         "pad_token_id",
@@ -70,7 +72,7 @@ def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
         ModelError: an unknown family, or a known one with a field that is not supported.
     """
     model_type = config.get("model_type")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(
             f"model_type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
         )
@@ -207,6 +209,7 @@ def gemma(fields: Fields) -> DecoderSpec:
 
 
 def gemma2(fields: Fields) -> DecoderSpec:
+    fields.get("sliding_window_size", None)  # the original releases say it twice
     slides = layer_types(fields, lambda i: i % 2 == 0)
     size = window(fields)
     return decoder(
@@ -297,6 +300,7 @@ def phi3(fields: Fields) -> DecoderSpec:
 
 def smollm3(fields: Fields) -> DecoderSpec:
     """Every fourth layer is NoPE, or those that `no_rope_layers` marks with 0."""
+    fields.get("max_window_layers", None)  # published, but `layer_types` is what counts
     interval = fields.integer("no_rope_layer_interval", 4)
     num_layers = fields.integer("num_hidden_layers")
     rotated = fields.one_per_layer("no_rope_layers", num_layers)

@@ -43,7 +43,7 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         ModelError: an unknown architecture, or a known one with a key that is not supported.
     """
     architecture = metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise ModelError(
             f"architecture {architecture!r} is not supported in GGUF; "
             f"supported are {', '.join(ARCHITECTURES)}"
@@ -68,6 +68,9 @@ def decoder(fields: Fields, architecture: str, tensors: Weights) -> DecoderSpec:
     for name in ("attention.value_length", "rope.dimension_count"):
         if fields.integer(name, head_dim) != head_dim:
             raise fields.wrong(name, f"{head_dim}, the length of a key")
+    num_layers = fields.integer("block_count")
+    if num_layers > len(tensors):
+        raise fields.wrong("block_count", f"a number of layers that {len(tensors)} tensors make")
     if num_heads % num_kv_heads:
         raise fields.wrong("attention.head_count_kv", f"a divisor of {num_heads}")
     spec = DecoderSpec(
@@ -79,7 +82,7 @@ def decoder(fields: Fields, architecture: str, tensors: Weights) -> DecoderSpec:
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position=fields.integer("context_length"),
-        layers=(LayerSpec(),) * fields.integer("block_count"),
+        layers=(LayerSpec(),) * num_layers,
         ropes=(rope(fields, head_dim, architecture in INTERLEAVED, tensors),),
         norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
         qkv_bias="blk.0.attn_q.bias" in tensors,

@@ -45,8 +45,11 @@ def rope_table(
     share = fields.number("partial_rotary_factor", partial or 1.0)
     if partial is None and share != 1:
         raise fields.wrong("partial_rotary_factor", "1")
+    theta = fields.number("rope_theta", theta)
+    if not theta > 1:
+        raise fields.wrong("rope_theta", "a number above 1")
     base = Base(
-        theta=fields.number("rope_theta", theta),
+        theta=theta,
         rotary_dim=int(head_dim * share),
         max_position=max_position,
     )

@@ -1,8 +1,8 @@
 """Weights under Headrace's own names, as they lie on disk.
 
 A `StoredTensor` is a view into a mapped file: opening a model reads nothing but its header, and
-each executor converts what it loads, once. Readers (`safetensors.py`, `gguf.py`) translate their
-file's names and formats into these.
+each executor converts what it loads, once. Readers (`safetensors.py`, `gguf.py`) open files under
+the files' own names, which `names.py` translates into these.
 
 Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
 

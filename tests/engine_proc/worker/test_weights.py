@@ -1,0 +1,40 @@
+"""Every stored format decodes to the very numbers that other readers get."""
+
+import gguf
+import numpy as np
+import pytest
+
+from headrace.engine_proc.worker.weights import Format, StoredTensor
+
+
+def random_tensor(format: Format, num_rows: int, num_blocks: int) -> StoredTensor:
+    """Return random bytes as a tensor. Scales are random too: huge, tiny, infinite, NaN."""
+    numbers, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format]]
+    data = np.random.default_rng(0).integers(0, 256, num_rows * num_blocks * nbytes, np.uint8)
+    return StoredTensor(format, (num_rows, num_blocks * numbers), data)
+
+
+@pytest.mark.parametrize("format", Format)
+def test_decoding_is_bitwise_that_of_the_gguf_package(format: Format) -> None:
+    stored = random_tensor(format, num_rows=40, num_blocks=70)  # more than one chunk
+    with np.errstate(all="ignore"):
+        decoded = stored.to_float32()
+        expected = gguf.dequantize(
+            stored.data.reshape(40, -1), gguf.GGMLQuantizationType[format]
+        ).reshape(stored.shape)
+    np.testing.assert_array_equal(decoded, expected)
+    assert decoded.dtype == np.float32
+
+
+@pytest.mark.parametrize("format", Format)
+def test_rows_of_a_tensor_are_rows_of_its_numbers(format: Format) -> None:
+    stored = random_tensor(format, num_rows=8, num_blocks=2)
+    part = stored.rows(3, 7)
+    assert np.shares_memory(part.data, stored.data)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(part.to_float32(), stored.to_float32()[3:7])
+
+
+def test_decoded_numbers_are_the_callers_own() -> None:
+    stored = random_tensor(Format.F32, num_rows=2, num_blocks=4)
+    assert not np.shares_memory(stored.to_float32(), stored.data)
