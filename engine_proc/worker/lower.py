@@ -102,13 +102,13 @@ def decoder(
         act, eps: the fields that name the activation and the norm's epsilon.
         differences: fields of the spec in which the family is not Llama.
     """
-    hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", head_dim or hidden_size // num_heads)
+    num_heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", head_dim or split_head_dim(fields))
     num_layers = fields.integer("num_hidden_layers")
     common = DecoderSpec(
         architecture=fields.text("model_type"),
         vocab_size=fields.integer("vocab_size"),
-        hidden_size=hidden_size,
+        hidden_size=fields.integer("hidden_size"),
         intermediate_size=fields.integer("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=fields.integer("num_key_value_heads", num_heads),
@@ -125,6 +125,11 @@ def decoder(
     if spec.num_heads % spec.num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of {spec.num_heads}")
     return spec
+
+
+def split_head_dim(fields: Fields) -> int:
+    """Return the head_dim of a config that gives none: its share of the hidden size."""
+    return fields.integer("hidden_size") // fields.integer("num_attention_heads")
 
 
 def rope(
@@ -289,7 +294,7 @@ def phi3(fields: Fields) -> DecoderSpec:
         if params.get("rope_type", params.get("type", "default")) != "default":
             raise fields.wrong(name, "of type 'default'")
     fields.get("original_max_position_embeddings", None)
-    head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
     partial = fields.number("partial_rotary_factor", 1.0)
     return decoder(
         fields,
@@ -341,7 +346,7 @@ def granite(fields: Fields) -> DecoderSpec:
 
 def cohere(fields: Fields) -> DecoderSpec:
     """`use_qk_norm` has a weight for each head and dimension, so it is refused."""
-    head_dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
     return decoder(
         fields,
         eps="layer_norm_eps",
