@@ -1,0 +1,334 @@
+"""The scheduler loses no token, repeats none, and keeps every page accounted for."""
+
+from array import array
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engine_proc.page_pool import PagePool
+from headrace.engine_proc.scheduler import Chunk, News, Scheduler
+from headrace.engine_proc.sequence import Sequence
+from headrace.messages import FinishReason, GenerateRequest, request_id, request_of
+
+VOCABULARY = 11
+END = 0
+MAX_PROMPT, MAX_TOKENS = 20, 16
+LAST_EVENT = 20  # the step before which the last thing happens
+
+
+def next_token(tokens: Items[int]) -> int:
+    """Stand in for a model: a token that depends on every token before it and on their order."""
+    state = 7
+    for token in tokens:
+        state = (state * 31 + token + 1) % 1000003
+    return state % VOCABULARY
+
+
+def make_sequence(
+    prompt: list[int],
+    max_tokens: int,
+    id: int = request_id(0, 1),
+    stop_token_ids: list[int] | None = None,
+) -> Sequence:
+    request = GenerateRequest(
+        id=id,
+        detokenizer=0,
+        max_tokens=max_tokens,
+        temperature=0,
+        top_p=1,
+        top_k=0,
+        seed=0,
+        stop_token_ids=[END] if stop_token_ids is None else stop_token_ids,
+        plan=b"",
+    )
+    return Sequence.of(request, array("I", prompt).tobytes())
+
+
+def generate_alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:
+    """Return what the model says to `prompt` with nobody else around, and why it ends."""
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < max_tokens:
+        tokens.append(next_token(tokens))
+        if tokens[-1] == END:
+            return tokens[len(prompt) :], FinishReason.STOP
+    return tokens[len(prompt) :], FinishReason.LENGTH
+
+
+class FakeWorker:
+    """A model that sees tokens only through pages, as a real one does.
+
+    What has been computed for one sequence is found only at the pages and rows where it was put,
+    so a scheduler that shares, forgets or skips a page gets other tokens.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self._page_tokens = pool.page_tokens
+        self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
+
+    def run(self, chunks: list[Chunk]) -> list[int]:
+        """Return a token for each chunk that samples."""
+        for chunk in chunks:
+            for position in range(chunk.start, chunk.start + chunk.count):
+                page = chunk.sequence.pages[position // self._page_tokens]
+                row = position % self._page_tokens
+                self._cache[page][row] = chunk.sequence.tokens[position]
+        return [self._sample(chunk) for chunk in chunks if chunk.samples]
+
+    def _sample(self, chunk: Chunk) -> int:
+        cached = [token for page in chunk.sequence.pages for token in self._cache[page]]
+        return next_token(cached[: chunk.start + chunk.count])
+
+
+@dataclass
+class Rig:
+    """A scheduler with its pool and worker, and what has come out of it."""
+
+    pool: PagePool
+    scheduler: Scheduler
+    budget: int
+    max_num_seqs: int
+
+    def __post_init__(self) -> None:
+        self.worker = FakeWorker(self.pool)
+        self.said: dict[int, list[int]] = {}
+        self.finished: dict[int, FinishReason] = {}
+
+    @classmethod
+    def make(cls, num_pages: int, page_tokens: int, budget: int, max_num_seqs: int) -> "Rig":
+        pool = PagePool(num_pages, page_tokens)
+        return cls(pool, Scheduler(pool, max_num_seqs, budget), budget, max_num_seqs)
+
+    def add(self, sequence: Sequence) -> None:
+        self.said[sequence.id] = []
+        self.scheduler.add(sequence)
+
+    def step(self) -> list[News]:
+        """Run one step and check what must hold after each."""
+        chunks = self.scheduler.schedule()
+        assert chunks, "a step without work"
+        assert sum(chunk.count for chunk in chunks) <= self.budget
+        assert all(chunk.count > 0 for chunk in chunks)
+        assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
+        self.check_pages()
+        news = self.scheduler.update(chunks, self.worker.run(chunks))
+        for item in news:
+            assert item.token is not None
+            self.said[item.sequence.id].append(item.token)
+            if item.finished is not None:
+                self.finished[item.sequence.id] = item.finished
+        self.check_pages()
+        return news
+
+    def check_pages(self) -> None:
+        """Every page is free or has one owner; who waits has none."""
+        owned = [page for sequence in self.scheduler.running for page in sequence.pages]
+        assert len(owned) == len(set(owned)), "a page has two owners"
+        assert len(owned) + self.pool.num_free == self.pool.num_pages
+        assert len(self.scheduler.running) <= self.max_num_seqs
+        for sequence in self.scheduler.running:
+            assert len(sequence.pages) * self.pool.page_tokens >= sequence.num_computed
+        for sequence in self.scheduler.waiting:
+            assert not sequence.pages
+            assert sequence.num_computed == 0
+
+    def run(self) -> None:
+        """Step until all is said."""
+        while self.scheduler.has_work:
+            self.step()
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request: when it comes, what it says, how it ends."""
+
+    step: int
+    prompts: list[list[int]]
+    max_tokens: int
+    abort_step: int | None  # the client leaves
+    stop_step: int | None  # a stop string ends the first sequence
+
+
+tokens = st.integers(0, VOCABULARY - 1)
+arrivals = st.builds(
+    Arrival,
+    step=st.integers(0, 12),
+    prompts=st.lists(st.lists(tokens, min_size=1, max_size=MAX_PROMPT), min_size=1, max_size=3),
+    max_tokens=st.integers(1, MAX_TOKENS),
+    abort_step=st.none() | st.integers(0, LAST_EVENT),
+    stop_step=st.none() | st.integers(0, LAST_EVENT),
+)
+
+
+class Story:
+    """A script played on a rig, and what each sequence would have said alone."""
+
+    def __init__(self, rig: Rig, script: list[Arrival]) -> None:
+        self.rig = rig
+        self.script = script
+        self.expected: dict[int, tuple[list[int], FinishReason]] = {}
+        self.cut_short: set[int] = set()
+
+    def play(self, step: int) -> None:
+        """Let happen what happens before this step."""
+        for counter, arrival in enumerate(self.script):
+            request = request_id(0, counter)
+            if arrival.step == step:
+                self._arrive(request, arrival)
+            if arrival.abort_step == step:
+                self._abort(request)
+            if arrival.stop_step == step and self.rig.scheduler.end(request) is not None:
+                self.cut_short.add(request)
+            self.rig.check_pages()
+
+    def _arrive(self, request: int, arrival: Arrival) -> None:
+        for id, prompt in enumerate(arrival.prompts, request):
+            self.expected[id] = generate_alone(prompt, arrival.max_tokens)
+            self.rig.add(make_sequence(prompt, arrival.max_tokens, id))
+
+    def _abort(self, request: int) -> None:
+        mine = {id for id in self.expected if request_of(id) == request}
+        ended = {sequence.id for sequence in self.rig.scheduler.abort(request)}
+        assert ended == mine - self.rig.finished.keys() - self.cut_short
+        self.cut_short |= ended
+
+    def check(self) -> None:
+        """Compare what was said with what should have been."""
+        for id, (said, reason) in self.expected.items():
+            if id in self.cut_short:
+                assert self.rig.said[id] == said[: len(self.rig.said[id])]
+            else:
+                assert (self.rig.said[id], self.rig.finished[id]) == (said, reason)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    script=st.lists(arrivals, min_size=1, max_size=8),
+    page_tokens=st.integers(1, 5),
+    spare_pages=st.integers(0, 12),
+    max_num_seqs=st.integers(1, 6),
+    spare_budget=st.integers(0, 20),
+)
+def test_every_sequence_says_what_it_would_say_alone(
+    script: list[Arrival],
+    page_tokens: int,
+    spare_pages: int,
+    max_num_seqs: int,
+    spare_budget: int,
+) -> None:
+    longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
+    num_pages = -(-longest // page_tokens) + spare_pages
+    rig = Rig.make(num_pages, page_tokens, max_num_seqs + spare_budget, max_num_seqs)
+    story = Story(rig, script)
+    # Each step computes a token of the sequence that came first, however often the others are
+    # preempted; hence an end to the number of steps.
+    for step in range(LAST_EVENT + 1 + 24 * (MAX_PROMPT + MAX_TOKENS)):
+        story.play(step)
+        if rig.scheduler.has_work:
+            rig.step()
+        elif step > LAST_EVENT:
+            break
+    assert not rig.scheduler.has_work, "it does not come to an end"
+    assert rig.pool.num_free == rig.pool.num_pages
+    story.check()
+
+
+def test_scarce_pages_preempt_and_change_no_token() -> None:
+    rig = Rig.make(num_pages=6, page_tokens=2, budget=16, max_num_seqs=4)
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    for i, prompt in enumerate(prompts):
+        rig.add(make_sequence(prompt, 8, request_id(0, i), stop_token_ids=[]))
+    rig.run()
+    assert rig.scheduler.num_preemptions > 0
+    for i, prompt in enumerate(prompts):
+        tokens = list(prompt)
+        for _ in range(8):
+            tokens.append(next_token(tokens))
+        assert rig.said[request_id(0, i)] == tokens[3:]
+
+
+def test_the_last_arrived_is_preempted_and_goes_first_again() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=2, budget=16, max_num_seqs=4)
+    first, second, third = (
+        make_sequence([1, 2, i], 5, request_id(0, i), stop_token_ids=[]) for i in range(3)
+    )
+    rig.add(first)
+    rig.add(second)
+    rig.add(third)
+    rig.step()
+    assert rig.scheduler.running == [first, second]
+    while not rig.scheduler.num_preemptions:
+        rig.step()
+    assert rig.scheduler.running == [first]
+    assert list(rig.scheduler.waiting) == [second, third]
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=4)
+    short = make_sequence([1, 2], 30, request_id(0, 1), stop_token_ids=[])
+    rig.add(short)
+    rig.step()
+    long = make_sequence([3] * 20, 4, request_id(0, 2), stop_token_ids=[])
+    rig.add(long)
+    computed = []
+    for _ in range(3):
+        news = rig.step()
+        computed.append(long.num_computed)
+        assert short in [item.sequence for item in news], "decoding waits for nobody's prompt"
+    assert computed == [7, 14, 20]
+    assert long.num_generated == 1
+
+
+def test_who_does_not_fit_is_not_overtaken() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=2, budget=64, max_num_seqs=4)
+    rig.add(make_sequence([1] * 10, 2, request_id(0, 1)))
+    rig.add(make_sequence([2] * 10, 2, request_id(0, 2)))
+    rig.add(make_sequence([3], 1, request_id(0, 3)))
+    assert [c.sequence.id for c in rig.scheduler.schedule()] == [request_id(0, 1)]
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=2)
+    for i in range(4):
+        rig.add(make_sequence([1, 2], 2, request_id(0, i), stop_token_ids=[]))
+    rig.step()
+    assert (len(rig.scheduler.running), len(rig.scheduler.waiting)) == (2, 2)
+
+
+def test_stop_token_ends_a_sequence_and_is_its_last_token() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=4, budget=8, max_num_seqs=1)
+    rig.add(make_sequence([1, 2], 8, stop_token_ids=[next_token([1, 2])]))
+    rig.run()
+    assert list(rig.said.values()) == [[next_token([1, 2])]]
+    assert list(rig.finished.values()) == [FinishReason.STOP]
+
+
+def test_aborted_request_returns_its_pages() -> None:
+    rig = Rig.make(num_pages=16, page_tokens=4, budget=32, max_num_seqs=2)
+    sequences = [make_sequence([1] * 9, 9, request_id(0, 1) + i) for i in range(3)]
+    for sequence in sequences:
+        rig.add(sequence)
+    rig.step()
+    assert rig.pool.num_free < rig.pool.num_pages
+    assert rig.scheduler.abort(request_id(0, 1)) == sequences, "running and waiting ones"
+    assert rig.pool.num_free == rig.pool.num_pages
+    assert not rig.scheduler.has_work
+
+
+def test_abort_leaves_other_requests_alone() -> None:
+    rig = Rig.make(num_pages=16, page_tokens=4, budget=32, max_num_seqs=4)
+    rig.add(make_sequence([1, 2], 4, request_id(0, 1)))
+    rig.add(make_sequence([1, 2], 4, request_id(0, 2)))
+    rig.scheduler.abort(request_id(0, 1))
+    rig.run()
+    assert rig.said[request_id(0, 1)] == []
+    assert rig.said[request_id(0, 2)] == generate_alone([1, 2], 4)[0]
+
+
+def test_ending_what_has_ended_does_nothing() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=4, budget=8, max_num_seqs=1)
+    rig.add(make_sequence([1, 2], 1))
+    rig.run()
+    assert rig.scheduler.end(request_id(0, 1)) is None
+    assert rig.scheduler.abort(request_id(0, 1)) == []
