@@ -1,0 +1,138 @@
+"""How long does one step of the CPU executor take, for each weight format?
+
+Method: a decoder of SmolLM2-135M's shape with random weights. A decode step has one token of each
+        of B sequences, whose caches hold `context` tokens; a prefill step has one prompt. The
+        first steps are thrown away; medians are reported.
+Run:    python bench/cpu_step.py --threads 2 --rounds 20
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+
+import numpy as np
+
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.names import weight_shapes
+from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, RopeTable
+from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+
+SPEC = DecoderSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    max_position=8192,
+    layers=(LayerSpec(),) * 30,
+    ropes=(RopeTable(inv_freq=tuple(100_000 ** (-i / 32) for i in range(32))),),
+    attention_scale=64**-0.5,
+)
+PAGE_TOKENS = 32
+BLOCK_BYTES = {Format.Q8_0: 34, Format.Q4_0: 18, Format.Q4_1: 20}  # of 32 numbers
+DECODES = ((1, 64), (8, 64), (32, 64), (1, 1000), (1, 2000))  # sequences, context
+PREFILLS = (512, 1024)
+
+
+def random_weights(format: Format) -> Weights:
+    """Make weights of about the size of trained ones. Vectors are ones."""
+    rng = np.random.default_rng(0)
+    weights = {}
+    for name, shape in weight_shapes(SPEC).items():
+        if len(shape) == 1:
+            ones = np.ones(shape, np.float32)
+            weights[name] = StoredTensor(Format.F32, shape, ones.view(np.uint8))
+            continue
+        count = shape[0] * shape[1]
+        if format in BLOCK_BYTES:
+            size = BLOCK_BYTES[format]
+            blocks = rng.integers(0, 256, (count // 32, size), np.uint8)
+            blocks[:, :2] = np.array([0.005], "<f2").view(np.uint8)
+            if format == Format.Q4_1:
+                blocks[:, 2:4] = np.array([-0.0375], "<f2").view(np.uint8)
+            data = blocks.reshape(-1)
+        else:
+            numbers = rng.standard_normal(count, np.float32) * np.float32(0.04)
+            halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+            data = (numbers if format == Format.F32 else halves).view(np.uint8)
+        weights[name] = StoredTensor(format, shape, data)
+    return weights
+
+
+def decode_batch(num_sequences: int, context: int) -> Batch:
+    """Make one new token for each sequence."""
+    pages = context // PAGE_TOKENS + 1
+    ids = np.arange(num_sequences, dtype=np.int32)
+    table = np.arange(num_sequences * pages, dtype=np.int32).reshape(num_sequences, pages)
+    return Batch(ids + 1, np.full(num_sequences, context, np.int32), ids, table, ids)
+
+
+def prefill_batch(num_tokens: int) -> Batch:
+    """Make one prompt, of which the last token's logits are wanted."""
+    ids = np.arange(num_tokens, dtype=np.int32)
+    table = np.arange(-(-num_tokens // PAGE_TOKENS), dtype=np.int32)[None]
+    return Batch(ids + 1, ids, np.zeros_like(ids), table, ids[-1:])
+
+
+def median_ms(executor: CpuExecutor, batch: Batch, rounds: int) -> float:
+    """Return the median over `rounds` steps, after two that are thrown away."""
+    times = []
+    for _ in range(rounds + 2):
+        start = time.perf_counter()
+        executor.forward(batch)
+        times.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(times[2:]), 2)
+
+
+def commit() -> str:
+    """Return the short hash of the checkout."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--kv-dtype", default="bfloat16")
+    parser.add_argument("--isa", default="best")
+    parser.add_argument("--formats", nargs="+", default=["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+    args = parser.parse_args()
+    results: dict[str, dict[str, float]] = {}
+    for format in map(Format, args.formats):
+        executor = CpuExecutor(
+            SPEC,
+            random_weights(format),
+            num_pages=128,
+            page_tokens=PAGE_TOKENS,
+            kv_dtype=args.kv_dtype,
+            threads=args.threads,
+            isa=args.isa,
+        )
+        row = results[format.value] = {}
+        for sequences, context in DECODES:
+            ms = median_ms(executor, decode_batch(sequences, context), args.rounds)
+            row[f"decode_b{sequences}_ctx{context}_ms"] = ms
+            rate = sequences * 1e3 / ms
+            print(
+                f"{format:5} decode  B={sequences:<3} context={context:<5}"
+                f" {ms:8.2f} ms {rate:7.0f} tok/s"
+            )
+        for tokens in PREFILLS:
+            ms = median_ms(executor, prefill_batch(tokens), max(3, args.rounds // 4))
+            row[f"prefill_{tokens}_tok_s"] = round(tokens * 1e3 / ms)
+            print(f"{format:5} prefill {tokens:<19} {ms:8.2f} ms {tokens * 1e3 / ms:7.0f} tok/s")
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "isa": executor.isa}
+    options = {"threads": args.threads, "kv_dtype": args.kv_dtype}
+    print(json.dumps({"bench": "cpu_step", **results, **options, **machine, "commit": commit()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+// The functions that cpu_executor.py calls through ctypes. Nothing is thrown out of them.
+#include "cpu/model.h"
+
+#include <new>
+
+using headrace::Config;
+using headrace::Format;
+using headrace::LayerConfig;
+using headrace::Model;
+using headrace::RopeConfig;
+using headrace::Step;
+
+extern "C" {
+
+// Null when memory does not suffice.
+void *headrace_cpu_create(const Config *config, const LayerConfig *layers,
+                          const RopeConfig *ropes) {
+    try {
+        return new Model(*config, layers, ropes);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+void headrace_cpu_destroy(void *model) {
+    delete static_cast<Model *>(model);
+}
+
+// The instruction set in use, as `Isa`; 0 when this processor lacks the one asked for.
+int32_t headrace_cpu_isa(void *model) {
+    const auto *kernels = static_cast<Model *>(model)->kernels;
+    return kernels ? int32_t(kernels->isa) : 0;
+}
+
+// Layer -1 holds `embed` (slot 0) and `head` (slot 1). Returns whether there was memory.
+int32_t headrace_cpu_allocate(void *model, int32_t layer, int32_t slot, int32_t format,
+                              int32_t rows, int32_t cols) {
+    try {
+        static_cast<Model *>(model)->matrix(layer, slot).allocate(Format(format), rows, cols);
+        return 1;
+    } catch (const std::bad_alloc &) {
+        return 0;
+    }
+}
+
+void headrace_cpu_pack_float(void *model, int32_t layer, int32_t slot, int32_t first_row,
+                             int32_t num_rows, const float *source) {
+    pack_float(static_cast<Model *>(model)->matrix(layer, slot), first_row, num_rows, source);
+}
+
+void headrace_cpu_pack_stored(void *model, int32_t layer, int32_t slot, int32_t first_row,
+                              int32_t num_rows, const void *source) {
+    pack_stored(static_cast<Model *>(model)->matrix(layer, slot), first_row, num_rows, source);
+}
+
+// Layer -1 holds the final norm (slot 0).
+void headrace_cpu_set_vector(void *model, int32_t layer, int32_t slot, const float *numbers,
+                             int32_t n) {
+    static_cast<Model *>(model)->vector(layer, slot).assign(numbers, numbers + n);
+}
+
+// 0, or 1 when the batch is out of range, or 2 when memory does not suffice.
+int32_t headrace_cpu_step(void *model, const Step *step) {
+    auto &decoder = *static_cast<Model *>(model);
+    if (!is_valid(decoder, *step)) {
+        return 1;
+    }
+    try {
+        run_step(decoder, *step);
+        return 0;
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
+}
+
+} // extern "C"

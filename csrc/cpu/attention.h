@@ -1,0 +1,103 @@
+// Paged attention of a tile of consecutive tokens of one sequence, for one KV head.
+//
+// A page holds keys as blocks of 16 tokens along the head, and values as blocks of 16 numbers of
+// the head along the tokens, both laid out as packed weights (matrix.h, f32 or bf16), so scores
+// and sums of values are gemm tiles. Keys are taken in segments at fixed positions, and segments
+// are merged in order: what a token gets depends neither on its batch mates nor on the threads.
+#pragma once
+#include "cpu/gemm.h"
+#include "cpu/math.h"
+
+namespace headrace {
+
+// Turn scores of keys [begin, begin + num_keys) into softmax numerators, zero where masked.
+template <class V>
+void softmax_row(float *scores, int num_keys, int first, int last, float softcap, float *maximum,
+                 float *sum) {
+    const float minus_infinity = -__builtin_inff();
+    if (softcap != 0.0f) {
+        for (int i = 0; i < num_keys; i += lanes) {
+            const auto capped = tanh_of<V>(V::mul(V::load(scores + i), V::set(1.0f / softcap)));
+            V::store(scores + i, V::mul(capped, V::set(softcap)));
+        }
+    }
+    for (int i = 0; i < first; ++i) {
+        scores[i] = minus_infinity;
+    }
+    for (int i = last + 1; i < num_keys; ++i) {
+        scores[i] = minus_infinity;
+    }
+    auto highest = V::set(minus_infinity);
+    for (int i = 0; i < num_keys; i += lanes) {
+        highest = V::max(highest, V::load(scores + i));
+    }
+    *maximum = V::highest(highest);
+    auto total = V::set(0.0f);
+    for (int i = 0; i < num_keys; i += lanes) {
+        const auto numerator = exp_of<V>(V::sub(V::load(scores + i), V::set(*maximum)));
+        V::store(scores + i, numerator);
+        total = V::add(total, numerator);
+    }
+    *sum = V::sum(total);
+}
+
+// `scores` is room for [rows, segment_tokens].
+template <class V>
+void attend_segment(const AttentionTile &tile, int segment, float *scores, const Partial &partial) {
+    const int segment_begin = segment * segment_tokens;
+    int begin = tile.first_key(0) / lanes * lanes;
+    begin = begin < segment_begin ? segment_begin : begin;
+    int end = tile.first_position + tile.num_tokens;
+    end = end > segment_begin + segment_tokens ? segment_begin + segment_tokens : end;
+    const int rows = tile.rows();
+
+    const size_t key_block = block_bytes(tile.format, tile.head_dim);
+    for (int key = begin, next; key < end; key = next) {
+        next = (key / tile.page_tokens + 1) * tile.page_tokens;
+        const int stop = next < end ? next : end;
+        const uint8_t *page = tile.keys + tile.pages[key / tile.page_tokens] * tile.page_stride;
+        const Operands operands{page + key % tile.page_tokens / lanes * key_block,
+                                key_block,
+                                tile.head_dim,
+                                tile.queries,
+                                tile.head_dim,
+                                scores + (key - begin),
+                                segment_tokens,
+                                false};
+        gemm<V>(tile.format, operands, rows, blocks_of(stop - key), nullptr);
+    }
+
+    for (int row = 0; row < rows; ++row) {
+        const int first = tile.first_key(row) - begin, last = tile.position(row) - begin;
+        float *row_scores = scores + row * segment_tokens;
+        if (last < 0 || first >= end - begin) { // all in other segments
+            for (int i = 0; i < end - begin; ++i) {
+                row_scores[i] = 0.0f;
+            }
+            partial.maximum[row] = -__builtin_inff();
+            partial.sum[row] = 0.0f;
+        } else {
+            softmax_row<V>(row_scores, padded(end - begin), first, last, tile.softcap,
+                           partial.maximum + row, partial.sum + row);
+        }
+    }
+
+    const size_t value_block = block_bytes(tile.format, tile.page_tokens);
+    for (int key = begin, next; key < end; key = next) {
+        next = (key / tile.page_tokens + 1) * tile.page_tokens;
+        const int stop = next < end ? next : end; // rows never written may hold anything
+        const uint8_t *page = tile.values + tile.pages[key / tile.page_tokens] * tile.page_stride;
+        const size_t token_bytes = block_bytes(tile.format, 2) / 2;
+        const Operands operands{page + key % tile.page_tokens * token_bytes,
+                                value_block,
+                                stop - key,
+                                scores + (key - begin),
+                                segment_tokens,
+                                partial.values,
+                                partial.stride,
+                                key != begin};
+        gemm<V>(tile.format, operands, rows, blocks_of(tile.head_dim), nullptr);
+    }
+}
+
+} // namespace headrace

@@ -1,0 +1,212 @@
+// out[rows, 16 * blocks] = x[rows, cols] . packed blocks, fp32 sums whatever the weight format.
+//
+// Every sum runs along k in order, one fused multiply-add per step, in every tile: a row's result
+// has the same bits whatever rows it is batched with. Tiles differ only in how many rows and
+// blocks they keep in registers. One row is bound by memory, about ten rows by arithmetic.
+#pragma once
+#include "cpu/operands.h"
+
+namespace headrace {
+
+// How to read one packed block. A group shares its scales; a chunk is decoded unrolled.
+template <class V> struct F32Block {
+    static constexpr int group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 128;
+    struct Scales {
+        explicit Scales(const uint8_t *) {}
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &) {
+        return V::load(reinterpret_cast<const float *>(chunk_start) + j * lanes);
+    }
+};
+
+template <class V> struct Bf16Block {
+    static constexpr int group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 64;
+    struct Scales {
+        explicit Scales(const uint8_t *) {}
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &) {
+        return j == 0 ? V::bf16_even(chunk_start) : V::bf16_odd(chunk_start);
+    }
+};
+
+template <class V> struct Q8Block {
+    static constexpr int group = quantized_group, chunk = 8, header_bytes = 32, chunk_bytes = 128;
+    struct Scales {
+        explicit Scales(const uint8_t *group_start) : scale(V::fp16(group_start)) {}
+        typename V::Floats scale;
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
+        return V::mul(scales.scale, V::int8(chunk_start + j * lanes));
+    }
+};
+
+template <class V> struct Q40Block {
+    static constexpr int group = quantized_group, chunk = 8, header_bytes = 32, chunk_bytes = 64;
+    struct Scales {
+        explicit Scales(const uint8_t *group_start)
+            : scale(V::fp16(group_start)), minimum(V::mul(scale, V::set(-8.0f))) {}
+        typename V::Floats scale, minimum;
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
+        // Exact: a 15-bit product less an 11-bit number times eight is scale * (nibble - 8).
+        return V::fma(scales.scale, V::nibble(chunk_start, j), scales.minimum);
+    }
+};
+
+template <class V> struct Q41Block {
+    static constexpr int group = quantized_group, chunk = 8, header_bytes = 64, chunk_bytes = 64;
+    struct Scales {
+        explicit Scales(const uint8_t *group_start)
+            : scale(V::fp16(group_start)), minimum(V::fp16(group_start + 32)) {}
+        typename V::Floats scale, minimum;
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
+        return V::fma(scales.scale, V::nibble(chunk_start, j), scales.minimum);
+    }
+};
+
+template <class W>
+constexpr int group_bytes = W::header_bytes + W::group / W::chunk * W::chunk_bytes;
+
+constexpr int prefetch_bytes = 1536; // ahead, in each block: about one DRAM latency of reading
+
+template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const Operands &o) {
+    typename V::Floats sums[num_rows][num_blocks];
+    for (int m = 0; m < num_rows; ++m) {
+        for (int n = 0; n < num_blocks; ++n) {
+            sums[m][n] =
+                o.accumulate ? V::load(o.out + size_t(m) * o.out_stride + n * lanes) : V::set(0.0f);
+        }
+    }
+    const uint8_t *block = o.blocks;
+    const float *x = o.x;
+    const int num_groups = o.cols / W::group;
+    for (int g = 0; g < num_groups; ++g, block += group_bytes<W>) {
+        for (int c = 0; c < W::group / W::chunk; ++c, x += W::chunk) {
+            const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
+#pragma GCC unroll 8
+            for (int n = 0; n < num_blocks; ++n) {
+                for (int b = 0; b < W::chunk_bytes; b += 64) {
+                    __builtin_prefetch(chunk + n * o.block_bytes + prefetch_bytes + b);
+                }
+            }
+#pragma GCC unroll 8
+            for (int j = 0; j < W::chunk; ++j) {
+#pragma GCC unroll 8
+                for (int n = 0; n < num_blocks; ++n) {
+                    const typename W::Scales scales(block + n * o.block_bytes);
+                    const auto w = W::row(chunk + n * o.block_bytes, j, scales);
+#pragma GCC unroll 12
+                    for (int m = 0; m < num_rows; ++m) {
+                        sums[m][n] = V::fma(V::set(x[size_t(m) * o.x_stride + j]), w, sums[m][n]);
+                    }
+                }
+            }
+        }
+    }
+    if (o.cols % W::group != 0) { // an odd column, in the two formats with groups of two
+        const typename W::Scales scales(block);
+        for (int n = 0; n < num_blocks; ++n) {
+            const auto w = W::row(block + n * o.block_bytes, 0, scales);
+            for (int m = 0; m < num_rows; ++m) {
+                sums[m][n] = V::fma(V::set(x[size_t(m) * o.x_stride]), w, sums[m][n]);
+            }
+        }
+    }
+    for (int m = 0; m < num_rows; ++m) {
+        for (int n = 0; n < num_blocks; ++n) {
+            V::store(o.out + size_t(m) * o.out_stride + n * lanes, sums[m][n]);
+        }
+    }
+}
+
+// Rows in tiles of `num_rows`, as many blocks to a tile as the registers hold. Blocks go outside:
+// those of one tile stay in the cache for all rows. Returns the first row not done.
+template <class V, class W, int num_rows>
+int gemm_rows(const Operands &o, int first_row, int rows, int num_blocks) {
+    if constexpr (num_rows > V::max_sums) {
+        return first_row;
+    } else {
+        constexpr int fitting = V::max_sums / num_rows;
+        constexpr int wide = fitting < 6 ? fitting : 6;
+        const int last_row = first_row + (rows - first_row) / num_rows * num_rows;
+        int n = 0;
+        for (; n + wide <= num_blocks; n += wide) {
+            for (int m = first_row; m < last_row; m += num_rows) {
+                gemm_tile<V, W, num_rows, wide>(o.at_block(n).at_row(m));
+            }
+        }
+        for (; n < num_blocks; ++n) {
+            for (int m = first_row; m < last_row; m += num_rows) {
+                gemm_tile<V, W, num_rows, 1>(o.at_block(n).at_row(m));
+            }
+        }
+        return last_row;
+    }
+}
+
+template <class V, class W> void gemm_blocks(const Operands &o, int rows, int num_blocks) {
+    int row = 0;
+    if constexpr (W::group == 2) { // quantized blocks are decoded first when there are many rows
+        row = gemm_rows<V, W, 12>(o, row, rows, num_blocks);
+    }
+    row = gemm_rows<V, W, 8>(o, row, rows, num_blocks);
+    row = gemm_rows<V, W, 4>(o, row, rows, num_blocks);
+    row = gemm_rows<V, W, 2>(o, row, rows, num_blocks);
+    gemm_rows<V, W, 1>(o, row, rows, num_blocks);
+}
+
+constexpr int max_rows_decoding = 8; // above, decoding once into fp32 is cheaper than per tile
+constexpr int decoded_blocks = 2;    // at a time, as wide as the widest tile of many rows
+
+// Decode one block to the f32 layout.
+template <class V, class W> void decode_block(const uint8_t *block, int cols, float *out) {
+    for (int g = 0; g < cols / W::group; ++g, block += group_bytes<W>) {
+        const typename W::Scales scales(block);
+        for (int c = 0; c < W::group / W::chunk; ++c) {
+            const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
+#pragma GCC unroll 8
+            for (int j = 0; j < W::chunk; ++j, out += lanes) {
+                V::store(out, W::row(chunk, j, scales));
+            }
+        }
+    }
+}
+
+template <class V, class W>
+void gemm_quantized(const Operands &o, int rows, int num_blocks, float *decoded) {
+    if (rows <= max_rows_decoding) {
+        gemm_blocks<V, W>(o, rows, num_blocks);
+        return;
+    }
+    for (int n = 0; n < num_blocks; n += decoded_blocks) {
+        const int count = num_blocks - n < decoded_blocks ? num_blocks - n : decoded_blocks;
+        Operands some = o.at_block(n);
+        for (int i = 0; i < count; ++i) {
+            decode_block<V, W>(some.blocks + i * o.block_bytes, o.cols,
+                               decoded + size_t(i) * o.cols * lanes);
+        }
+        some.blocks = reinterpret_cast<const uint8_t *>(decoded);
+        some.block_bytes = block_bytes(Format::f32, o.cols);
+        gemm_blocks<V, F32Block<V>>(some, rows, count);
+    }
+}
+
+// `decoded` is room for two fp32 blocks.
+template <class V>
+void gemm(Format format, const Operands &o, int rows, int num_blocks, float *decoded) {
+    switch (format) {
+    case Format::f32:
+        return gemm_blocks<V, F32Block<V>>(o, rows, num_blocks);
+    case Format::bf16:
+        return gemm_blocks<V, Bf16Block<V>>(o, rows, num_blocks);
+    case Format::q8_0:
+        return gemm_quantized<V, Q8Block<V>>(o, rows, num_blocks, decoded);
+    case Format::q4_0:
+        return gemm_quantized<V, Q40Block<V>>(o, rows, num_blocks, decoded);
+    case Format::q4_1:
+        return gemm_quantized<V, Q41Block<V>>(o, rows, num_blocks, decoded);
+    }
+}
+
+} // namespace headrace

@@ -1,0 +1,59 @@
+// The operations that exist once per instruction set, and the choice among them.
+//
+// Each kernels_*.cpp defines sixteen lanes of fp32 its own way and instantiates the same
+// templates over them; everything else is compiled once, for the oldest processor.
+#pragma once
+#include "cpu/attention.h"
+
+namespace headrace {
+
+enum class Isa : int32_t { best, portable, avx2, avx512 };
+enum class Gate : int32_t { silu, gelu, gelu_tanh };
+
+struct Kernels {
+    Isa isa;
+    void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
+    void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
+    void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
+    void (*softcap)(float cap, float *x, int n);             // n a multiple of 16, in place
+};
+
+// Null when this processor, or this build, lacks the instruction set.
+const Kernels *find_kernels(Isa isa);
+
+template <class V> void apply_gate(Gate kind, float *gate, const float *up, int n) {
+    for (int i = 0; i < n; i += lanes) {
+        auto x = V::load(gate + i);
+        switch (kind) {
+        case Gate::silu:
+            x = silu<V>(x);
+            break;
+        case Gate::gelu:
+            x = gelu<V>(x);
+            break;
+        case Gate::gelu_tanh:
+            x = gelu_tanh<V>(x);
+            break;
+        }
+        V::store(gate + i, V::mul(x, V::load(up + i)));
+    }
+}
+
+template <class V> void apply_softcap(float cap, float *x, int n) {
+    for (int i = 0; i < n; i += lanes) {
+        const auto capped = tanh_of<V>(V::mul(V::load(x + i), V::set(1.0f / cap)));
+        V::store(x + i, V::mul(capped, V::set(cap)));
+    }
+}
+
+template <class V> constexpr Kernels kernels_over(Isa isa) {
+    return {isa, gemm<V>, attend_segment<V>, apply_gate<V>, apply_softcap<V>};
+}
+
+extern const Kernels portable_kernels;
+#if defined(__x86_64__)
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
+#endif
+
+} // namespace headrace

@@ -1,0 +1,109 @@
+#if defined(__x86_64__)
+#include "cpu/operands.h"
+
+#include <immintrin.h>
+#pragma GCC target("avx2,fma,f16c")
+#include "cpu/kernels.h"
+
+namespace headrace {
+
+namespace {
+
+struct Avx2 {
+    struct Floats {
+        __m256 low, high;
+    };
+    static constexpr int max_sums = 6; // two of 16 registers each
+
+    static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+    static Floats load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+    static void store(float *p, Floats x) {
+        _mm256_storeu_ps(p, x.low);
+        _mm256_storeu_ps(p + 8, x.high);
+    }
+    static Floats add(Floats a, Floats b) {
+        return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+    }
+    static Floats sub(Floats a, Floats b) {
+        return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+    }
+    static Floats mul(Floats a, Floats b) {
+        return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+    }
+    static Floats div(Floats a, Floats b) {
+        return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)};
+    }
+    static Floats fma(Floats a, Floats b, Floats c) {
+        return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+    }
+    static Floats max(Floats a, Floats b) {
+        return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+    }
+    static Floats min(Floats a, Floats b) {
+        return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+    }
+    static Floats round(Floats x) {
+        return {_mm256_round_ps(x.low, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+                _mm256_round_ps(x.high, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+    }
+    static __m256 power_of_two(__m256 n) {
+        const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    }
+    static Floats times_power_of_two(Floats x, Floats n) {
+        return mul(x, {power_of_two(n.low), power_of_two(n.high)});
+    }
+    static Floats zero_below(Floats x, float limit, Floats y) {
+        const __m256 bound = _mm256_set1_ps(limit);
+        return {_mm256_and_ps(_mm256_cmp_ps(x.low, bound, _CMP_NLT_UQ), y.low),
+                _mm256_and_ps(_mm256_cmp_ps(x.high, bound, _CMP_NLT_UQ), y.high)};
+    }
+    static float sum(Floats x) {
+        const __m256 eight = _mm256_add_ps(x.low, x.high);
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(four, _mm_shuffle_ps(four, four, 1)));
+    }
+    static float highest(Floats x) {
+        const __m256 eight = _mm256_max_ps(x.low, x.high);
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
+    }
+
+    static __m256i eight_words(const uint8_t *p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+    }
+    static Floats bf16_even(const uint8_t *p) {
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(eight_words(p), 16)),
+                _mm256_castsi256_ps(_mm256_slli_epi32(eight_words(p + 32), 16))};
+    }
+    static Floats bf16_odd(const uint8_t *p) {
+        const __m256i mask = _mm256_set1_epi32(int(0xffff0000));
+        return {_mm256_castsi256_ps(_mm256_and_si256(eight_words(p), mask)),
+                _mm256_castsi256_ps(_mm256_and_si256(eight_words(p + 32), mask))};
+    }
+    static __m256 eight_halves(const uint8_t *p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    }
+    static Floats fp16(const uint8_t *p) { return {eight_halves(p), eight_halves(p + 16)}; }
+    static __m256 eight_int8(const uint8_t *p) {
+        return _mm256_cvtepi32_ps(
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    }
+    static Floats int8(const uint8_t *p) { return {eight_int8(p), eight_int8(p + 8)}; }
+    static __m256 eight_nibbles(const uint8_t *p, int j) {
+        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), _mm256_set1_epi32(4 * j));
+        return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(15)));
+    }
+    static Floats nibble(const uint8_t *p, int j) {
+        return {eight_nibbles(p, j), eight_nibbles(p + 32, j)};
+    }
+};
+
+} // namespace
+
+const Kernels avx2_kernels = kernels_over<Avx2>(Isa::avx2);
+
+} // namespace headrace
+#endif

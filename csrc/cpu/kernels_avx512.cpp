@@ -1,0 +1,64 @@
+#if defined(__x86_64__)
+#include "cpu/operands.h"
+
+// GCC 12 takes the undefined operand of its own intrinsics for a variable of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC target("avx512f,avx2,fma,f16c")
+#include "cpu/kernels.h"
+
+namespace headrace {
+
+namespace {
+
+struct Avx512 {
+    using Floats = __m512;
+    static constexpr int max_sums = 24; // of 32 registers; the rest hold weights
+
+    static Floats set(float x) { return _mm512_set1_ps(x); }
+    static Floats load(const float *p) { return _mm512_loadu_ps(p); }
+    static void store(float *p, Floats x) { _mm512_storeu_ps(p, x); }
+    static Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+    static Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+    static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+    static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+    static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+    static Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+    static Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+    static Floats round(Floats x) { return _mm512_roundscale_ps(x, 0); }
+    static Floats times_power_of_two(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+    static Floats zero_below(Floats x, float limit, Floats y) {
+        return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_NLT_UQ), y);
+    }
+    static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
+    static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
+
+    static Floats bf16_even(const uint8_t *p) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+    }
+    static Floats bf16_odd(const uint8_t *p) {
+        return _mm512_castsi512_ps(
+            _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(int(0xffff0000))));
+    }
+    static Floats fp16(const uint8_t *p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    }
+    static Floats int8(const uint8_t *p) {
+        return _mm512_cvtepi32_ps(
+            _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
+    // The permutation reads four bits of each lane, so it masks and converts in one instruction.
+    static Floats nibble(const uint8_t *p, int j) {
+        const Floats values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i shifted = _mm512_srlv_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(4 * j));
+        return _mm512_permutexvar_ps(shifted, values);
+    }
+};
+
+} // namespace
+
+const Kernels avx512_kernels = kernels_over<Avx512>(Isa::avx512);
+
+} // namespace headrace
+#endif

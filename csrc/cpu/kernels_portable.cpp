@@ -1,0 +1,107 @@
+#include "cpu/kernels.h"
+#include "cpu/numbers.h"
+
+#include <cmath>
+
+namespace headrace {
+
+namespace {
+
+// Plain loops over sixteen lanes: right everywhere, and as fast as the compiler makes them.
+struct Portable {
+    struct Floats {
+        float lane[lanes];
+    };
+    static constexpr int max_sums = 2; // four of SSE's 16 registers each
+
+    template <class Body> static Floats each(const Body &body) {
+        Floats result;
+        for (int i = 0; i < lanes; ++i) {
+            result.lane[i] = body(i);
+        }
+        return result;
+    }
+    static Floats set(float x) {
+        return each([&](int) { return x; });
+    }
+    static Floats load(const float *p) {
+        return each([&](int i) { return p[i]; });
+    }
+    static void store(float *p, const Floats &x) { std::memcpy(p, x.lane, sizeof x.lane); }
+    static Floats add(const Floats &a, const Floats &b) {
+        return each([&](int i) { return a.lane[i] + b.lane[i]; });
+    }
+    static Floats sub(const Floats &a, const Floats &b) {
+        return each([&](int i) { return a.lane[i] - b.lane[i]; });
+    }
+    static Floats mul(const Floats &a, const Floats &b) {
+        return each([&](int i) { return a.lane[i] * b.lane[i]; });
+    }
+    static Floats div(const Floats &a, const Floats &b) {
+        return each([&](int i) { return a.lane[i] / b.lane[i]; });
+    }
+    static Floats fma(const Floats &a, const Floats &b, const Floats &c) { // rounds twice
+        return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+    }
+    static Floats max(const Floats &a, const Floats &b) {
+        return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+    }
+    static Floats min(const Floats &a, const Floats &b) {
+        return each([&](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+    }
+    static Floats round(const Floats &x) {
+        return each([&](int i) { return std::nearbyintf(x.lane[i]); });
+    }
+    static Floats times_power_of_two(const Floats &x, const Floats &n) {
+        return each(
+            [&](int i) { return x.lane[i] * from_bits(uint32_t(int(n.lane[i]) + 127) << 23); });
+    }
+    static Floats zero_below(const Floats &x, float limit, const Floats &y) {
+        return each([&](int i) { return x.lane[i] < limit ? 0.0f : y.lane[i]; });
+    }
+    static float sum(const Floats &x) {
+        float total = 0.0f;
+        for (float lane : x.lane) {
+            total += lane;
+        }
+        return total;
+    }
+    static float highest(const Floats &x) {
+        float result = x.lane[0];
+        for (float lane : x.lane) {
+            result = lane > result ? lane : result;
+        }
+        return result;
+    }
+
+    static uint32_t word(const uint8_t *p, int i) {
+        uint32_t result;
+        std::memcpy(&result, p + 4 * i, 4);
+        return result;
+    }
+    static Floats bf16_even(const uint8_t *p) {
+        return each([&](int i) { return from_bits(word(p, i) << 16); });
+    }
+    static Floats bf16_odd(const uint8_t *p) {
+        return each([&](int i) { return from_bits(word(p, i) & 0xffff0000); });
+    }
+    static Floats fp16(const uint8_t *p) {
+        return each([&](int i) {
+            uint16_t half;
+            std::memcpy(&half, p + 2 * i, 2);
+            return from_fp16(half);
+        });
+    }
+    static Floats int8(const uint8_t *p) {
+        return each([&](int i) { return float(int8_t(p[i])); });
+    }
+    static Floats nibble(const uint8_t *p, int j) {
+        return each([&](int i) { return float(int(word(p, i) >> (4 * j) & 15)); });
+    }
+};
+
+} // namespace
+
+const Kernels portable_kernels = kernels_over<Portable>(Isa::portable);
+
+} // namespace headrace

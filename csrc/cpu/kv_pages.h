@@ -1,0 +1,41 @@
+// The KV cache: per layer, pages of [kv_heads] x (keys, values) in the layout of attention.h.
+//   keys    [page_tokens / 16] blocks of [head_dim] x 16 tokens
+//   values  [head_dim / 16, rounded up] blocks of [page_tokens] x 16 numbers
+// each block as in matrix.h, f32 or bf16.
+#pragma once
+#include "cpu/matrix.h"
+
+namespace headrace {
+
+class KvPages {
+public:
+    void allocate(Format format, int num_layers, int num_pages, int page_tokens, int num_kv_heads,
+                  int head_dim);
+
+    const uint8_t *keys(int layer, int kv_head) const {
+        return at(layer) + size_t(kv_head) * head_bytes();
+    }
+    const uint8_t *values(int layer, int kv_head) const {
+        return keys(layer, kv_head) + key_bytes();
+    }
+    size_t page_bytes() const { return head_bytes() * num_kv_heads_; }
+    Format format() const { return format_; }
+
+    // Store one token's key and value, [kv_heads, head_dim] each, in row `row` of `page`.
+    void write(int layer, int page, int row, const float *keys, const float *values);
+
+private:
+    size_t key_bytes() const { return page_tokens_ / lanes * block_bytes(format_, head_dim_); }
+    size_t head_bytes() const {
+        return key_bytes() + blocks_of(head_dim_) * block_bytes(format_, page_tokens_);
+    }
+    uint8_t *at(int layer) const {
+        return buffer_.as<uint8_t>() + size_t(layer) * num_pages_ * page_bytes();
+    }
+
+    Format format_ = Format::f32;
+    int num_pages_ = 0, page_tokens_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    Buffer buffer_;
+};
+
+} // namespace headrace

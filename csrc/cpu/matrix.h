@@ -1,0 +1,82 @@
+// A weight matrix [rows, cols], packed for the tiles of gemm.h, and the buffer that holds it.
+//
+// Rows are output features. Sixteen of them form a block, one lane each; a block is stored along
+// its cols, so that a tile reads it front to back:
+//   f32    [cols][16] float
+//   bf16   [cols / 2][16][2] bf16, odd cols padded with zeros
+//   q8_0   [cols / 32] of { [16] fp16 scale, [32][16] int8 }
+//   q4_0   [cols / 32] of { [16] fp16 scale, [4][16] uint32 of eight nibbles }
+//   q4_1   [cols / 32] of { [16] fp16 scale, [16] fp16 minimum, [4][16] uint32 of eight nibbles }
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+constexpr int lanes = 16;
+constexpr int quantized_group = 32;
+
+constexpr int blocks_of(int n) {
+    return (n + lanes - 1) / lanes;
+}
+constexpr int padded(int n) {
+    return blocks_of(n) * lanes;
+}
+
+enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1 };
+
+constexpr size_t block_bytes(Format format, int cols) {
+    const size_t groups = size_t(cols) / quantized_group;
+    switch (format) {
+    case Format::f32:
+        return size_t(cols) * lanes * 4;
+    case Format::bf16:
+        return size_t(cols + 1) / 2 * lanes * 4;
+    case Format::q8_0:
+        return groups * (lanes * 2 + quantized_group * lanes);
+    case Format::q4_0:
+        return groups * (lanes * 2 + quantized_group * lanes / 2);
+    case Format::q4_1:
+        return groups * (lanes * 4 + quantized_group * lanes / 2);
+    }
+    return 0;
+}
+
+// Zeroed memory, aligned to a cache line, on huge pages where the system grants them.
+class Buffer {
+public:
+    Buffer() = default;
+    ~Buffer();
+    Buffer(const Buffer &) = delete;
+    Buffer &operator=(const Buffer &) = delete;
+
+    void allocate(size_t num_bytes); // throws std::bad_alloc
+    template <class T> T *as() const { return static_cast<T *>(data_); }
+    size_t size() const { return size_; }
+
+private:
+    void *data_ = nullptr;
+    size_t size_ = 0;
+};
+
+struct Matrix {
+    Format format = Format::f32;
+    int rows = 0;
+    int cols = 0;
+    Buffer packed;
+
+    void allocate(Format format, int rows, int cols);
+    const uint8_t *block(int n) const {
+        return packed.as<uint8_t>() + size_t(n) * block_bytes(format, cols);
+    }
+};
+
+// Pack rows [first_row, first_row + num_rows) from row-major `source`, first_row a multiple of 16.
+// For f32 and bf16 the source is fp32, or the bf16 itself; quantized rows are GGUF blocks.
+void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);
+void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source);
+
+// One row, decoded: the embedding of a token when head and embedding share one packed matrix.
+void unpack_row(const Matrix &matrix, int row, float *out);
+
+} // namespace headrace

@@ -1,0 +1,30 @@
+#include "cpu/model.h"
+
+namespace headrace {
+
+Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig *rope_configs)
+    : config(c), kernels(find_kernels(c.isa)), layers(c.num_layers), pool(c.num_threads) {
+    for (int i = 0; i < c.num_layers; ++i) {
+        layers[i].config = layer_configs[i];
+    }
+    for (int i = 0; i < c.num_ropes; ++i) {
+        const RopeConfig &rope = rope_configs[i];
+        ropes.push_back({std::vector<float>(rope.inv_freq, rope.inv_freq + rope.num_pairs),
+                         rope.interleaved != 0, rope.scale});
+    }
+    kv.allocate(c.kv_format, c.num_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim);
+    workspace.scratch = std::vector<Buffer>(pool.num_threads());
+}
+
+Matrix &Model::matrix(int layer, int slot) {
+    if (layer < 0) {
+        return slot == 0 ? embed : head;
+    }
+    return layers[layer].matrices[slot];
+}
+
+std::vector<float> &Model::vector(int layer, int slot) {
+    return layer < 0 ? norm : layers[layer].vectors[slot];
+}
+
+} // namespace headrace

@@ -1,0 +1,117 @@
+// A decoder on the CPU: its shape, packed weights, KV pages and threads.
+#pragma once
+#include "cpu/kernels.h"
+#include "cpu/kv_pages.h"
+#include "cpu/matrix.h"
+#include "cpu/thread_pool.h"
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace headrace {
+
+enum class Placement : int32_t { pre, pre_post, post, parallel };
+enum class QKNorm : int32_t { none, per_head, full };
+
+// The fields of DecoderSpec that the step needs, and the executor's own. Mirrored by ctypes in
+// cpu_executor.py; a field of one is a field of the other, in the same order.
+struct Config {
+    int32_t vocab_size, hidden_size, intermediate_size;
+    int32_t num_heads, num_kv_heads, head_dim;
+    int32_t num_layers, num_ropes;
+    int32_t layer_norm; // 1: subtract the mean. `1 + w` is already added to the weights.
+    Placement placement;
+    QKNorm qk_norm;
+    Gate activation;
+    int32_t num_pages, page_tokens;
+    Format kv_format;
+    int32_t num_threads;
+    Isa isa;
+    float norm_eps;
+    float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
+    float embedding_multiplier, residual_multiplier, logit_multiplier;
+};
+
+struct LayerConfig {
+    int32_t rope;   // -1: none
+    int32_t window; // INT32_MAX: all
+};
+
+struct RopeConfig {
+    const float *inv_freq; // [num_pairs]
+    int32_t num_pairs;
+    int32_t interleaved;
+    float scale;
+};
+
+struct Rope {
+    std::vector<float> inv_freq;
+    bool interleaved;
+    float scale;
+};
+
+// Indices into Layer::matrices and Layer::vectors; the same numbers in cpu_executor.py.
+enum MatrixSlot { slot_q, slot_k, slot_v, slot_o, slot_gate, slot_up, slot_down, num_matrix_slots };
+enum VectorSlot {
+    slot_attn_norm,
+    slot_attn_post_norm,
+    slot_mlp_norm,
+    slot_mlp_post_norm,
+    slot_q_norm,
+    slot_k_norm,
+    slot_q_bias,
+    slot_k_bias,
+    slot_v_bias,
+    slot_o_bias,
+    slot_gate_bias,
+    slot_up_bias,
+    slot_down_bias,
+    num_vector_slots
+};
+
+struct Layer {
+    LayerConfig config;
+    Matrix matrices[num_matrix_slots];
+    std::vector<float> vectors[num_vector_slots]; // empty when the model has none
+};
+
+// Buffers of one step, kept for the next and grown when a step is larger.
+struct Workspace {
+    Buffer residual, normed, q, k, v, queries, attended, sublayer, gate, up, cos, sin, partials;
+    std::vector<Buffer> scratch; // one per thread
+};
+
+struct Model {
+    Model(const Config &config, const LayerConfig *layers, const RopeConfig *ropes);
+
+    Config config;
+    const Kernels *kernels; // null when the processor lacks the ISA asked for
+    std::vector<Rope> ropes;
+    std::vector<Layer> layers;
+    Matrix embed, head; // `head` stays empty when tied
+    std::vector<float> norm;
+    KvPages kv;
+    Workspace workspace;
+    ThreadPool pool;
+    std::mutex in_use; // one step at a time
+
+    Matrix &matrix(int layer, int slot);
+    std::vector<float> &vector(int layer, int slot);
+};
+
+// One step; mirrored by ctypes in cpu_executor.py. Meaning as in `Batch`, executor.py.
+struct Step {
+    const int32_t *token_ids, *positions, *sequences; // [num_tokens]
+    const int32_t *page_table;                        // [num_sequences, max_pages]
+    const int32_t *logit_rows;                        // [num_logit_rows]
+    float *logits;                                    // [num_logit_rows, vocab, padded to 16]
+    int32_t num_tokens, num_sequences, max_pages, num_logit_rows;
+};
+
+// False when an id, position, sequence, page or row is out of range.
+bool is_valid(const Model &model, const Step &step);
+
+void run_step(Model &model, const Step &step);
+
+} // namespace headrace

@@ -1,0 +1,43 @@
+// Conversions between fp32 and the 16-bit formats, one number at a time.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace headrace {
+
+inline float from_bits(uint32_t bits) {
+    float number;
+    std::memcpy(&number, &bits, 4);
+    return number;
+}
+
+inline uint32_t to_bits(float number) {
+    uint32_t bits;
+    std::memcpy(&bits, &number, 4);
+    return bits;
+}
+
+inline float from_bf16(uint16_t bits) {
+    return from_bits(uint32_t(bits) << 16);
+}
+
+// Rounds to nearest, ties to even. A NaN stays one.
+inline uint16_t to_bf16(float number) {
+    const uint32_t bits = to_bits(number);
+    if ((bits & 0x7fffffff) > 0x7f800000) {
+        return uint16_t(bits >> 16 | 0x40);
+    }
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline float from_fp16(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16;
+    const uint32_t magnitude = uint32_t(half & 0x7fff) << 13;
+    if ((half & 0x7c00) == 0x7c00) {
+        return from_bits(sign | 0x7f800000 | magnitude);
+    }
+    // Moved into place the exponent is 112 too small; the product fixes it, subnormals included.
+    return from_bits(sign | to_bits(from_bits(magnitude) * 0x1p112f));
+}
+
+} // namespace headrace

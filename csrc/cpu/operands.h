@@ -1,0 +1,65 @@
+// What the kernels work on. Code here is compiled for the oldest processor: kernels_*.cpp include
+// it before they raise the target, so that no function shared by several of them needs a new one.
+#pragma once
+#include "cpu/matrix.h"
+
+namespace headrace {
+
+// Of one product; see gemm.h.
+struct Operands {
+    const uint8_t *blocks; // the first
+    size_t block_bytes;
+    int cols;
+    const float *x; // [rows, cols], the first row
+    int x_stride;
+    float *out;
+    int out_stride;
+    bool accumulate; // start the sums from `out` rather than from zero
+
+    Operands at_row(int row) const {
+        Operands moved = *this;
+        moved.x += size_t(row) * x_stride;
+        moved.out += size_t(row) * out_stride;
+        return moved;
+    }
+    Operands at_block(int block) const {
+        Operands moved = *this;
+        moved.blocks += block * block_bytes;
+        moved.out += block * lanes;
+        return moved;
+    }
+};
+
+// Of attention; see attention.h.
+constexpr int segment_tokens = 256; // a multiple of every page size
+constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2
+
+struct AttentionTile {
+    const float *queries; // [tokens, group, head_dim], rotated and scaled
+    int num_tokens;
+    int group; // query heads per KV head
+    int head_dim;
+    int first_position;    // of the first token
+    int window;            // tokens seen, the newest included
+    float softcap;         // 0: none
+    Format format;         // of keys and values
+    const uint8_t *keys;   // of this layer and KV head, in page 0
+    const uint8_t *values; // likewise
+    size_t page_stride;    // bytes from page to page
+    int page_tokens;
+    const int32_t *pages; // of the sequence
+
+    int rows() const { return num_tokens * group; }
+    int position(int row) const { return first_position + row / group; }
+    int first_key(int row) const { return position(row) < window ? 0 : position(row) - window + 1; }
+};
+
+// Softmax numerators and their sum over some keys, for each row of a tile.
+struct Partial {
+    float *maximum; // [rows], -inf where a row saw no key
+    float *sum;     // [rows]
+    float *values;  // [rows, stride]
+    int stride;
+};
+
+} // namespace headrace

@@ -1,0 +1,73 @@
+// Threads that run one step after another, each step a sequence of short parallel phases.
+//
+// Inside a step a phase lasts 20 to 500 us, so waiting threads spin, then yield; between steps
+// workers sleep. Tasks are claimed one by one and finished tasks are counted, not arrived threads:
+// a worker that the system has descheduled holds up nothing but the task it is in.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace headrace {
+
+class ThreadPool {
+public:
+    explicit ThreadPool(int num_threads); // the caller of `run` is one of them
+    ~ThreadPool();
+
+    int num_threads() const { return int(workers_.size()) + 1; }
+
+    // The workers are awake while one of these lives: around a step.
+    class Awake {
+    public:
+        explicit Awake(ThreadPool &pool) : pool_(pool) { pool_.begin_step(); }
+        ~Awake() { pool_.end_step(); }
+
+    private:
+        ThreadPool &pool_;
+    };
+
+    // Call body(task, thread) for every task in [0, num_tasks); returns when all have finished.
+    template <class Body> void run(int num_tasks, const Body &body) {
+        if (num_tasks <= 1 || workers_.empty()) {
+            for (int task = 0; task < num_tasks; ++task) {
+                body(task, 0);
+            }
+            return;
+        }
+        publish(
+            num_tasks,
+            [](const void *self, int task, int thread) {
+                (*static_cast<const Body *>(self))(task, thread);
+            },
+            &body);
+    }
+
+private:
+    using Invoke = void (*)(const void *body, int task, int thread);
+
+    void begin_step();
+    void end_step();
+    void publish(int num_tasks, Invoke invoke, const void *body);
+    bool claim_and_run(int thread); // false: nothing was left to claim
+    void work(int thread);
+
+    // Phase number in the upper half, unclaimed tasks in the lower. A claim is one
+    // compare-and-swap of both, so a late worker cannot take a task of a phase it did not read.
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<int> num_finished_{0};
+    alignas(64) std::atomic<int> num_tasks_{0};
+    std::atomic<Invoke> invoke_{nullptr};
+    std::atomic<const void *> body_{nullptr};
+
+    std::atomic<bool> in_step_{false};
+    bool stopping_ = false; // guarded by mutex_
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+};
+
+} // namespace headrace

@@ -1,0 +1,342 @@
+"""Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
+
+Activations are fp32 and every sum has one order, so the logits of a token have the same bits
+whatever its batch mates, its chunking and the number of threads.
+"""
+
+import ctypes
+import os
+from collections.abc import Callable
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from headrace.core import load_core
+from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.names import weight_shapes
+from headrace.engine_proc.worker.spec import (
+    Activation,
+    DecoderSpec,
+    Norm,
+    Placement,
+    QKNorm,
+)
+from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.errors import ModelError
+
+LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
+SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
+UNLIMITED = 2**31 - 1
+PACK_NUMBERS = 1 << 22  # decoded at a time while packing: 16 MB of fp32
+
+
+class UnsupportedSpec(ModelError):
+    """The spec has a field that this executor cannot honor; the text names it."""
+
+
+class WeightDtype(StrEnum):
+    """How weights are held in memory."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    PACKED = "packed"  # as stored: 4 and 8 bits stay 4 and 8 bits, fp16 becomes fp32
+
+
+class KVDtype(StrEnum):
+    """How keys and values are held: exactly, or rounded in half the memory."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Isa(StrEnum):
+    """The instruction set; `BEST` is the widest this processor has."""
+
+    BEST = "best"
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512 = "avx512"
+
+
+# The order of these is the numbering of csrc/cpu.
+ISAS = tuple(Isa)
+PLACEMENTS = tuple(Placement)
+QK_NORMS = tuple(QKNorm)
+ACTIVATIONS = tuple(Activation)
+FORMATS = (Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1)
+QUANTIZED = FORMATS[2:]
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+VECTORS = (
+    "attn_norm",
+    "attn_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "q_norm",
+    "k_norm",
+    *(f"{name}.bias" for name in MATRICES),
+)
+
+
+class Config(Structure):
+    """`Config` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("vocab_size", "hidden_size", "intermediate_size")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
+        *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
+        *((name, c_int32) for name in ("num_pages", "page_tokens", "kv_format")),
+        *((name, c_int32) for name in ("num_threads", "isa")),
+        *((name, c_float) for name in ("norm_eps", "attention_scale")),
+        *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
+        *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
+        ("logit_multiplier", c_float),
+    )
+
+
+class LayerConfig(Structure):
+    """`LayerConfig` of csrc/cpu/model.h."""
+
+    _fields_ = (("rope", c_int32), ("window", c_int32))
+
+
+class RopeConfig(Structure):
+    """`RopeConfig` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        ("inv_freq", POINTER(c_float)),
+        ("num_pairs", c_int32),
+        ("interleaved", c_int32),
+        ("scale", c_float),
+    )
+
+
+class Step(Structure):
+    """`Step` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
+        *((name, c_void_p) for name in ("page_table", "logit_rows", "logits")),
+        *((name, c_int32) for name in ("num_tokens", "num_sequences")),
+        *((name, c_int32) for name in ("max_pages", "num_logit_rows")),
+    )
+
+
+class CpuExecutor:
+    """An `Executor`. One step runs at a time; a second caller waits.
+
+    Args:
+        page_tokens: a multiple of 16 that divides 256.
+        weight_dtype: `packed` keeps F32, BF16, Q8_0, Q4_0 and Q4_1 as they are stored, decodes F16
+            to fp32 and rounds the other quantized formats to bf16.
+        threads: of one step, the caller's included. By default, one per core we may use.
+        progress: called with (weights packed, weights in all) while loading.
+
+    Raises:
+        UnsupportedSpec: a size that the kernels cannot take.
+        ModelError: a weight is missing or has another shape than the spec says.
+        MemoryError: weights or pages do not fit.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_pages: int,
+        page_tokens: int = 32,
+        weight_dtype: WeightDtype | str = WeightDtype.PACKED,
+        kv_dtype: KVDtype | str = KVDtype.FLOAT32,
+        threads: int | None = None,
+        isa: Isa | str = Isa.BEST,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.model = c_void_p()  # for __del__, should anything below raise
+        check_sizes(spec, page_tokens)
+        check_shapes(spec, weights)
+        self.spec = spec
+        self.page_tokens = page_tokens
+        self.weight_dtype = WeightDtype(weight_dtype)
+        self.core = declare(load_core())
+        config = Config(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            num_layers=len(spec.layers),
+            num_ropes=len(spec.ropes),
+            layer_norm=spec.norm == Norm.LAYER,
+            placement=PLACEMENTS.index(spec.placement),
+            qk_norm=QK_NORMS.index(spec.qk_norm),
+            activation=ACTIVATIONS.index(spec.activation),
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            kv_format=FORMATS.index(
+                Format.F32 if KVDtype(kv_dtype) == KVDtype.FLOAT32 else Format.BF16
+            ),
+            num_threads=threads or len(os.sched_getaffinity(0)),
+            isa=ISAS.index(Isa(isa)),
+            norm_eps=spec.norm_eps,
+            attention_scale=spec.attention_scale,
+            attention_softcap=spec.attention_softcap or 0.0,
+            logit_softcap=spec.logit_softcap or 0.0,
+            embedding_multiplier=spec.embedding_multiplier,
+            residual_multiplier=spec.residual_multiplier,
+            logit_multiplier=spec.logit_multiplier,
+        )
+        self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec)))
+        if not self.model:
+            raise MemoryError(f"{num_pages} KV pages of {page_tokens} tokens do not fit")
+        number: int = self.core.headrace_cpu_isa(self.model)
+        self.isa = ISAS[number]  # the one in use
+        if self.isa == Isa.BEST:
+            raise UnsupportedSpec(f"this processor has no {isa}")
+        names = list(weight_shapes(spec))
+        for done, name in enumerate(names):
+            progress(done, len(names))
+            self.load(name, weights[name])
+        progress(len(names), len(names))
+
+    def __del__(self) -> None:
+        if self.model:
+            self.core.headrace_cpu_destroy(self.model)
+
+    def load(self, name: str, tensor: StoredTensor) -> None:
+        """Pack one weight. Holds no more than one slice of it decoded."""
+        layer, local = split_name(name)
+        if len(tensor.shape) == 1:
+            numbers = np.ascontiguousarray(tensor.to_float32())
+            if self.spec.norm == Norm.RMS_ONE_PLUS and local.endswith("norm"):
+                numbers = numbers + np.float32(1.0)
+            slot = 0 if layer < 0 else VECTORS.index(local)
+            pointer = numbers.ctypes.data
+            self.core.headrace_cpu_set_vector(self.model, layer, slot, pointer, len(numbers))
+            return
+        slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
+        format = packed_format(tensor.format, self.weight_dtype)
+        where = (self.model, layer, slot)
+        if not self.core.headrace_cpu_allocate(*where, FORMATS.index(format), *tensor.shape):
+            raise MemoryError(f"weight {name!r} does not fit")
+        num_rows, num_cols = tensor.shape
+        step = max(LANES, PACK_NUMBERS // num_cols)
+        for first in range(0, num_rows, step):
+            rows = tensor.rows(first, min(first + step, num_rows))
+            if format == tensor.format and format != Format.F32:
+                stored = np.ascontiguousarray(rows.data)
+                pack, pointer = self.core.headrace_cpu_pack_stored, stored.ctypes.data
+            else:
+                numbers = np.ascontiguousarray(rows.to_float32())
+                pack, pointer = self.core.headrace_cpu_pack_float, numbers.ctypes.data
+            pack(*where, first, rows.shape[0], pointer)
+
+    def forward(self, batch: Batch) -> Floats:
+        """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
+        vocab = self.spec.vocab_size
+        num_rows = len(batch.logit_rows)
+        logits = np.empty((num_rows, -(-vocab // LANES) * LANES), np.float32)
+        fields = (
+            batch.token_ids,
+            batch.positions,
+            batch.sequences,
+            batch.page_table,
+            batch.logit_rows,
+        )
+        arrays = [np.ascontiguousarray(field, np.int32) for field in fields]
+        assert all(array.shape == arrays[0].shape for array in arrays[:3])
+        step = Step(
+            *(array.ctypes.data for array in arrays),
+            logits.ctypes.data,
+            len(arrays[0]),
+            *arrays[3].shape,
+            num_rows,
+        )
+        status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
+        if status == 1:
+            raise ValueError(
+                "the batch names a token, position, sequence, page or row beyond its range"
+            )
+        if status == 2:
+            raise MemoryError(f"a step of {len(arrays[0])} tokens does not fit")
+        return logits[:, :vocab]
+
+
+def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
+    """Raise what the class says where the kernels would read out of bounds."""
+    if page_tokens < LANES or page_tokens % LANES or SEGMENT_TOKENS % page_tokens:
+        raise ValueError(f"page_tokens is {page_tokens}, not a multiple of 16 that divides 256")
+    if spec.num_heads % spec.num_kv_heads:
+        raise UnsupportedSpec(
+            f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
+        )
+    for rope in spec.ropes:
+        if 2 * len(rope.inv_freq) > spec.head_dim:
+            raise UnsupportedSpec(
+                f"ropes: {len(rope.inv_freq)} pairs in a head_dim of {spec.head_dim}"
+            )
+
+
+def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
+    """Raise ModelError if a weight is missing or has the wrong shape."""
+    for name, shape in weight_shapes(spec).items():
+        if name not in weights:
+            raise ModelError(f"weight {name!r} is missing")
+        if weights[name].shape != shape:
+            raise ModelError(
+                f"weight {name!r} has shape {list(weights[name].shape)}, not {list(shape)}"
+            )
+
+
+def packed_format(stored: Format, dtype: WeightDtype) -> Format:
+    """Return the format in which a stored weight is held."""
+    if dtype == WeightDtype.PACKED:
+        if stored in FORMATS:
+            return stored
+        return Format.F32 if stored == Format.F16 else Format.BF16
+    return Format.F32 if dtype == WeightDtype.FLOAT32 else Format.BF16
+
+
+def split_name(name: str) -> tuple[int, str]:
+    """Return the layer, -1 outside of all, and the name within it."""
+    if not name.startswith("layers."):
+        return -1, name
+    _, index, local = name.split(".", 2)
+    return int(index), local
+
+
+def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
+    """Return the arrays of `LayerConfig` and `RopeConfig`."""
+    layers = (LayerConfig * len(spec.layers))()
+    for i, layer in enumerate(spec.layers):
+        layers[i] = LayerConfig(
+            -1 if layer.rope is None else layer.rope,
+            UNLIMITED if layer.window is None else layer.window,
+        )
+    ropes = (RopeConfig * max(1, len(spec.ropes)))()
+    for i, rope in enumerate(spec.ropes):
+        inv_freq = (c_float * len(rope.inv_freq))(*rope.inv_freq)
+        ropes[i] = RopeConfig(inv_freq, len(rope.inv_freq), rope.interleaved, rope.scale)
+    return layers, ropes
+
+
+def declare(core: ctypes.CDLL) -> ctypes.CDLL:
+    """Give the functions of csrc/cpu/api.cpp their types."""
+    where = (c_void_p, c_int32, c_int32)
+    for name, result, arguments in (
+        ("create", c_void_p, (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig))),
+        ("destroy", None, (c_void_p,)),
+        ("isa", c_int32, (c_void_p,)),
+        ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),
+        ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),
+        ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
+        ("set_vector", None, (*where, c_void_p, c_int32)),
+        ("step", c_int32, (c_void_p, POINTER(Step))),
+    ):
+        function = core[f"headrace_cpu_{name}"]
+        function.restype = result
+        function.argtypes = arguments
+        setattr(core, f"headrace_cpu_{name}", function)
+    return core

@@ -1,0 +1,331 @@
+"""The CPU executor: right against torch, and the same bits however the work is cut."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor, Isa, UnsupportedSpec
+from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.names import weight_shapes
+from headrace.engine_proc.worker.spec import (
+    Activation,
+    DecoderSpec,
+    LayerSpec,
+    Norm,
+    Placement,
+    QKNorm,
+    RopeTable,
+)
+from headrace.engine_proc.worker.torch_executor import TorchExecutor
+from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.errors import ModelError
+
+NUM_PAGES = 80
+LENGTH = 300  # more than one attention segment
+BLOCK_BYTES = {Format.Q8_0: 34, Format.Q4_0: 18, Format.Q4_1: 20}
+
+SPEC = DecoderSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=110,  # not a multiple of 16
+    hidden_size=96,
+    intermediate_size=160,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=1024,
+    layers=(LayerSpec(), LayerSpec()),
+    ropes=(RopeTable(inv_freq=tuple(100.0 ** (-i / 8) for i in range(8))),),
+    attention_scale=0.25,
+)
+# Between them, these use every field of the spec.
+SPECS = {
+    "llama": SPEC,
+    "gemma": dataclasses.replace(
+        SPEC,
+        norm=Norm.RMS_ONE_PLUS,
+        placement=Placement.PRE_POST,
+        qk_norm=QKNorm.PER_HEAD,
+        activation=Activation.GELU_TANH,
+        layers=(LayerSpec(window=7), LayerSpec(rope=1, window=290), LayerSpec(rope=1)),
+        ropes=(*SPEC.ropes, RopeTable(inv_freq=(0.5, 0.1), scale=1.25)),
+        attention_softcap=2.0,
+        logit_softcap=3.0,
+        embedding_multiplier=8.0,
+    ),
+    "olmo": dataclasses.replace(
+        SPEC,
+        placement=Placement.POST,
+        qk_norm=QKNorm.FULL,
+        tied_head=False,
+        residual_multiplier=0.5,
+        logit_multiplier=0.25,
+    ),
+    "cohere": dataclasses.replace(
+        SPEC,
+        norm=Norm.LAYER,
+        placement=Placement.PARALLEL,
+        activation=Activation.GELU,
+        layers=(LayerSpec(window=40), LayerSpec(rope=None)),
+        ropes=(dataclasses.replace(SPEC.ropes[0], interleaved=True),),
+    ),
+    "biases, odd sizes": dataclasses.replace(
+        SPEC,
+        hidden_size=50,
+        intermediate_size=77,
+        num_heads=5,
+        num_kv_heads=1,
+        head_dim=10,
+        ropes=(RopeTable(inv_freq=(1.0, 0.3, 0.1)),),
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+    ),
+}
+
+
+def stored(numbers: Floats, format: Format = Format.F32) -> StoredTensor:
+    if format == Format.BF16:
+        numbers = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    return StoredTensor(format, numbers.shape, np.ascontiguousarray(numbers).reshape(-1).view("u1"))
+
+
+def random_blocks(shape: tuple[int, ...], format: Format) -> StoredTensor:
+    rng = np.random.default_rng(shape)
+    blocks = rng.integers(0, 256, (shape[0] * shape[1] // 32, BLOCK_BYTES[format]), np.uint8)
+    for start, low, high in ((0, 0.002, 0.02), (2, -0.2, 0.0)):
+        if start == 0 or format == Format.Q4_1:
+            halves = rng.uniform(low, high, (len(blocks), 1)).astype("<f2")
+            blocks[:, start : start + 2] = halves.view("u1")
+    return StoredTensor(format, shape, blocks.reshape(-1))
+
+
+def random_weights(spec: DecoderSpec, format: Format = Format.F32) -> Weights:
+    rng = np.random.default_rng(1)
+    weights = {}
+    for name, shape in weight_shapes(spec).items():
+        numbers = rng.standard_normal(shape, np.float32) * np.float32(0.15)
+        if name.endswith("norm"):
+            weights[name] = stored(numbers + np.float32(spec.norm != Norm.RMS_ONE_PLUS))
+        elif format in BLOCK_BYTES and len(shape) == 2:
+            weights[name] = random_blocks(shape, format)
+        else:
+            weights[name] = stored(numbers, format if len(shape) == 2 else Format.F32)
+    return weights
+
+
+def cpu(spec: DecoderSpec, weights: Weights | None = None, **options: Any) -> CpuExecutor:
+    options = {"threads": 2, "num_pages": NUM_PAGES, "page_tokens": 16} | options
+    return CpuExecutor(spec, random_weights(spec) if weights is None else weights, **options)
+
+
+def text(sequence: int) -> list[int]:
+    rng = np.random.default_rng(sequence)
+    return [int(id) for id in rng.integers(0, SPEC.vocab_size, LENGTH)]
+
+
+def batch(parts: Sequence[tuple[int, int, int]], page_tokens: int = 16) -> Batch:
+    """Tokens `start` to `stop` of some sequences, with the logits of all."""
+    counts = [stop - start for _, start, stop in parts]
+    pages = -(-LENGTH // page_tokens)
+    table = np.random.default_rng(0).permutation(NUM_PAGES)[: 4 * pages].reshape(4, pages)
+    return Batch(
+        token_ids=np.concatenate([text(s)[a:b] for s, a, b in parts]).astype(np.int32),
+        positions=np.concatenate([np.arange(a, b) for _, a, b in parts]).astype(np.int32),
+        sequences=np.repeat([s for s, _, _ in parts], counts).astype(np.int32),
+        page_table=table.astype(np.int32),
+        logit_rows=np.arange(sum(counts), dtype=np.int32),
+    )
+
+
+def reference(spec: DecoderSpec, weights: Weights) -> Floats:
+    executor = TorchExecutor(spec, weights, num_pages=NUM_PAGES, page_tokens=16)
+    return executor.forward(batch([(0, 0, LENGTH)]))
+
+
+@pytest.fixture(params=SPECS)
+def spec(request: pytest.FixtureRequest) -> DecoderSpec:
+    return SPECS[request.param]
+
+
+def test_logits_are_those_of_transformers() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=SPEC.vocab_size,
+        hidden_size=SPEC.hidden_size,
+        intermediate_size=SPEC.intermediate_size,
+        num_hidden_layers=len(SPEC.layers),
+        num_attention_heads=SPEC.num_heads,
+        num_key_value_heads=SPEC.num_kv_heads,
+        head_dim=SPEC.head_dim,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        rms_norm_eps=SPEC.norm_eps,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    weights = {
+        "embed": stored(state["model.embed_tokens.weight"]),
+        "norm": stored(state["model.norm.weight"]),
+    }
+    for i in range(len(SPEC.layers)):
+        layer = f"model.layers.{i}."
+        weights[f"layers.{i}.attn_norm"] = stored(state[layer + "input_layernorm.weight"])
+        weights[f"layers.{i}.mlp_norm"] = stored(state[layer + "post_attention_layernorm.weight"])
+        for name in "qkvo":
+            weights[f"layers.{i}.{name}"] = stored(state[f"{layer}self_attn.{name}_proj.weight"])
+        for name in ("gate", "up", "down"):
+            weights[f"layers.{i}.{name}"] = stored(state[f"{layer}mlp.{name}_proj.weight"])
+    with torch.inference_mode():
+        expected = model(torch.tensor([text(0)])).logits[0].numpy()
+    logits = cpu(SPEC, weights).forward(batch([(0, 0, LENGTH)]))
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_every_field_of_the_spec_means_what_torch_says(spec: DecoderSpec, isa: Isa) -> None:
+    weights = random_weights(spec)
+    try:
+        executor = cpu(spec, weights, isa=isa)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    assert executor.isa == isa
+    logits = executor.forward(batch([(0, 0, LENGTH)]))
+    np.testing.assert_allclose(logits, reference(spec, weights), atol=2e-4)
+
+
+def test_no_cut_of_the_work_changes_a_bit(spec: DecoderSpec) -> None:
+    whole = cpu(spec, threads=1).forward(batch([(0, 0, LENGTH)]))
+
+    chunked = cpu(spec)
+    cuts = [0, 1, 8, 23, 24, 61, 160, 257, 258, 299, LENGTH]
+    parts = [chunked.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+    mixed = cpu(spec, threads=3)
+    mixed.forward(batch([(2, 0, 40), (0, 0, 285), (3, 0, 131), (1, 0, 17)]))
+    both = mixed.forward(batch([(1, 17, 18), (3, 131, 260), (0, 285, LENGTH), (2, 40, 41)]))
+    np.testing.assert_array_equal(both[130:145], whole[285:])
+
+
+def test_one_token_at_a_time_gives_the_bits_of_the_whole_prompt() -> None:
+    whole = cpu(SPEC).forward(batch([(0, 0, 70)]))
+    single = cpu(SPEC)
+    steps = [single.forward(batch([(0, i, i + 1)])) for i in range(70)]
+    np.testing.assert_array_equal(np.concatenate(steps), whole)
+
+
+def test_the_order_of_sequences_does_not_matter() -> None:
+    parts = [(0, 0, 5), (1, 0, 33), (2, 0, 1), (3, 0, 16)]
+    logits = cpu(SPEC).forward(batch(parts))
+    shuffled = cpu(SPEC).forward(batch([parts[i] for i in (2, 0, 3, 1)]))
+    np.testing.assert_array_equal(shuffled[1:6], logits[:5])
+    np.testing.assert_array_equal(shuffled[22:], logits[5:38])
+
+
+@pytest.mark.parametrize("page_tokens", [32, 64, 256])
+def test_the_page_size_does_not_change_a_bit(page_tokens: int) -> None:
+    spec = SPECS["gemma"]
+    executor = cpu(spec, page_tokens=page_tokens)
+    logits = executor.forward(batch([(0, 0, LENGTH)], page_tokens))
+    np.testing.assert_array_equal(logits, cpu(spec).forward(batch([(0, 0, LENGTH)])))
+
+
+def test_only_the_wanted_rows_are_returned() -> None:
+    both = batch([(0, 0, 9), (1, 0, 6)])
+    some = dataclasses.replace(both, logit_rows=np.array([8, 14], np.int32))
+    logits = cpu(SPEC).forward(some)
+    np.testing.assert_array_equal(logits, cpu(SPEC).forward(both)[[8, 14]])
+
+
+def test_a_step_may_want_no_logits() -> None:
+    silent = dataclasses.replace(batch([(0, 0, 9)]), logit_rows=np.array([], np.int32))
+    assert cpu(SPEC).forward(silent).shape == (0, SPEC.vocab_size)
+
+
+def test_what_another_sequence_left_in_a_page_is_not_seen() -> None:
+    clean = cpu(SPEC).forward(batch([(0, 0, 21)]))
+    weights = dict(random_weights(SPEC))
+    numbers = weights["embed"].to_float32()
+    unused = next(i for i in range(SPEC.vocab_size) if i not in text(0)[:21])
+    numbers[unused] = np.nan
+    weights["embed"] = stored(numbers)
+    spec = dataclasses.replace(SPEC, tied_head=False)
+    executor = cpu(spec, weights | {"head": random_weights(SPEC)["embed"]})
+    poison = batch([(0, 21, LENGTH)])  # rows of the same pages, beyond the next step's tokens
+    executor.forward(dataclasses.replace(poison, token_ids=np.full_like(poison.token_ids, unused)))
+    np.testing.assert_array_equal(executor.forward(batch([(0, 0, 21)])), clean)
+
+
+def test_bf16_pages_change_logits_little_and_no_cut_changes_a_bit(spec: DecoderSpec) -> None:
+    exact = cpu(spec).forward(batch([(0, 0, LENGTH)]))
+    whole = cpu(spec, kv_dtype="bfloat16").forward(batch([(0, 0, LENGTH)]))
+    assert 0 < np.abs(whole - exact).max() < 0.02 * np.abs(exact).max()
+    chunked = cpu(spec, kv_dtype="bfloat16")
+    parts = [chunked.forward(batch([(0, a, b)])) for a, b in [(0, 33), (33, 34), (34, LENGTH)]]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.BEST])
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1])
+def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) -> None:
+    weights = random_weights(SPEC, format)
+    packed = cpu(SPEC, weights, isa=isa)
+    decoded = cpu(SPEC, weights, weight_dtype="float32", isa=isa)
+    for step in (batch([(0, 0, LENGTH)]), batch([(1, 0, 5)]), batch([(1, 5, 6)])):
+        np.testing.assert_array_equal(packed.forward(step), decoded.forward(step))
+
+
+def test_half_precision_weights_can_be_had_in_bf16() -> None:
+    weights = random_weights(SPEC)
+    rounded = {
+        name: stored(torch.from_numpy(tensor.to_float32()).bfloat16().float().numpy())
+        if len(tensor.shape) == 2
+        else tensor
+        for name, tensor in weights.items()
+    }
+    logits = cpu(SPEC, weights, weight_dtype="bfloat16").forward(batch([(0, 0, 50)]))
+    np.testing.assert_array_equal(logits, cpu(SPEC, rounded).forward(batch([(0, 0, 50)])))
+
+
+def test_a_weight_of_the_wrong_shape_is_named() -> None:
+    weights = dict(random_weights(SPEC))
+    weights["layers.1.up"] = stored(np.zeros((95, 96), np.float32))
+    with pytest.raises(ModelError, match=r"'layers.1.up' has shape \[95, 96\], not \[160, 96\]"):
+        cpu(SPEC, weights)
+
+
+def test_a_missing_weight_is_named() -> None:
+    weights = dict(random_weights(SPEC))
+    del weights["norm"]
+    with pytest.raises(ModelError, match="'norm' is missing"):
+        cpu(SPEC, weights)
+
+
+def test_a_batch_out_of_range_is_refused() -> None:
+    executor = cpu(SPEC)
+    good = batch([(0, 0, 3)])
+    for field, value in (
+        ("token_ids", SPEC.vocab_size),
+        ("positions", -1),
+        ("positions", LENGTH + 100),
+        ("sequences", 4),
+        ("logit_rows", 3),
+        ("page_table", NUM_PAGES),
+    ):
+        bad = dataclasses.replace(good, **{field: np.full_like(getattr(good, field), value)})
+        with pytest.raises(ValueError, match="beyond its range"):
+            executor.forward(bad)
+
+
+def test_progress_counts_to_the_end() -> None:
+    seen: list[tuple[int, int]] = []
+    cpu(SPEC, progress=lambda done, total: seen.append((done, total)))
+    total = len(weight_shapes(SPEC))
+    assert seen == [(done, total) for done in range(total + 1)]
