@@ -7,14 +7,25 @@ render the same.
 """
 
 import datetime
+import json
 from typing import Any
 
 import jinja2
 import jinja2.sandbox
-import msgspec
 
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
+
+# What Python code that a template calls may raise, beside Jinja's own errors.
+TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class TemplateRefusal(jinja2.TemplateError):
@@ -25,9 +36,20 @@ def _raise(message: str) -> None:
     raise TemplateRefusal(message)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    encoded = msgspec.json.encode(value)
-    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _now(form: str) -> str:
@@ -69,7 +91,7 @@ class ChatTemplate:
         variables |= {"messages": messages, "add_generation_prompt": True}
         try:
             return self._template.render(variables)
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        except TEMPLATE_FAILURES as error:
             raise InvalidValue(
                 f"messages: the model's chat template refuses them: {error}", "messages"
             ) from error

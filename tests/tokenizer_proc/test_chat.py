@@ -1,0 +1,132 @@
+"""Chat templates render as they do in transformers, and cannot harm the process."""
+
+from typing import Any
+
+import pytest
+
+from headrace.errors import InvalidValue, ModelError, Unsupported
+from headrace.model_card import find_demo_model, read_gguf
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest, TextPart
+
+
+def render(source: str | None, *messages: ChatMessage, **variables: Any) -> str:
+    request = ChatRequest(
+        messages=list(messages) or [ChatMessage("user", "Hi")], chat_template_kwargs=variables
+    )
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(request)
+
+
+def test_template_sees_messages_special_tokens_and_the_wish_for_an_answer() -> None:
+    source = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")]
+    assert render(source, *messages) == "<s>[system]Be brief.[user]Hi[assistant]"
+
+
+def test_blocks_leave_no_lines_behind() -> None:
+    source = (
+        "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}"
+    )
+    assert render(source) == "Hi\n"
+
+
+def test_loop_controls_work() -> None:
+    source = "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}"
+    assert render(source, ChatMessage("user", "a"), ChatMessage("user", "b")) == "a"
+
+
+def test_text_parts_are_joined_by_lines() -> None:
+    message = ChatMessage("user", [TextPart("text", "a"), TextPart("text", "b")])
+    assert render("{{ messages[0].content }}", message) == "a\nb"
+
+
+def test_content_is_never_taken_for_template_code() -> None:
+    assert render("{{ messages[0].content }}", ChatMessage("user", "{{ 1 + 1 }}")) == "{{ 1 + 1 }}"
+
+
+def test_an_absent_name_is_absent() -> None:
+    source = "{{ 'name' in messages[0] }} {{ messages[1].name }}"
+    assert render(source, ChatMessage("user", "a"), ChatMessage("user", "b", "Bo")) == "False Bo"
+
+
+def test_kwargs_reach_the_template_but_cannot_replace_the_messages() -> None:
+    source = "{{ thinking }} {{ messages[0].content }}"
+    assert render(source, thinking="off", messages=[]) == "off Hi"
+
+
+def test_json_is_written_as_transformers_writes_it() -> None:
+    value = {"b": "é<&>'", "a": [1, None]}
+    assert render("{{ v | tojson }}", v=value) == '{"b": "é<&>\'", "a": [1, null]}'
+
+
+def test_indented_json_is_written_as_transformers_writes_it() -> None:
+    assert render("{{ v | tojson(indent=4) }}", v={"a": [1]}) == (
+        '{\n    "a": [\n        1\n    ]\n}'
+    )
+
+
+def test_what_the_template_refuses_is_refused_with_its_words() -> None:
+    with pytest.raises(InvalidValue, match="roles must alternate") as refused:
+        render("{{ raise_exception('roles must alternate') }}")
+    assert refused.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ nothing.at.all }}",
+        "{{ messages[9].role }}",
+        "{{ 1 // 0 }}",
+        "{{ messages[0].content | dictsort }}",
+        "{{ nothing | tojson }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ range(10 ** 9) | list }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_whatever_fails_in_a_template_is_the_requests_error(source: str) -> None:
+    with pytest.raises(InvalidValue, match="chat template refuses"):
+        render(source)
+
+
+def test_a_model_without_template_takes_no_conversations() -> None:
+    with pytest.raises(InvalidValue, match="no chat template; use /v1/completions"):
+        render(None)
+
+
+def test_an_invalid_template_is_the_models_error() -> None:
+    with pytest.raises(ModelError, match="line 2"):
+        ChatTemplate("\n{% for %}", {})
+
+
+def test_messages_without_content_are_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"^messages\[1\]\.content: ") as refused:
+        render("x", ChatMessage("user", "a"), ChatMessage("user", None))
+    assert refused.value.param == "messages[1].content"
+
+
+def test_images_are_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="not 'image_url' parts"):
+        render("x", ChatMessage("user", [TextPart("image_url")]))
+
+
+def test_the_demo_models_template_renders_as_in_transformers() -> None:
+    import transformers
+
+    path = find_demo_model()
+    assert path is not None
+    card = read_gguf(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    template = ChatTemplate(card.chat_template, card.special_tokens)
+    for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
+        messages = [ChatMessage(role, f" {role} says\n\n") for role in roles]
+        assert template.render(ChatRequest(messages=messages)) == tokenizer.apply_chat_template(
+            [{"role": m.role, "content": m.content} for m in messages],
+            add_generation_prompt=True,
+            tokenize=False,
+        )
