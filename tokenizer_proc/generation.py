@@ -139,7 +139,7 @@ class GenerationPlanner:
                     max_tokens=self._max_tokens(len(prompt.ids), wanted, default, param),
                     temperature=1.0 if request.temperature is None else request.temperature,
                     top_p=1.0 if request.top_p is None else request.top_p,
-                    top_k=max(request.top_k or 0, 0),
+                    top_k=min(max(request.top_k or 0, 0), self._card.vocab_size),
                     seed=(seed + index) & SEED_MASK,
                     stop_token_ids=self._stop_token_ids(request),
                     plan=self._plans.encode(plan),

@@ -1,0 +1,223 @@
+"""Bodies are decoded as OpenAI's are; what cannot be acted on is refused by name."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import InvalidBody, InvalidValue, RequestError, Unsupported
+from headrace.tokenizer_proc.openai_requests import (
+    MAX_STOP_STRINGS,
+    ChatRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+    stop_strings,
+)
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode_chat(json.dumps({"messages": MESSAGES} | fields).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return decode_completion(json.dumps({"prompt": "Hello"} | fields).encode())
+
+
+def test_the_least_chat_is_its_messages() -> None:
+    request = chat()
+    assert [(m.role, m.content) for m in request.messages] == [("user", "Hello")]
+    assert (request.max_tokens, request.temperature, request.stop) == (None, None, None)
+    assert request.skip_special_tokens
+    assert not request.ignore_eos
+
+
+def test_content_may_come_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = chat(messages=[{"role": "user", "content": parts}])
+    content = request.messages[0].content
+    assert isinstance(content, list)
+    assert [part.text for part in content] == ["a", "b"]
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert chat(user="me", metadata={"a": 1}, store=False).messages
+
+
+@pytest.mark.parametrize("prompt", ["text", ["one", "two"], [1, 2, 3], [[1, 2], [3]], [""], [[]]])
+def test_every_form_of_prompt_is_taken(prompt: object) -> None:
+    assert completion(prompt=prompt).prompt == prompt
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {"a": 1}, ["one", 2], [1, "two"], [[1], "two"], [1.5]])
+def test_any_other_prompt_is_refused_with_the_forms_there_are(prompt: object) -> None:
+    with pytest.raises(InvalidBody, match="a list of lists of token ids") as refused:
+        completion(prompt=prompt)
+    assert refused.value.param == "prompt"
+
+
+def test_an_empty_list_of_prompts_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="must not be empty"):
+        completion(prompt=[])
+
+
+def test_a_wrong_field_beside_the_prompt_is_named_and_not_the_prompt() -> None:
+    with pytest.raises(InvalidBody, match=r"^max_tokens: Expected `int") as refused:
+        completion(prompt=[1, 2], max_tokens="many")
+    assert refused.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'{"messages": [}',
+        b'{"messages": "\\ud800"}',
+        b'{"chat_template_kwargs": {"a": ' + b"[" * 100000,
+    ],
+    ids=["empty", "open", "not UTF-8", "wrong bracket", "lone surrogate", "too deep"],
+)
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidBody, match="not valid JSON"):
+        decode_chat(body)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
+def test_what_is_not_an_object_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidBody, match="Expected `object`") as refused:
+        decode_chat(body)
+    assert refused.value.param is None
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(InvalidBody, match="`messages`"):
+        decode_chat(b"{}")
+
+
+def test_a_wrong_type_deep_inside_is_located() -> None:
+    with pytest.raises(InvalidBody, match="Expected `str`") as refused:
+        chat(messages=[{"role": 5, "content": "x"}])
+    assert refused.value.param is not None
+    assert refused.value.param.startswith("messages[")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_completion_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", 2.1),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_p", -1),
+        ("top_k", -2),
+        ("n", 0),
+        ("n", 129),
+        ("seed", 2**63),
+        ("seed", -(2**63) - 1),
+        ("stop", ""),
+        ("stop", ["a", ""]),
+        ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", [1, 2**31]),
+        ("stream_options", {"include_usage": True}),
+        ("messages", []),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidValue, match=f"^{name}: ") as refused:
+        chat(**{name: value})
+    assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 1),
+        ("temperature", 0),
+        ("temperature", 2),
+        ("top_p", 1),
+        ("top_p", 1e-9),
+        ("top_k", -1),
+        ("top_k", 0),
+        ("n", 128),
+        ("seed", 2**63 - 1),
+        ("seed", -(2**63)),
+        ("stop", []),
+        ("stop", ["x"] * MAX_STOP_STRINGS),
+        ("stop_token_ids", [0, 2**31 - 1]),
+        ("logit_bias", {}),
+        ("presence_penalty", 0),
+        ("response_format", {"type": "text"}),
+        ("logprobs", False),
+        ("tools", []),
+    ],
+)
+def test_a_value_at_the_edge_of_its_range_is_taken(name: str, value: object) -> None:
+    chat(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "top_k"])
+def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> None:
+    chat(**{name: 10**400})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"5": 1}),
+        ("logprobs", True),
+        ("tools", [{"type": "function"}]),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_a_chat_asks_for_in_vain_is_refused(name: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=f"^{name}: ") as refused:
+        chat(**{name: value})
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("logprobs", 1), ("best_of", 2)])
+def test_what_a_completion_asks_for_in_vain_is_refused(name: str, value: object) -> None:
+    with pytest.raises(Unsupported, match=f"^{name}: ") as refused:
+        completion(**{name: value})
+    assert refused.value.param == name
+
+
+def test_best_of_all_of_them_is_no_wish() -> None:
+    assert completion(best_of=2, n=2).n == 2
+
+
+def test_stop_is_a_string_a_list_or_nothing() -> None:
+    assert stop_strings(chat()) == []
+    assert stop_strings(chat(stop="a")) == ["a"]
+    assert stop_strings(chat(stop=["a", "b"])) == ["a", "b"]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+
+
+@settings(max_examples=200, deadline=None)
+@given(fields=st.dictionaries(st.sampled_from(NAMES), anything, max_size=4))
+def test_any_json_is_taken_or_refused_politely(fields: dict[str, Any]) -> None:
+    for decode in (chat, completion):
+        try:
+            decode(**fields)
+        except RequestError as error:
+            assert error.status == 400
