@@ -63,8 +63,8 @@ def gumbel(
 ) -> npt.NDArray[np.float64]:
     """Return standard Gumbel noise for (seed, position, token)."""
     key = mix(mix(np.atleast_1d(seed)) + np.atleast_1d(position))
-    bits = mix(key + tokens.astype(np.uint64)) >> np.uint64(11)
-    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
+    bits = mix(key + tokens.astype(np.uint64)) >> np.uint64(12)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-52  # exact, so neither 0 nor 1
     noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise
 
