@@ -57,7 +57,8 @@ class StepChannel(Generic[M]):
         data = self._encoder.encode(message)
         start = self._start_of(self._written)
         if len(data) + LENGTH_BYTES > self._slot_bytes:
-            raise ValueError(f"a message of {len(data)} bytes; slots have {self._slot_bytes}")
+            room = self._slot_bytes - LENGTH_BYTES
+            raise ValueError(f"a message of {len(data)} bytes; slots have {room}")
         assert self._written - self._load(self._read_at) < NUM_SLOTS, "the reader is too far behind"
         self._map[start : start + LENGTH_BYTES] = len(data).to_bytes(LENGTH_BYTES, "little")
         self._map[start + LENGTH_BYTES : start + LENGTH_BYTES + len(data)] = data
