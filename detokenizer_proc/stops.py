@@ -16,11 +16,12 @@ class StopMatcher:
         if not self._stops:
             return text
         self._held += text
-        found = [(at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
         if found:
-            at, stop = min(found)
+            # The first to be complete, so that how text comes in pieces changes nothing.
+            end, start = min(found)
             self.stopped = True
-            given = self._held[: at + len(stop) * self._include_stop]
+            given = self._held[: end if self._include_stop else start]
             self._held = ""
             return given
         keep = max(overlap(self._held, stop) for stop in self._stops)
