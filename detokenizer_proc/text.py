@@ -88,7 +88,13 @@ class LibraryStream:
     def feed(self, id: int) -> str:
         """Return the text that became certain with this token."""
         self._ids.append(id)
-        text = self._stream.step(self._tokenizer, id) or ""
+        try:
+            text = self._stream.step(self._tokenizer, id) or ""
+        except Exception:  # tokenizers raises plain Exception
+            # A byte that forms no character made the ones before it invalid too, and those have
+            # been given out: go on behind them.
+            text = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
+            self._stream = DecodeStream(self._ids, skip_special_tokens=self._skip)
         if text:
             self._ids.clear()
         return text

@@ -1,5 +1,7 @@
 """The text ends where the first stop string is complete, however it comes in pieces."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def cut(text: str, stops: list[str], include_stop: bool) -> tuple[str, bool]:
 
 def in_pieces(text: str, cuts: list[int]) -> list[str]:
     places = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    return [text[a:b] for a, b in zip(places[:-1], places[1:], strict=True)]
+    return [text[a:b] for a, b in itertools.pairwise(places)]
 
 
 def feed_all(matcher: StopMatcher, pieces: list[str]) -> str:
