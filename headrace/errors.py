@@ -82,3 +82,19 @@ class ContextLengthExceeded(RequestError):
             f"and {wish} were asked for",
             param,
         )
+
+
+class ApiError(HeadraceError):
+    """What a server told `headrace.Client`: the HTTP status and OpenAI's `code` and `param`."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.code}: {self.message}" if self.code else self.message

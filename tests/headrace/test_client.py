@@ -1,0 +1,305 @@
+"""The client library against a server that is a function."""
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+import headrace
+from headrace.client import AsyncClient, ChatCompletion, Client, Completion, EventParser
+from headrace.errors import ApiError
+
+IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}
+USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+CHAT = IDENTITY | {
+    "object": "chat.completion",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Paris.", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ],
+    "usage": USAGE,
+}
+TEXT = IDENTITY | {
+    "object": "text_completion",
+    "choices": [{"index": 0, "text": " 4, 5", "logprobs": None, "finish_reason": "length"}],
+    "usage": USAGE,
+}
+REFUSAL = {
+    "error": {
+        "message": "top_p: must be above 0",
+        "type": "invalid_request_error",
+        "param": "top_p",
+        "code": "invalid_value",
+    }
+}
+# U+2028 and U+0085 end a line for str.splitlines, but not in an event stream.
+PIECES = ["Par", "is\u2028", "\x85is", " it 🦊"]
+
+
+def chat_events(pieces: list[str]) -> list[dict[str, Any]]:
+    deltas: list[dict[str, str]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": piece} for piece in pieces]
+    deltas += [{}]
+    choices = [[{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas]
+    return [IDENTITY | {"choices": choice} for choice in [*choices, []]]
+
+
+def text_events(pieces: list[str]) -> list[dict[str, Any]]:
+    return [
+        IDENTITY | {"choices": [{"index": 0, "text": piece, "finish_reason": None}]}
+        for piece in pieces
+    ]
+
+
+def sse(events: list[dict[str, Any]], end: bytes = b"data: [DONE]\n\n") -> bytes:
+    data = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode() for event in events]
+    return b"".join(data) + end
+
+
+class Dribble(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A response body that comes one byte at a time."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[bytes]:
+        for byte in self._data:
+            yield bytes([byte])
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for byte in self._data:
+            yield bytes([byte])
+
+
+class Server:
+    """Gives one response to everything and keeps what it was asked."""
+
+    def __init__(self, response: Callable[[], httpx.Response]) -> None:
+        self._response = response
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return self._response()
+
+    @property
+    def path(self) -> str:
+        return self.requests[-1].url.path
+
+    @property
+    def body(self) -> Any:
+        return json.loads(self.requests[-1].content)
+
+
+def serving(body: object, status: int = 200) -> Server:
+    return Server(lambda: httpx.Response(status, json=body))
+
+
+def streaming(data: bytes) -> Server:
+    return Server(lambda: httpx.Response(200, stream=Dribble(data)))
+
+
+def connect(server: Server, api_key: str | None = None) -> Client:
+    return Client(api_key=api_key, transport=httpx.MockTransport(server))
+
+
+def connect_async(server: Server) -> AsyncClient:
+    return AsyncClient(transport=httpx.MockTransport(server))
+
+
+def test_chat_sends_messages_and_options_and_returns_the_answer() -> None:
+    server = serving(CHAT)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    with connect(server) as client:
+        answer = client.chat(messages, temperature=0, top_k=5)
+    assert server.path == "/v1/chat/completions"
+    assert server.body == {"messages": messages, "temperature": 0, "top_k": 5}
+    assert isinstance(answer, ChatCompletion)
+    assert (answer.text, answer.choices[0].finish_reason) == ("Paris.", "stop")
+    assert answer.usage.total_tokens == 5
+
+
+def test_a_string_is_what_the_user_says() -> None:
+    server = serving(CHAT)
+    with connect(server) as client:
+        client.chat("Hi")
+    assert server.body == {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize("prompt", ["1, 2, 3,", ["a", "b"], [1, 2], [[1], [2]]])
+def test_complete_takes_every_form_of_prompt(prompt: Any) -> None:
+    server = serving(TEXT)
+    with connect(server) as client:
+        answer = client.complete(prompt, max_tokens=4)
+    assert server.path == "/v1/completions"
+    assert server.body == {"prompt": prompt, "max_tokens": 4}
+    assert isinstance(answer, Completion)
+    assert (answer.text, answer.choices[0].finish_reason) == (" 4, 5", "length")
+
+
+def test_a_streamed_chat_yields_the_text_as_it_comes() -> None:
+    server = streaming(sse(chat_events(PIECES)))
+    with connect(server) as client:
+        assert list(client.stream_chat("Hi", seed=1)) == PIECES
+    assert server.body == {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "seed": 1,
+        "stream": True,
+    }
+
+
+def test_a_streamed_completion_yields_the_text_as_it_comes() -> None:
+    server = streaming(sse(text_events([*PIECES, ""])))
+    with connect(server) as client:
+        assert list(client.stream_complete("Hi")) == PIECES
+    assert server.body == {"prompt": "Hi", "stream": True}
+
+
+def test_a_stream_closed_early_closes_its_response() -> None:
+    server = streaming(sse(chat_events(PIECES)))
+    with connect(server) as client:
+        stream = client.stream_chat("Hi")
+        assert next(stream) == PIECES[0]
+        stream.close()
+        assert list(stream) == []
+
+
+def test_a_refusal_carries_status_code_param_and_message() -> None:
+    with connect(serving(REFUSAL, 400)) as client, pytest.raises(ApiError) as refused:
+        client.chat("Hi", top_p=0)
+    error = refused.value
+    assert (error.status, error.code, error.param) == (400, "invalid_value", "top_p")
+    assert error.message == "top_p: must be above 0"
+    assert str(error) == "400 invalid_value: top_p: must be above 0"
+
+
+def test_a_refused_stream_raises_before_any_text() -> None:
+    with connect(serving(REFUSAL, 400)) as client, pytest.raises(ApiError, match="top_p"):
+        next(client.stream_chat("Hi"))
+
+
+def test_an_error_within_a_stream_is_raised_after_the_text_before_it() -> None:
+    stream = sse([*chat_events(PIECES[:1])[:2], REFUSAL], end=b"")
+    texts = []
+    with connect(streaming(stream)) as client, pytest.raises(ApiError, match="must be above 0"):
+        for text in client.stream_chat("Hi"):
+            texts.append(text)
+    assert texts == PIECES[:1]
+
+
+def test_a_stream_that_is_cut_is_an_error() -> None:
+    stream = sse(chat_events(PIECES), end=b"")
+    with connect(streaming(stream)) as client, pytest.raises(ApiError) as cut:
+        list(client.stream_chat("Hi"))
+    assert cut.value.code == "stream_cut"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"), [(b"Bad Gateway", "Bad Gateway"), (b"", "HTTP status 502"), (b"\xff", "�")]
+)
+def test_an_error_of_another_shape_is_told_as_it_is(body: bytes, message: str) -> None:
+    server = Server(lambda: httpx.Response(502, content=body))
+    with connect(server) as client, pytest.raises(ApiError) as refused:
+        client.models()
+    assert (refused.value.status, refused.value.message) == (502, message)
+
+
+def test_an_answer_of_another_server_is_an_error() -> None:
+    with connect(serving({"hello": "world"})) as client, pytest.raises(ApiError, match="Headrace"):
+        client.chat("Hi")
+
+
+def test_models_are_listed() -> None:
+    model = {"id": "tiny", "object": "model", "created": 5, "owned_by": "headrace"}
+    server = serving({"object": "list", "data": [model | {"max_model_len": 128}]})
+    with connect(server) as client:
+        (found,) = client.models()
+    assert server.path == "/v1/models"
+    assert (found.id, found.max_model_len) == ("tiny", 128)
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
+def test_health_is_the_status(status: int, healthy: bool) -> None:
+    with connect(Server(lambda: httpx.Response(status))) as client:
+        assert client.health() is healthy
+
+
+def test_the_api_key_goes_with_every_request() -> None:
+    server = serving(CHAT)
+    with connect(server, api_key="secret") as client:
+        client.chat("Hi")
+    with connect(server) as client:
+        client.chat("Hi")
+    sent = [request.headers.get("authorization") for request in server.requests]
+    assert sent == ["Bearer secret", None]
+
+
+def test_a_closed_client_asks_no_more() -> None:
+    with connect(serving(CHAT)) as client:
+        pass
+    with pytest.raises(RuntimeError, match="closed"):
+        client.chat("Hi")
+
+
+async def test_async_chat_returns_the_answer() -> None:
+    server = serving(CHAT)
+    async with connect_async(server) as client:
+        assert (await client.chat("Hi", n=1)).text == "Paris."
+    assert server.body == {"messages": [{"role": "user", "content": "Hi"}], "n": 1}
+
+
+async def test_async_complete_returns_the_continuation() -> None:
+    async with connect_async(serving(TEXT)) as client:
+        assert (await client.complete([1, 2])).text == " 4, 5"
+
+
+async def test_async_streams_yield_the_text_as_it_comes() -> None:
+    async with connect_async(streaming(sse(chat_events(PIECES)))) as client:
+        assert [text async for text in client.stream_chat("Hi")] == PIECES
+    async with connect_async(streaming(sse(text_events(PIECES)))) as client:
+        assert [text async for text in client.stream_complete("Hi")] == PIECES
+
+
+async def test_async_errors_are_raised_too() -> None:
+    async with connect_async(serving(REFUSAL, 400)) as client:
+        with pytest.raises(ApiError, match="top_p"):
+            await client.complete("Hi", top_p=0)
+        with pytest.raises(ApiError, match="top_p"):
+            await anext(client.stream_chat("Hi"))
+    async with connect_async(streaming(sse(chat_events(PIECES), end=b""))) as client:
+        with pytest.raises(ApiError, match="ended before"):
+            [text async for text in client.stream_chat("Hi")]
+
+
+async def test_async_models_and_health() -> None:
+    async with connect_async(serving({"data": []})) as client:
+        assert await client.models() == []
+        assert await client.health()
+
+
+def test_events_may_end_lines_as_windows_does_and_hold_comments() -> None:
+    parser = EventParser()
+    data = b": hello\r\nevent: x\r\ndata: {}\r\n\r\ndata:{}\n\ndata: [DONE]\n\n"
+    assert list(parser.feed(data)) == ["{}", "{}"]
+    parser.check_end()
+
+
+def test_importing_headrace_does_not_import_httpx() -> None:
+    code = (
+        "import sys, headrace; assert not {'httpx', 'msgspec'} & set(sys.modules);"
+        "from headrace import ApiError, AsyncClient, Client; assert 'httpx' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_headrace_has_no_other_attributes() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Cleint'"):
+        _ = headrace.Cleint
