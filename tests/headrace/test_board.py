@@ -1,0 +1,104 @@
+"""Each process writes its own slot; everyone reads all of them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.board import (
+    HEARTBEAT_LIMIT_S,
+    MAX_TOKENIZERS,
+    SLOT_WORDS,
+    Board,
+    Field,
+    Seat,
+    State,
+)
+
+SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0), Seat("worker", 0)]
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create(SEATS)
+    yield made
+    os.close(made.fd)
+
+
+def test_a_new_board_is_all_zero(board: Board) -> None:
+    assert [slot.seat for slot in board.slots] == SEATS
+    assert all(slot[word] == 0 for slot in board.slots for word in range(SLOT_WORDS))
+
+
+def test_a_slot_is_nobody_elses(board: Board) -> None:
+    for number, slot in enumerate(board.slots, 1):
+        for word in range(SLOT_WORDS):
+            slot[word] = number
+    for number, slot in enumerate(board.slots, 1):
+        assert [slot[word] for word in range(SLOT_WORDS)] == [number] * SLOT_WORDS
+
+
+def test_slots_are_found_by_role_and_index(board: Board) -> None:
+    assert board.slot("frontend", 1) is board.slots[1]
+    assert board.slot("engine") is board.slots[2]
+    assert list(board.of("frontend")) == board.slots[:2]
+
+
+def test_counting_adds(board: Board) -> None:
+    slot = board.slot("engine")
+    slot.add(Field.STEPS)
+    slot.add(Field.STEPS, 2**40)
+    assert slot[Field.STEPS] == 2**40 + 1
+
+
+def test_entering_a_state_says_who_and_when(board: Board) -> None:
+    slot = board.slot("engine")
+    slot.enter(State.STARTING)
+    assert (slot[Field.STATE], slot[Field.PID]) == (State.STARTING, os.getpid())
+    assert 0 <= time.monotonic_ns() - slot[Field.HEARTBEAT_NS] < 60e9
+
+
+def test_what_a_child_writes_is_read_here(board: Board) -> None:
+    code = (
+        "from headrace.board import *;"
+        f"Board({board.fd}, [Seat('frontend', 0), Seat('frontend', 1)])"
+        ".slot('frontend', 1)[Field.REQUESTS] = 77"
+    )
+    subprocess.run([sys.executable, "-c", code], pass_fds=(board.fd,), check=True)
+    assert board.slot("frontend", 1)[Field.REQUESTS] == 77
+    assert board.slot("frontend", 0)[Field.REQUESTS] == 0
+
+
+def test_all_are_unhealthy_until_they_are_ready(board: Board) -> None:
+    assert board.unhealthy() == SEATS
+    for slot in board.slots:
+        slot.enter(State.READY)
+    assert board.unhealthy() == []
+    board.slot("engine")[Field.STATE] = State.DEAD
+    assert board.unhealthy() == [Seat("engine", 0)]
+
+
+def test_a_process_that_is_silent_too_long_is_unhealthy(board: Board) -> None:
+    slot = board.slot("engine")
+    slot.enter(State.READY)
+    limit_ns = slot[Field.HEARTBEAT_NS] + int(HEARTBEAT_LIMIT_S * 1e9)
+    assert slot.healthy(limit_ns - 10**6)
+    assert not slot.healthy(limit_ns + 10**6)
+
+
+def test_a_worker_may_be_silent_during_a_step(board: Board) -> None:
+    slot = board.slot("worker")
+    slot.enter(State.READY)
+    assert slot.healthy(slot[Field.HEARTBEAT_NS] + int(3600e9))
+
+
+def test_every_field_is_within_its_slot() -> None:
+    assert max(Field) + 1 <= SLOT_WORDS
+    assert Field.FORWARDED_BYTES + MAX_TOKENIZERS <= SLOT_WORDS
+
+
+def test_a_seat_reads_as_role_and_number() -> None:
+    assert str(Seat("frontend", 3)) == "frontend 3"

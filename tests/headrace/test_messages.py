@@ -1,0 +1,104 @@
+"""Ids lead back to their request and frontend; messages survive their trip."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace import messages
+from headrace.messages import (
+    COUNTER_BITS,
+    MAX_SEQUENCES,
+    Abort,
+    FinishReason,
+    FromWorker,
+    GenerateRequest,
+    Head,
+    HttpRequest,
+    Message,
+    ResponseFrames,
+    StepOutput,
+    StepResult,
+    Stop,
+    ToDetokenizer,
+    ToEngine,
+    ToFrontend,
+    ToTokenizer,
+    WorkerReady,
+    fingerprint,
+    frontend_of,
+    request_id,
+    request_of,
+)
+
+
+@given(
+    frontend=st.integers(0, 255),
+    counter=st.integers(0, 2 ** (COUNTER_BITS + 2)),
+    sequence=st.integers(0, MAX_SEQUENCES - 1),
+)
+def test_a_sequence_leads_back_to_request_and_frontend(
+    frontend: int, counter: int, sequence: int
+) -> None:
+    id = request_id(frontend, counter)
+    assert 0 <= id < 2**64
+    assert request_of(id + sequence) == id
+    assert frontend_of(id + sequence) == frontend
+
+
+def test_successive_requests_have_room_for_all_their_sequences() -> None:
+    assert request_id(3, 8) - request_id(3, 7) == MAX_SEQUENCES
+
+
+LARGEST = request_id(255, 2**COUNTER_BITS - 1) + MAX_SEQUENCES - 1
+GENERATE = GenerateRequest(
+    id=LARGEST,
+    detokenizer=1,
+    max_tokens=5,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=4,
+    seed=2**64 - 1,
+    stop_token_ids=[1, 2],
+    plan=b"\x00\xff",
+)
+EXAMPLES: list[tuple[Any, Message]] = [
+    (ToTokenizer, HttpRequest(LARGEST, "POST", "/v1/é", 1.5)),
+    (ToEngine, GENERATE),
+    (ToEngine, Abort(LARGEST)),
+    (ToEngine, Stop(LARGEST)),
+    (ToDetokenizer, StepOutput({5: b"plan"}, [5, 6], [1, 0], [None, FinishReason.ABORT])),
+    (ToFrontend, ResponseFrames({5: Head(200, "x")}, [5], [10], [True])),
+    (FromWorker, StepResult(b"\x01\x02\x03\x04")),
+    (FromWorker, WorkerReady(7, 32)),
+]
+
+
+@pytest.mark.parametrize(("union", "message"), EXAMPLES)
+def test_a_message_arrives_as_it_was_sent(union: Any, message: Message) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=union) == message
+
+
+def test_a_message_for_someone_else_is_refused() -> None:
+    encoded = msgspec.msgpack.encode(Abort(1))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(encoded, type=StepOutput)
+
+
+def test_messages_do_not_change() -> None:
+    with pytest.raises(AttributeError):
+        Abort(1).request = 2  # type: ignore[misc]
+
+
+def test_the_fingerprint_changes_with_any_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint()
+    assert fingerprint() == before
+
+    class Changed(Message, tag="stop", frozen=True):
+        id: int
+        why: str = ""
+
+    monkeypatch.setattr(messages, "ToEngine", GenerateRequest | Abort | Changed)
+    assert fingerprint() != before

