@@ -1,5 +1,5 @@
 // The functions that cpu_executor.py calls through ctypes. Nothing is thrown out of them.
-#include "cpu/model.h"
+#include "cpu/step.h"
 
 #include <new>
 

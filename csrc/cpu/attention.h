@@ -56,6 +56,13 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
         const int stop = next < end ? next : end;
         const uint8_t *page = tile.keys + tile.pages[key / tile.page_tokens] * tile.page_stride;
+        if (next < end) { // pages lie anywhere: only we know which comes next
+            const uint8_t *next_page =
+                tile.keys + tile.pages[next / tile.page_tokens] * tile.page_stride;
+            for (size_t i = 0; i < tile.page_tokens / lanes * key_block; i += 64) {
+                __builtin_prefetch(next_page + i);
+            }
+        }
         const Operands operands{page + key % tile.page_tokens / lanes * key_block,
                                 key_block,
                                 tile.head_dim,

@@ -9,8 +9,10 @@
 namespace headrace {
 
 // How to read one packed block. A group shares its scales; a chunk is decoded unrolled.
+// `num_scales` are worth a register each while a tile passes over a group.
 template <class V> struct F32Block {
     static constexpr int group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 128;
+    static constexpr int num_scales = 0;
     struct Scales {
         explicit Scales(const uint8_t *) {}
     };
@@ -21,6 +23,7 @@ template <class V> struct F32Block {
 
 template <class V> struct Bf16Block {
     static constexpr int group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 64;
+    static constexpr int num_scales = 0;
     struct Scales {
         explicit Scales(const uint8_t *) {}
     };
@@ -31,6 +34,7 @@ template <class V> struct Bf16Block {
 
 template <class V> struct Q8Block {
     static constexpr int group = quantized_group, chunk = 8, header_bytes = 32, chunk_bytes = 128;
+    static constexpr int num_scales = 0; // one, but as fast from the cache
     struct Scales {
         explicit Scales(const uint8_t *group_start) : scale(V::fp16(group_start)) {}
         typename V::Floats scale;
@@ -42,6 +46,7 @@ template <class V> struct Q8Block {
 
 template <class V> struct Q40Block {
     static constexpr int group = quantized_group, chunk = 8, header_bytes = 32, chunk_bytes = 64;
+    static constexpr int num_scales = 2;
     struct Scales {
         explicit Scales(const uint8_t *group_start)
             : scale(V::fp16(group_start)), minimum(V::mul(scale, V::set(-8.0f))) {}
@@ -55,6 +60,7 @@ template <class V> struct Q40Block {
 
 template <class V> struct Q41Block {
     static constexpr int group = quantized_group, chunk = 8, header_bytes = 64, chunk_bytes = 64;
+    static constexpr int num_scales = 2;
     struct Scales {
         explicit Scales(const uint8_t *group_start)
             : scale(V::fp16(group_start)), minimum(V::fp16(group_start + 32)) {}
@@ -120,6 +126,14 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
     }
 }
 
+// How many blocks the registers hold beside the scales of each; six are streams enough for memory.
+template <class V, class W, int num_rows> constexpr int tile_blocks() {
+    const int by_sums = V::max_sums / num_rows;
+    const int by_scales = (V::max_sums + 4) / (num_rows + W::num_scales);
+    const int fitting = by_sums < by_scales ? by_sums : by_scales;
+    return fitting < 6 ? fitting : 6;
+}
+
 // Rows in tiles of `num_rows`, as many blocks to a tile as the registers hold. Blocks go outside:
 // those of one tile stay in the cache for all rows. Returns the first row not done.
 template <class V, class W, int num_rows>
@@ -127,8 +141,7 @@ int gemm_rows(const Operands &o, int first_row, int rows, int num_blocks) {
     if constexpr (num_rows > V::max_sums) {
         return first_row;
     } else {
-        constexpr int fitting = V::max_sums / num_rows;
-        constexpr int wide = fitting < 6 ? fitting : 6;
+        constexpr int wide = tile_blocks<V, W, num_rows>();
         const int last_row = first_row + (rows - first_row) / num_rows * num_rows;
         int n = 0;
         for (; n + wide <= num_blocks; n += wide) {
@@ -152,6 +165,7 @@ template <class V, class W> void gemm_blocks(const Operands &o, int rows, int nu
     }
     row = gemm_rows<V, W, 8>(o, row, rows, num_blocks);
     row = gemm_rows<V, W, 4>(o, row, rows, num_blocks);
+    row = gemm_rows<V, W, 3>(o, row, rows, num_blocks);
     row = gemm_rows<V, W, 2>(o, row, rows, num_blocks);
     gemm_rows<V, W, 1>(o, row, rows, num_blocks);
 }

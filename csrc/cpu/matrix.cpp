@@ -14,8 +14,11 @@ Buffer::~Buffer() {
 }
 
 void Buffer::allocate(size_t num_bytes) {
-    this->~Buffer();
+    if (data_) {
+        munmap(data_, size_);
+    }
     data_ = nullptr;
+    size_ = 0;
     // The slack lets a tile prefetch, and a last vector load, run past the end.
     const size_t size = num_bytes + 4096;
     void *data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -27,6 +30,13 @@ void Buffer::allocate(size_t num_bytes) {
 #endif
     data_ = data;
     size_ = size;
+}
+
+float *Buffer::floats(size_t n) {
+    if (size_ < n * sizeof(float)) {
+        allocate(n * sizeof(float));
+    }
+    return as<float>();
 }
 
 void Matrix::allocate(Format new_format, int new_rows, int new_cols) {

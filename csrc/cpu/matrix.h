@@ -51,8 +51,8 @@ public:
     Buffer &operator=(const Buffer &) = delete;
 
     void allocate(size_t num_bytes); // throws std::bad_alloc
+    float *floats(size_t n);         // room for n of them; contents survive only if it was there
     template <class T> T *as() const { return static_cast<T *>(data_); }
-    size_t size() const { return size_; }
 
 private:
     void *data_ = nullptr;

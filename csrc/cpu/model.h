@@ -109,9 +109,4 @@ struct Step {
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows;
 };
 
-// False when an id, position, sequence, page or row is out of range.
-bool is_valid(const Model &model, const Step &step);
-
-void run_step(Model &model, const Step &step);
-
 } // namespace headrace

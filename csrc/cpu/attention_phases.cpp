@@ -1,0 +1,199 @@
+#include "cpu/attention_phases.h"
+#include "cpu/row_ops.h"
+
+#include <cmath>
+
+namespace headrace {
+
+namespace {
+
+void norm_heads(const Config &config, const std::vector<float> &weight, float *heads, int width) {
+    const int n = int(weight.size()); // one head, or all of them
+    for (int i = 0; i < width; i += n) {
+        norm_row(heads + i, weight.data(), n, config.norm_eps, config.layer_norm != 0, heads + i);
+    }
+}
+
+void store_token(StepState &state, int index, int token) {
+    const Config &config = state.config;
+    const Layer &layer = state.model.layers[index];
+    const int dim = config.head_dim;
+    const int q_width = config.num_heads * dim, kv_width = config.num_kv_heads * dim;
+    float *q = state.q + size_t(token) * state.q_stride;
+    float *k = state.k + size_t(token) * state.kv_stride;
+    if (config.qk_norm != QKNorm::none) {
+        norm_heads(config, layer.vectors[slot_q_norm], q, q_width);
+        norm_heads(config, layer.vectors[slot_k_norm], k, kv_width);
+    }
+    if (layer.config.rope >= 0) {
+        const Rope &rope = state.model.ropes[layer.config.rope];
+        const int num_pairs = int(rope.inv_freq.size());
+        const size_t at = state.angles(layer.config.rope, token);
+        for (int i = 0; i < q_width; i += dim) {
+            rotate(q + i, num_pairs, rope.interleaved, state.cos + at, state.sin + at);
+        }
+        for (int i = 0; i < kv_width; i += dim) {
+            rotate(k + i, num_pairs, rope.interleaved, state.cos + at, state.sin + at);
+        }
+    }
+    const int group_width = state.group * dim;
+    for (int g = 0; g < config.num_kv_heads; ++g) { // so that the rows of a tile are adjacent
+        float *out = state.queries + (size_t(g) * state.num_tokens + token) * group_width;
+        for (int i = 0; i < group_width; ++i) {
+            out[i] = q[g * group_width + i] * config.attention_scale;
+        }
+    }
+    const Step &step = state.step;
+    const int position = step.positions[token];
+    const int32_t *pages = step.page_table + size_t(step.sequences[token]) * step.max_pages;
+    state.model.kv.write(index, pages[position / config.page_tokens], position % config.page_tokens,
+                         k, state.v + size_t(token) * state.kv_stride);
+}
+
+// Fold `next` into `into`, both over the same rows. Always called in segment order.
+void merge(const Partial &into, const Partial &next, int rows) {
+    for (int row = 0; row < rows; ++row) {
+        if (next.sum[row] == 0.0f) {
+            continue;
+        }
+        const float maximum = std::max(into.maximum[row], next.maximum[row]);
+        const float old_share = std::exp(into.maximum[row] - maximum);
+        const float new_share = std::exp(next.maximum[row] - maximum);
+        float *values = into.values + size_t(row) * into.stride;
+        const float *next_values = next.values + size_t(row) * next.stride;
+        for (int i = 0; i < into.stride; ++i) {
+            values[i] = values[i] * old_share + next_values[i] * new_share;
+        }
+        into.sum[row] = into.sum[row] * old_share + next.sum[row] * new_share;
+        into.maximum[row] = maximum;
+    }
+}
+
+size_t partial_floats(const Config &config, int rows) {
+    return size_t(rows) * (padded(config.head_dim) + 2);
+}
+
+Partial partial_at(float *memory, const Config &config, int rows) {
+    return {memory, memory + rows, memory + 2 * rows, padded(config.head_dim)};
+}
+
+// A tile for one KV head: what a task works on.
+class TileHead {
+public:
+    TileHead(const StepState &state, int layer, const Tile &tile, int kv_head)
+        : state_(state), tile_(tile), kv_head_(kv_head) {
+        const Config &config = state.config;
+        const size_t row = size_t(kv_head) * state.num_tokens + tile.first_token;
+        operands_ = {state.queries + row * state.group * config.head_dim,
+                     tile.num_tokens,
+                     state.group,
+                     config.head_dim,
+                     tile.first_position,
+                     state.model.layers[layer].config.window,
+                     config.attention_softcap,
+                     state.model.kv.format(),
+                     state.model.kv.keys(layer, kv_head),
+                     state.model.kv.values(layer, kv_head),
+                     state.model.kv.page_bytes(),
+                     config.page_tokens,
+                     state.step.page_table + size_t(tile.sequence) * state.step.max_pages};
+    }
+
+    void attend_segment(int segment, float *scores, const Partial &partial) const {
+        state_.model.kernels->attend_segment(operands_, segment, scores, partial);
+    }
+
+    void attend_all(float *scratch) const {
+        const int rows = operands_.rows();
+        float *memory = scratch + size_t(rows) * segment_tokens;
+        const Partial total = partial_at(memory, state_.config, rows);
+        memory += partial_floats(state_.config, rows);
+        const Partial next = partial_at(memory, state_.config, rows);
+        const int first = tile_.first_segment(operands_.window);
+        attend_segment(first, scratch, total);
+        for (int segment = first + 1; segment < tile_.end_segment(); ++segment) {
+            attend_segment(segment, scratch, next);
+            merge(total, next, rows);
+        }
+        write(total);
+    }
+
+    void write(const Partial &partial) const {
+        const int dim = state_.config.head_dim;
+        for (int row = 0; row < operands_.rows(); ++row) {
+            const int token = tile_.first_token + row / state_.group;
+            const int head = kv_head_ * state_.group + row % state_.group;
+            float *out = state_.attended + size_t(token) * state_.q_stride + size_t(head) * dim;
+            const float *values = partial.values + size_t(row) * partial.stride;
+            for (int i = 0; i < dim; ++i) {
+                out[i] = values[i] / partial.sum[row];
+            }
+        }
+    }
+
+private:
+    const StepState &state_;
+    const Tile &tile_;
+    int kv_head_;
+    AttentionTile operands_;
+};
+
+// Few tokens, long contexts: segments are tasks of their own, merged afterwards.
+void attend_split(StepState &state, int layer) {
+    struct Task {
+        const Tile *tile;
+        int kv_head, segment;
+        Partial partial;
+    };
+    std::vector<Task> tasks;
+    for (const Tile &tile : state.tiles) {
+        const int first = tile.first_segment(state.model.layers[layer].config.window);
+        for (int kv_head = 0; kv_head < state.config.num_kv_heads; ++kv_head) {
+            for (int segment = first; segment < tile.end_segment(); ++segment) {
+                tasks.push_back({&tile, kv_head, segment, {}});
+            }
+        }
+    }
+    const size_t size = partial_floats(state.config, state.tile_rows);
+    float *memory = state.model.workspace.partials.floats(tasks.size() * size);
+    for (Task &task : tasks) {
+        task.partial = partial_at(memory, state.config, task.tile->num_tokens * state.group);
+        memory += size;
+    }
+    state.model.pool.run(int(tasks.size()), [&](int i, int thread) {
+        const TileHead head(state, layer, *tasks[i].tile, tasks[i].kv_head);
+        head.attend_segment(tasks[i].segment, state.model.workspace.scratch[thread].as<float>(),
+                            tasks[i].partial);
+    });
+    for (size_t i = 0, next; i < tasks.size(); i = next) {
+        const Task &first = tasks[i];
+        const auto is_same = [&](const Task &task) {
+            return task.tile == first.tile && task.kv_head == first.kv_head;
+        };
+        for (next = i + 1; next < tasks.size() && is_same(tasks[next]); ++next) {
+            merge(first.partial, tasks[next].partial, first.tile->num_tokens * state.group);
+        }
+        TileHead(state, layer, *first.tile, first.kv_head).write(first.partial);
+    }
+}
+
+} // namespace
+
+void store_keys_and_values(StepState &state, int layer) {
+    state.each_row([&](int token) { store_token(state, layer, token); });
+}
+
+void attend(StepState &state, int layer) {
+    const int num_kv_heads = state.config.num_kv_heads;
+    const int num_tasks = int(state.tiles.size()) * num_kv_heads;
+    if (num_tasks < 8 * state.model.pool.num_threads()) {
+        attend_split(state, layer);
+        return;
+    }
+    state.model.pool.run(num_tasks, [&](int task, int thread) {
+        const TileHead head(state, layer, state.tiles[task / num_kv_heads], task % num_kv_heads);
+        head.attend_all(state.model.workspace.scratch[thread].as<float>());
+    });
+}
+
+} // namespace headrace

@@ -1,0 +1,77 @@
+#include "cpu/products.h"
+#include "cpu/row_ops.h"
+
+namespace headrace {
+
+namespace {
+
+constexpr int rows_per_part = 96; // of activations, so that they stay in L2
+
+// Call body(row, rows, block, blocks, thread) for parts that cover rows x blocks.
+template <class Body> void each_part(ThreadPool &pool, int rows, int num_blocks, const Body &body) {
+    // Six parts per thread let a fast thread take over from a slow one; six blocks are a full
+    // tile of one row; 24 keep the weights in L2 while all rows pass over them.
+    const int wanted = num_blocks / (6 * pool.num_threads());
+    const int step = std::clamp((wanted + 5) / 6 * 6, 6, 24);
+    const int column_parts = (num_blocks + step - 1) / step;
+    const int row_parts = (rows + rows_per_part - 1) / rows_per_part;
+    pool.run(row_parts * column_parts, [&](int task, int thread) {
+        const int row = task / column_parts * rows_per_part;
+        const int block = task % column_parts * step;
+        body(row, std::min(rows_per_part, rows - row), block, std::min(step, num_blocks - block),
+             thread);
+    });
+}
+
+void multiply_part(StepState &state, const Product &p, int row, int rows, int block, int blocks,
+                   int thread) {
+    const Matrix &weight = p.weight;
+    float *out = p.out + size_t(row) * p.out_stride + block * lanes;
+    const Operands operands{weight.block(block), block_bytes(weight.format, weight.cols),
+                            weight.cols,         p.x + size_t(row) * p.x_stride,
+                            p.x_stride,          out,
+                            p.out_stride,        false};
+    state.model.kernels->gemm(weight.format, operands, rows, blocks,
+                              state.model.workspace.scratch[thread].as<float>());
+    if (p.bias && !p.bias->empty()) {
+        const int width = std::min(blocks * lanes, weight.rows - block * lanes);
+        for (int i = 0; i < rows; ++i, out += p.out_stride) {
+            add_row(p.bias->data() + block * lanes, 1.0f, width, out);
+        }
+    }
+}
+
+} // namespace
+
+void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
+    int total = 0;
+    for (const Product &p : products) {
+        total += blocks_of(p.weight.rows);
+    }
+    each_part(state.model.pool, rows, total,
+              [&](int row, int count, int block, int blocks, int thread) {
+                  for (const Product &p : products) {
+                      const int own = blocks_of(p.weight.rows);
+                      const int begin = std::max(block, 0), end = std::min(block + blocks, own);
+                      if (begin < end) {
+                          multiply_part(state, p, row, count, begin, end - begin, thread);
+                      }
+                      block -= own;
+                  }
+              });
+}
+
+void multiply_gated(StepState &state, const Product &gate, const Product &up) {
+    each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows),
+              [&](int row, int rows, int block, int blocks, int thread) {
+                  multiply_part(state, gate, row, rows, block, blocks, thread);
+                  multiply_part(state, up, row, rows, block, blocks, thread);
+                  for (int i = row; i < row + rows; ++i) {
+                      const size_t at = size_t(i) * gate.out_stride + block * lanes;
+                      state.model.kernels->gate(state.config.activation, gate.out + at, up.out + at,
+                                                blocks * lanes);
+                  }
+              });
+}
+
+} // namespace headrace

@@ -1,0 +1,24 @@
+// Products of activations with packed weights, cut into tasks.
+#pragma once
+#include "cpu/step_state.h"
+
+#include <initializer_list>
+
+namespace headrace {
+
+struct Product { // out = x . weight + bias
+    const Matrix &weight;
+    const float *x;
+    int x_stride;
+    float *out;
+    int out_stride;
+    const std::vector<float> *bias; // null or empty: none
+};
+
+// One phase for all: their blocks are counted through.
+void multiply(StepState &state, int rows, std::initializer_list<Product> products);
+
+// gate = act(gate) * up, each task on what it has just computed.
+void multiply_gated(StepState &state, const Product &gate, const Product &up);
+
+} // namespace headrace

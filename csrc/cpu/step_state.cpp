@@ -1,0 +1,71 @@
+#include "cpu/step_state.h"
+
+namespace headrace {
+
+namespace {
+
+// Padded to whole vectors, and one more: a power of two would put all rows in one cache set.
+int stride_of(int width) {
+    return padded(width) + lanes;
+}
+
+} // namespace
+
+StepState::StepState(Model &m, const Step &s)
+    : model(m), config(m.config), step(s), num_tokens(s.num_tokens),
+      group(config.num_heads / config.num_kv_heads), hidden_stride(stride_of(config.hidden_size)),
+      q_stride(stride_of(config.num_heads * config.head_dim)),
+      kv_stride(stride_of(config.num_kv_heads * config.head_dim)),
+      inner_stride(stride_of(config.intermediate_size)) {
+    for (const Rope &rope : model.ropes) {
+        rope_pairs = std::max(rope_pairs, int(rope.inv_freq.size()));
+    }
+    cut_tiles();
+    find_room();
+}
+
+void StepState::cut_tiles() {
+    const int max_tokens = std::max(1, max_tile_rows / group);
+    for (int i = 0; i < num_tokens; ++i) {
+        const int sequence = step.sequences[i], position = step.positions[i];
+        if (!tiles.empty()) {
+            Tile &last = tiles.back();
+            if (last.sequence == sequence && last.num_tokens < max_tokens &&
+                last.first_position + last.num_tokens == position) {
+                ++last.num_tokens;
+                continue;
+            }
+        }
+        tiles.push_back({i, 1, sequence, position});
+    }
+    for (const Tile &tile : tiles) {
+        tile_rows = std::max(tile_rows, tile.num_tokens * group);
+    }
+}
+
+void StepState::find_room() {
+    Workspace &space = model.workspace;
+    const size_t n = num_tokens;
+    residual = space.residual.floats(n * hidden_stride);
+    normed = space.normed.floats(n * hidden_stride);
+    sublayer = space.sublayer.floats(n * hidden_stride);
+    q = space.q.floats(n * q_stride);
+    attended = space.attended.floats(n * q_stride);
+    k = space.k.floats(n * kv_stride);
+    v = space.v.floats(n * kv_stride);
+    gate = space.gate.floats(n * inner_stride);
+    up = space.up.floats(n * inner_stride);
+    queries = space.queries.floats(n * config.num_heads * config.head_dim);
+    cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
+    sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
+    const size_t cols = std::max(
+        {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
+    const size_t decoded = decoded_blocks * cols * lanes;
+    const size_t scores = size_t(tile_rows) * segment_tokens;
+    const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);
+    for (Buffer &scratch : space.scratch) {
+        scratch.floats(std::max(decoded, scores + 2 * partial));
+    }
+}
+
+} // namespace headrace

@@ -1,0 +1,59 @@
+// What the phases of one step share: the batch, its tiles, and room for activations.
+#pragma once
+#include "cpu/model.h"
+
+#include <algorithm>
+
+namespace headrace {
+
+struct Tile { // consecutive tokens of one sequence
+    int first_token, num_tokens, sequence, first_position;
+
+    int first_segment(int window) const {
+        return first_position < window ? 0 : (first_position - window + 1) / segment_tokens;
+    }
+    int end_segment() const { return (first_position + num_tokens - 1) / segment_tokens + 1; }
+};
+
+struct StepState {
+    StepState(Model &model, const Step &step); // throws std::bad_alloc
+
+    // Call body(row) for each token.
+    template <class Body> void each_row(const Body &body) {
+        constexpr int rows_per_task = 8; // fewer are not worth a phase
+        model.pool.run((num_tokens + rows_per_task - 1) / rows_per_task, [&](int task, int) {
+            const int end = std::min(num_tokens, (task + 1) * rows_per_task);
+            for (int row = task * rows_per_task; row < end; ++row) {
+                body(row);
+            }
+        });
+    }
+
+    // cos and sin of a token's position in one rope.
+    size_t angles(int rope, int token) const {
+        return (size_t(rope) * num_tokens + token) * rope_pairs;
+    }
+
+    Model &model;
+    const Config &config;
+    const Step &step;
+    const int num_tokens;
+    const int group; // query heads per KV head
+    const int hidden_stride, q_stride, kv_stride, inner_stride;
+    std::vector<Tile> tiles;
+    int tile_rows = 0;  // of the largest tile
+    int rope_pairs = 0; // of the widest rope
+
+    float *residual, *normed, *sublayer; // [tokens, hidden_stride]
+    float *q, *attended;                 // [tokens, q_stride]
+    float *k, *v;                        // [tokens, kv_stride]
+    float *gate, *up;                    // [tokens, inner_stride]
+    float *queries;                      // [kv_heads, tokens, group, head_dim]
+    float *cos, *sin;                    // [ropes, tokens, rope_pairs]
+
+private:
+    void cut_tiles();
+    void find_room();
+};
+
+} // namespace headrace
