@@ -1,0 +1,71 @@
+"""What /metrics says is what the board says."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.board import Board, Field, Seat, State
+from headrace.metrics import COUNTERS, GAUGES, render_metrics
+
+SEATS = [
+    Seat("frontend", 0),
+    Seat("frontend", 1),
+    Seat("tokenizer", 0),
+    Seat("engine", 0),
+    Seat("worker", 0),
+    Seat("detokenizer", 0),
+]
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create(SEATS)
+    yield made
+    os.close(made.fd)
+
+
+def families(board: Board, model: str = "tiny") -> dict[str, Metric]:
+    text = render_metrics(board, model).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(family: Metric) -> dict[str, float]:
+    return {sample.labels["process"]: sample.value for sample in family.samples}
+
+
+def test_every_process_is_up_or_not(board: Board) -> None:
+    board.slot("frontend", 1).enter(State.READY)
+    up = values(families(board)["headrace:process_up"])
+    assert up == {str(seat): float(seat == Seat("frontend", 1)) for seat in SEATS}
+
+
+def test_every_counter_and_gauge_shows_its_own_field(board: Board) -> None:
+    for number, (_, _, role, field) in enumerate([*COUNTERS, *GAUGES], 1):
+        for slot in board.of(role):
+            slot[field] = 100 * number + slot.seat.index
+    found = families(board)
+    for number, (name, _, role, _) in enumerate([*COUNTERS, *GAUGES], 1):
+        expected = {str(s.seat): 100.0 * number + s.seat.index for s in board.of(role)}
+        assert values(found[f"headrace:{name}"]) == expected, name
+
+
+def test_counters_are_counters_and_gauges_are_gauges(board: Board) -> None:
+    found = families(board)
+    assert {found[f"headrace:{name}"].type for name, *_ in COUNTERS} == {"counter"}
+    assert {found[f"headrace:{name}"].type for name, *_ in GAUGES} == {"gauge"}
+
+
+def test_cache_usage_is_a_share(board: Board) -> None:
+    slot = board.slot("engine")
+    assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0}
+    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE] = 8, 6
+    assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0.25}
+
+
+def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
+    name = 'org/"ti\\ny"\n'
+    sample = families(board, name)["headrace:process_up"].samples[0]
+    assert sample.labels["model_name"] == name
