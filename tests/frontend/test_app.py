@@ -1,0 +1,349 @@
+"""The application, asked as uvicorn asks it, with the ring played by the test."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from headrace.board import Board, Field, Seat, Slot, State
+from headrace.frontend.app import Forwarder, build_app
+from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
+from headrace.frontend.links import Links
+from headrace.messages import Head, HttpRequest, ResponseFrames
+
+LIMIT = 100  # bytes of a body
+DEADLINE_S = 20
+Message = dict[str, Any]
+LEFT: Message = {"type": "http.disconnect"}
+
+
+class FakeLinks(Links):
+    """Keeps what is sent. `full` refuses."""
+
+    def __init__(self) -> None:
+        self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()
+        self.aborted: list[int] = []
+        self.full = False
+
+    def forward(self, request: HttpRequest, body: bytes) -> bool:
+        if not self.full:
+            self.forwarded.put_nowait((request, body))
+        return not self.full
+
+    def abort(self, request: int) -> None:
+        self.aborted.append(request)
+
+
+@dataclass
+class Connection:
+    """A client's side of one request."""
+
+    sent: list[Message] = field(default_factory=list)
+    _incoming: "asyncio.Queue[Message]" = field(default_factory=asyncio.Queue)
+    _writable: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self._writable.set()
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self._incoming.put_nowait(message)
+
+    def stop_reading(self) -> None:
+        self._writable.clear()
+
+    def read_on(self) -> None:
+        self._writable.set()
+
+    async def receive(self) -> Message:
+        return await self._incoming.get()
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+        self._news.set()
+        await self._writable.wait()
+
+    async def until(self, num_messages: int) -> None:
+        """Wait until so many messages have been sent."""
+        while len(self.sent) < num_messages:
+            self._news.clear()
+            await asyncio.wait_for(self._news.wait(), DEADLINE_S)
+
+    @property
+    def status(self) -> int:
+        assert self.sent[0]["type"] == "http.response.start"
+        status: int = self.sent[0]["status"]
+        return status
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.sent) and not self.sent[-1].get("more_body", False)
+
+
+def body_of(*chunks: bytes) -> list[Message]:
+    return [
+        {"type": "http.request", "body": chunk, "more_body": i < len(chunks)}
+        for i, chunk in enumerate(chunks, 1)
+    ]
+
+
+class Site:
+    """An application whose tokenizers and detokenizers are the test."""
+
+    def __init__(self) -> None:
+        self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
+        self.exchanges = Exchanges(0)
+        self.links = FakeLinks()
+        forwarder = Forwarder(self.exchanges, self.links, self.slot, LIMIT)
+        self._app = build_app(self.board, forwarder)
+
+    @property
+    def slot(self) -> Slot:
+        return self.board.slot("frontend")
+
+    def ask(
+        self,
+        connection: Connection,
+        path: str = "/v1/completions",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        method: str = "POST",
+    ) -> "asyncio.Task[None]":
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "root_path": "",
+            "query_string": b"",
+            "headers": list(headers),
+        }
+        return asyncio.create_task(self._run(scope, connection))
+
+    async def _run(self, scope: dict[str, Any], connection: Connection) -> None:
+        await asyncio.wait_for(self._app(scope, connection.receive, connection.send), DEADLINE_S)
+
+    async def forwarded(self) -> tuple[HttpRequest, bytes]:
+        return await asyncio.wait_for(self.links.forwarded.get(), DEADLINE_S)
+
+    def answer(self, id: int, data: bytes, last: bool, head: Head | None = None) -> None:
+        heads = {} if head is None else {id: head}
+        self.exchanges.deliver(ResponseFrames(heads, [id], [len(data)], [last]), data)
+
+
+JSON = Head(200, "application/json")
+EVENTS = Head(200, "text/event-stream")
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    os.close(made.board.fd)
+
+
+async def test_the_body_goes_on_as_it_came(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b'{"a"', b"", b": not JSON"))
+    task = site.ask(connection, "/v1/é")
+    request, body = await site.forwarded()
+    assert (request.method, request.path) == ("POST", "/v1/é")
+    assert body == b'{"a": not JSON'
+    site.answer(request.id, b"", True, JSON)
+    await task
+
+
+async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b'{"error": 1}', True, Head(404, "application/json"))
+    await task
+    assert connection.status == 404
+    assert connection.headers == {b"content-type": b"application/json", b"content-length": b"12"}
+    assert connection.body == b'{"error": 1}'
+    assert connection.is_complete
+    assert len(connection.sent) == 2
+    assert site.links.aborted == []
+    assert len(site.exchanges) == 0
+
+
+async def test_a_stream_is_written_as_it_comes(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"one", False, EVENTS)
+    await connection.until(2)
+    assert connection.headers[b"content-type"] == b"text/event-stream"
+    assert b"content-length" not in connection.headers
+    assert (connection.body, connection.is_complete) == (b"one", False)
+    site.answer(request.id, b"two", False)
+    await connection.until(3)
+    site.answer(request.id, b"three", True)
+    await task
+    assert (connection.body, connection.is_complete) == (b"onetwothree", True)
+    assert site.links.aborted == []
+
+
+async def test_what_comes_while_the_client_does_not_read_is_written_together(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    connection.stop_reading()
+    site.answer(request.id, b"one", False, EVENTS)
+    await connection.until(1)
+    for piece in (b"two", b"three"):
+        site.answer(request.id, piece, False)
+    site.answer(request.id, b"", True)
+    connection.read_on()
+    await task
+    assert [m["body"] for m in connection.sent[1:]] == [b"one", b"twothree"]
+    assert connection.is_complete
+
+
+async def test_a_client_that_reads_too_slowly_is_cut_off(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    connection.stop_reading()
+    site.answer(request.id, b"one", False, EVENTS)
+    await connection.until(1)
+    site.answer(request.id, bytes(MAX_UNSENT_BYTES + 1), False)
+    connection.read_on()
+    await task
+    assert not connection.is_complete, "so that the server closes the connection"
+    assert site.links.aborted == [request.id]
+
+
+@pytest.mark.parametrize("pieces", [[], [b"one"]])
+async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[bytes]) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    for piece in pieces:
+        site.answer(request.id, piece, False, EVENTS)
+        await connection.until(2)
+    connection.say(LEFT)
+    await task
+    assert site.links.aborted == [request.id]
+    assert len(site.exchanges) == 0
+    assert site.slot[Field.DISCONNECTS] == 1
+    assert site.slot[Field.RESPONSES] == 0
+
+
+async def test_a_handler_that_is_cancelled_aborts_its_request(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert site.links.aborted == [request.id]
+    assert len(site.exchanges) == 0
+
+
+async def test_a_client_that_leaves_before_the_body_is_there_is_forgotten(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{", b"}")[:1], LEFT)
+    await site.ask(connection)
+    assert connection.sent == []
+    assert site.links.forwarded.empty()
+    assert site.links.aborted == []
+
+
+async def test_a_body_declared_too_large_is_refused_unread(site: Site) -> None:
+    connection = Connection()  # which says nothing
+    await site.ask(connection, headers=((b"content-length", b"101"),))
+    assert connection.status == 413
+    assert connection.headers[b"connection"] == b"close"
+    error = json.loads(connection.body)["error"]
+    assert error["code"] == "body_too_large"
+    assert "100 bytes (--max-body-bytes)" in error["message"]
+
+
+async def test_a_body_that_grows_too_large_is_refused(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"x" * 60, b"x" * 41, b"x")[:2])
+    await site.ask(connection, headers=((b"content-length", b"nonsense"),))
+    assert connection.status == 413
+    assert site.links.forwarded.empty()
+
+
+async def test_a_body_of_just_the_limit_is_taken(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"x" * LIMIT))
+    task = site.ask(connection, headers=((b"content-length", b"100"),))
+    request, body = await site.forwarded()
+    site.answer(request.id, b"", True, JSON)
+    await task
+    assert len(body) == LIMIT
+
+
+async def test_full_links_are_answered_with_try_again(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    site.links.full = True
+    await site.ask(connection)
+    assert connection.status == 503
+    assert connection.headers[b"retry-after"] == b"1"
+    assert json.loads(connection.body)["error"]["code"] == "overloaded"
+    assert len(site.exchanges) == 0
+
+
+async def test_traffic_is_counted(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"12345"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"123", False, EVENTS)
+    await connection.until(2)
+    site.answer(request.id, b"4567", True)
+    await task
+    fields = (Field.REQUESTS, Field.RESPONSES, Field.DISCONNECTS, Field.BYTES_IN, Field.BYTES_OUT)
+    assert [site.slot[f] for f in fields] == [1, 1, 0, 5, 7]
+
+
+async def test_concurrent_requests_get_their_own_answers(site: Site) -> None:
+    connections = [Connection() for _ in range(20)]
+    for i, connection in enumerate(connections):
+        connection.say(*body_of(str(i).encode()))
+    tasks = [site.ask(connection) for connection in connections]
+    requests = [await site.forwarded() for _ in connections]
+    for request, body in reversed(requests):
+        site.answer(request.id, b"answer " + body, True, JSON)
+    await asyncio.gather(*tasks)
+    assert [c.body for c in connections] == [f"answer {i}".encode() for i in range(20)]
+
+
+async def test_health_is_good_where_every_process_is_ready(site: Site) -> None:
+    for slot in site.board.slots:
+        slot.enter(State.READY)
+    connection = Connection()
+    await site.ask(connection, "/health", method="GET")
+    assert (connection.status, connection.body) == (200, b"")
+
+
+async def test_bad_health_names_who_is_ill(site: Site) -> None:
+    site.slot.enter(State.READY)
+    connection = Connection()
+    await site.ask(connection, "/health", method="GET")
+    assert connection.status == 503
+    assert json.loads(connection.body)["error"]["message"] == "not serving: engine 0"
+    assert site.links.forwarded.empty()

@@ -1,0 +1,106 @@
+"""Response bytes find the request they are for, and wait for it within limits."""
+
+import asyncio
+
+from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchange, Exchanges
+from headrace.messages import Head, ResponseFrames, frontend_of
+
+HEAD = Head(200, "text/plain")
+
+
+def is_waiting(task: "asyncio.Task[bytes]") -> bool:
+    return not task.done()
+
+
+async def test_what_has_come_is_taken_at_once() -> None:
+    exchange = Exchange(1)
+    exchange.deliver(b"one ", False)
+    exchange.deliver(memoryview(b"two"), False)
+    assert await exchange.take() == b"one two"
+    assert not exchange.complete
+
+
+async def test_taking_waits_for_bytes() -> None:
+    exchange = Exchange(1)
+    exchange.deliver(b"one", False)
+    await exchange.take()
+    task = asyncio.create_task(exchange.take())
+    await asyncio.sleep(0)  # the task runs until it waits
+    assert is_waiting(task)
+    exchange.deliver(b"two", False)
+    assert await task == b"two"
+
+
+async def test_the_end_may_come_without_bytes() -> None:
+    exchange = Exchange(1)
+    exchange.deliver(b"one", False)
+    await exchange.take()
+    exchange.deliver(b"", True)
+    assert await exchange.take() == b""
+    assert exchange.complete
+
+
+async def test_a_client_that_leaves_wakes_who_waits() -> None:
+    exchange = Exchange(1)
+    task = asyncio.create_task(exchange.take())
+    await asyncio.sleep(0)
+    exchange.drop()
+    assert await task == b""
+    assert exchange.dropped
+
+
+def test_a_reader_that_is_too_slow_is_dropped() -> None:
+    exchange = Exchange(1)
+    exchange.deliver(bytes(MAX_UNSENT_BYTES), False)
+    assert not exchange.dropped
+    exchange.deliver(b"x", False)
+    assert exchange.dropped
+
+
+def test_a_response_that_is_complete_may_have_any_size() -> None:
+    exchange = Exchange(1)
+    exchange.deliver(bytes(MAX_UNSENT_BYTES + 1), True)
+    assert not exchange.dropped
+
+
+def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
+    exchanges = Exchanges(frontend=5)
+    ids = [exchanges.open().id for _ in range(10)]
+    assert len(set(ids)) == len(exchanges) == 10
+    assert {frontend_of(id) for id in ids} == {5}
+
+
+async def test_bytes_are_cut_apart_by_their_lengths() -> None:
+    exchanges = Exchanges(0)
+    a, b, c = (exchanges.open() for _ in range(3))
+    frames = ResponseFrames({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
+    exchanges.deliver(frames, b"bbaaa")
+    assert (await a.take(), a.head, a.complete) == (b"aaa", HEAD, True)
+    assert (await b.take(), b.head, b.complete) == (b"bb", None, False)
+    assert (await c.take(), c.complete) == (b"", True)
+
+
+async def test_a_head_that_has_come_stays() -> None:
+    exchanges = Exchanges(0)
+    exchange = exchanges.open()
+    exchanges.deliver(ResponseFrames({exchange.id: HEAD}, [exchange.id], [1], [False]), b"x")
+    exchanges.deliver(ResponseFrames({}, [exchange.id], [1], [False]), b"y")
+    assert (await exchange.take(), exchange.head) == (b"xy", HEAD)
+
+
+async def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
+    exchanges = Exchanges(0)
+    gone, here = exchanges.open(), exchanges.open()
+    exchanges.close(gone)
+    exchanges.deliver(ResponseFrames({}, [gone.id, here.id], [3, 2], [False, False]), b"xxxhi")
+    assert await here.take() == b"hi"
+    assert not gone.unsent
+    assert list(exchanges) == [here]
+
+
+def test_closing_twice_does_nothing() -> None:
+    exchanges = Exchanges(0)
+    exchange = exchanges.open()
+    exchanges.close(exchange)
+    exchanges.close(exchange)
+    assert len(exchanges) == 0
