@@ -30,6 +30,8 @@ struct Operands {
     }
 };
 
+constexpr int decoded_blocks = 2; // at a time, as wide as the widest tile of many rows
+
 // Of attention; see attention.h.
 constexpr int segment_tokens = 256; // a multiple of every page size
 constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2

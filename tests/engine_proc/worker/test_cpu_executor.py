@@ -74,6 +74,7 @@ SPECS = {
         layers=(LayerSpec(window=40), LayerSpec(rope=None)),
         ropes=(dataclasses.replace(SPEC.ropes[0], interleaved=True),),
     ),
+    "many heads per KV head": dataclasses.replace(SPEC, num_heads=53, num_kv_heads=1),
     "biases, odd sizes": dataclasses.replace(
         SPEC,
         hidden_size=50,
@@ -280,6 +281,14 @@ def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) 
     decoded = cpu(SPEC, weights, weight_dtype="float32", isa=isa)
     for step in (batch([(0, 0, LENGTH)]), batch([(1, 0, 5)]), batch([(1, 5, 6)])):
         np.testing.assert_array_equal(packed.forward(step), decoded.forward(step))
+
+
+def test_odd_sizes_can_be_had_in_bf16() -> None:
+    spec = SPECS["biases, odd sizes"]
+    weights = random_weights(spec, Format.BF16)
+    logits = cpu(spec, weights).forward(batch([(0, 0, LENGTH)]))
+    decoded = cpu(spec, weights, weight_dtype="float32")
+    np.testing.assert_array_equal(logits, decoded.forward(batch([(0, 0, LENGTH)])))
 
 
 def test_half_precision_weights_can_be_had_in_bf16() -> None:
