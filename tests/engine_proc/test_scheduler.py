@@ -202,7 +202,7 @@ class Story:
                 assert (self.rig.said[id], self.rig.finished[id]) == (said, reason)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     script=st.lists(arrivals, min_size=1, max_size=8),
     page_tokens=st.integers(1, 5),

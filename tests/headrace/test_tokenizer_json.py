@@ -163,10 +163,10 @@ SENTENCEPIECES = {
     "e": (-9.0, NORMAL),
     "l": (-9.0, NORMAL),
     "o": (-9.0, NORMAL),
-    "he": (-2.0, NORMAL),
-    "ll": (-1.0, NORMAL),
     "el": (-3.0, NORMAL),
     "llo": (-4.0, NORMAL),
+    "he": (-2.0, NORMAL),
+    "ll": (-1.0, NORMAL),
     "▁he": (-5.0, NORMAL),
     "▁hello": (-6.0, NORMAL),
     "<tool>": (0.0, USER_DEFINED),
@@ -220,7 +220,7 @@ def test_every_pre_tokenizer_loads_and_keeps_the_text(pre: str) -> None:
 
 
 def test_scores_decide_what_is_merged() -> None:
-    # he (-2) after ll (-1), but before el (-3).
+    # ll (-1) goes before el (-3), whatever their order in the file.
     assert tokens_of(sentencepiece(), "hello") == ["▁hello"]
     assert tokens_of(sentencepiece(), "ello") == ["▁", "e", "llo"]
     assert tokens_of(sentencepiece(), "hel") == ["▁he", "l"]

@@ -191,6 +191,13 @@ def test_noise_is_gumbels() -> None:
     assert abs(noise.var() - np.pi**2 / 6) < 0.05
 
 
+def test_noise_of_the_next_seed_is_not_that_of_the_next_position() -> None:
+    # The sequences of one request have successive seeds.
+    tokens = np.arange(100)
+    one = gumbel(tokens, np.uint64(8), np.uint64(4))
+    assert not np.isin(gumbel(tokens, np.uint64(7), np.uint64(5)), one).any()
+
+
 def test_noise_of_a_token_does_not_depend_on_the_other_candidates() -> None:
     seed, position = np.uint64(2**64 - 1), np.uint64(7)
     whole = gumbel(np.arange(100), seed, position)
