@@ -18,8 +18,8 @@ from headrace.messages import ToFrontend
 from headrace.process import Context
 from headrace.sockets import Inbox, address
 
-HEARTBEAT_S = 0.25
-GRACE_S = 1  # open responses get this long when the server stops
+HEARTBEAT_S = 0.1
+GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
 
 def main(config: FrontendConfig, context: Context) -> None:
@@ -57,7 +57,7 @@ async def serve(config: FrontendConfig, context: Context) -> None:
         )
     )
     with socket.socket(fileno=config.listen_fd) as listener:
-        beating = asyncio.create_task(beat(context, exchanges, links))
+        beating = asyncio.create_task(beat(context, exchanges, links, server))
         context.slot.enter(State.READY)
         await server.serve(sockets=[listener])
         beating.cancel()
@@ -65,9 +65,16 @@ async def serve(config: FrontendConfig, context: Context) -> None:
     links.close()
 
 
-async def beat(context: Context, exchanges: Exchanges, links: Links) -> None:
-    """Keep the board current; retry what a full link has refused."""
+async def beat(
+    context: Context, exchanges: Exchanges, links: Links, server: uvicorn.Server
+) -> None:
+    """Keep the board current; retry what a full link has refused; end streams when stopping."""
     while True:
+        if server.should_exit:
+            # What is cut short here is cut on purpose: nothing to complain of.
+            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+            for exchange in exchanges:
+                exchange.drop()
         context.slot.beat()
         context.slot[Field.OPEN_REQUESTS] = len(exchanges)
         links.flush()
