@@ -32,7 +32,9 @@ void headrace_publish(void *address, uint32_t value) {
     syscall(SYS_futex, address, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-uint32_t headrace_load(void *address) { return word_at(address)->load(std::memory_order_acquire); }
+uint32_t headrace_load(void *address) {
+    return word_at(address)->load(std::memory_order_acquire);
+}
 
 // Wait until the word differs from `seen`, at most `timeout_us`; return its value, `seen` on
 // timeout or a signal.

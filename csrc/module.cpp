@@ -1,10 +1,12 @@
-// The Python module `headrace._core`: empty. It exists so that packaging builds, ships and finds the
-// library; `headrace.core` calls the functions in it by ctypes.
+// The Python module `headrace._core`: empty. It exists so that packaging builds, ships and finds
+// the library; `headrace.core` calls the functions in it by ctypes.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-static PyModuleDef core = {PyModuleDef_HEAD_INIT, "_core", nullptr, -1, nullptr,
-                           nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef core = {
+    PyModuleDef_HEAD_INIT, "_core", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit__core() { return PyModule_Create(&core); }
+PyMODINIT_FUNC PyInit__core() {
+    return PyModule_Create(&core);
+}
