@@ -1,7 +1,7 @@
 # Two commands: `make serve` and `make test`. Extra arguments: `make serve ARGS="--port 9000"`.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
 .PHONY: serve test check format install bench clean
