@@ -41,7 +41,7 @@ class WeightDtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    PACKED = "packed"  # as stored: 4 and 8 bits stay 4 and 8 bits, fp16 becomes fp32
+    PACKED = "packed"  # as stored: 4 and 8 bits stay 4 and 8 bits
 
 
 class KVDtype(StrEnum):
@@ -129,8 +129,8 @@ class CpuExecutor:
 
     Args:
         page_tokens: a multiple of 16 that divides 256.
-        weight_dtype: `packed` keeps F32, BF16, Q8_0, Q4_0 and Q4_1 as they are stored, decodes F16
-            to fp32 and rounds the other quantized formats to bf16.
+        weight_dtype: `packed` keeps F32, BF16, Q8_0, Q4_0 and Q4_1 as they are stored and decodes
+            the others to fp32, which is exact.
         threads: of one step, the caller's included. By default, one per core we may use.
         progress: called with (weights packed, weights in all) while loading.
 
@@ -293,9 +293,7 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
 def packed_format(stored: Format, dtype: WeightDtype) -> Format:
     """Return the format in which a stored weight is held."""
     if dtype == WeightDtype.PACKED:
-        if stored in FORMATS:
-            return stored
-        return Format.F32 if stored == Format.F16 else Format.BF16
+        return stored if stored in FORMATS else Format.F32
     return Format.F32 if dtype == WeightDtype.FLOAT32 else Format.BF16
 
 
