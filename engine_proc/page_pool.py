@@ -1,18 +1,34 @@
-"""The KV cache's pages: who has which. Pure bookkeeping; the memory is the workers'."""
+"""The KV cache's pages: who has which, and what is still in them. Pure bookkeeping; the memory is
+the workers'.
+
+Prefix cache: a full page is known by the hash of its tokens and of all pages before it, so two
+prompts share pages as far as they agree (hash-chained blocks, as in vLLM). A page that nobody uses
+keeps its contents until it is needed for something else; the one unused for longest goes first.
+"""
+
+from array import array
+from collections import OrderedDict
+from hashlib import blake2b
+
+DIGEST_BYTES = 16  # collisions would mix conversations: 64 bits would not do
 
 
 class PagePool:
-    """A free list of page numbers, newest freed first: their lines may still be in a cache."""
+    """Every page is free (nothing in it), idle (remembered, unused) or used by someone."""
 
     def __init__(self, num_pages: int, page_tokens: int) -> None:
         self.num_pages = num_pages
         self.page_tokens = page_tokens
         self._free = list(range(num_pages - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._num_users = [0] * num_pages
+        self._digests: dict[int, bytes] = {}
+        self._pages: dict[bytes, int] = {}
 
     @property
     def num_free(self) -> int:
-        """Pages nobody has."""
-        return len(self._free)
+        """Pages that can be taken, the idle ones included."""
+        return len(self._free) + len(self._idle)
 
     def pages_for(self, num_tokens: int) -> int:
         """Return how many pages hold `num_tokens`."""
@@ -20,14 +36,55 @@ class PagePool:
 
     def can_take(self, num_pages: int) -> bool:
         """Whether `take` would succeed."""
-        return num_pages <= len(self._free)
+        return num_pages <= self.num_free
 
     def take(self, num_pages: int) -> list[int]:
-        """Take pages off the free list; there must be enough."""
-        assert self.can_take(num_pages), f"{num_pages} pages wanted, {len(self._free)} free"
-        return [self._free.pop() for _ in range(num_pages)]
+        """Take pages to write to; there must be enough."""
+        assert self.can_take(num_pages), f"{num_pages} pages wanted, {self.num_free} free"
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(num_pages)]
+        for page in pages:
+            self._num_users[page] = 1
+        return pages
+
+    def _evict(self) -> int:
+        page, _ = self._idle.popitem(last=False)
+        del self._pages[self._digests.pop(page)]
+        return page
+
+    def share(self, digests: list[bytes]) -> list[int]:
+        """Take the remembered pages of a prefix, as many as there are; they are not written to."""
+        pages = []
+        for digest in digests:
+            page = self._pages.get(digest)
+            if page is None:
+                break
+            self._idle.pop(page, None)
+            self._num_users[page] += 1
+            pages.append(page)
+        return pages
+
+    def remember(self, page: int, digest: bytes) -> None:
+        """Note what a page in use now holds, in full; a second page of the same is not noted."""
+        if digest not in self._pages:
+            self._pages[digest] = page
+            self._digests[page] = digest
 
     def give_back(self, pages: list[int]) -> None:
-        """Return pages to the free list."""
-        self._free.extend(reversed(pages))
-        assert len(self._free) <= self.num_pages, "a page was given back twice"
+        """Let go of a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
+        for page in reversed(pages):
+            self._num_users[page] -= 1
+            assert self._num_users[page] >= 0, "a page was given back twice"
+            if self._num_users[page]:
+                continue
+            if page in self._digests:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+
+def chain_digests(digests: list[bytes], tokens: "array[int]", page_tokens: int, end: int) -> None:
+    """Extend `digests`, one per full page of `tokens`, to the first `end` pages."""
+    for page in range(len(digests), end):
+        content = tokens[page * page_tokens : (page + 1) * page_tokens].tobytes()
+        before = digests[-1] if digests else b""
+        digests.append(blake2b(before + content, digest_size=DIGEST_BYTES).digest())

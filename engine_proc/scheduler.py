@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.engine_proc.page_pool import PagePool
+from headrace.engine_proc.page_pool import PagePool, chain_digests
 from headrace.engine_proc.sequence import Sequence
 from headrace.messages import FinishReason, request_of
 
@@ -72,14 +72,32 @@ class Scheduler:
             budget -= chunk.count
         while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
             sequence = self.waiting[0]
+            self._reuse(sequence)
             count = min(sequence.num_missing, budget)
             if not self._can_hold(sequence, count):
+                self._release(sequence)
                 break
             self._hold(sequence, count)
             self.running.append(self.waiting.popleft())
             chunks.append(Chunk(sequence, sequence.num_computed, count))
             budget -= count
         return chunks
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Give a sequence the pages of its prefix that are remembered; one token stays to run."""
+        end = (len(sequence.tokens) - 1) // self._pool.page_tokens
+        chain_digests(sequence.digests, sequence.tokens, self._pool.page_tokens, end)
+        sequence.pages = self._pool.share(sequence.digests[:end])
+        sequence.num_computed = len(sequence.pages) * self._pool.page_tokens
+        if not sequence.has_started:
+            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
+
+    def _remember(self, sequence: Sequence, start: int) -> None:
+        """Make the pages that were filled since `start` tokens findable for others."""
+        first, end = (n // self._pool.page_tokens for n in (start, sequence.num_computed))
+        chain_digests(sequence.digests, sequence.tokens, self._pool.page_tokens, end)
+        for page in range(first, end):
+            self._pool.remember(sequence.pages[page], sequence.digests[page])
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per running sequence; preempt the last one for want of pages."""
@@ -127,6 +145,7 @@ class Scheduler:
             sequence = chunk.sequence
             samples = chunk.samples
             sequence.num_computed += chunk.count
+            self._remember(sequence, chunk.start)
             if not samples:
                 continue
             token = next(tokens)

@@ -19,6 +19,8 @@ class Sequence:
     num_prompt: int
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)  # in position order
+    digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
+    num_cached: int = 0  # prompt tokens found in the prefix cache when it first ran
     has_started: bool = False  # its plan has gone to the detokenizer
 
     @classmethod

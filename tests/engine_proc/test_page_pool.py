@@ -1,8 +1,10 @@
 """Pages are handed out once each, and come back."""
 
+from array import array
+
 import pytest
 
-from headrace.engine_proc.page_pool import PagePool
+from headrace.engine_proc.page_pool import PagePool, chain_digests
 
 
 def test_all_pages_are_free_at_first() -> None:
@@ -51,3 +53,58 @@ def test_pages_given_back_twice_are_noticed() -> None:
 )
 def test_a_page_begun_is_a_page_needed(num_tokens: int, num_pages: int) -> None:
     assert PagePool(num_pages=4, page_tokens=16).pages_for(num_tokens) == num_pages
+
+
+def digests_of(tokens: list[int]) -> list[bytes]:
+    """Return the digests of pages of two tokens."""
+    digests: list[bytes] = []
+    chain_digests(digests, array("i", tokens), 2, len(tokens) // 2)
+    return digests
+
+
+def remembered(pool: PagePool, tokens: list[int]) -> list[int]:
+    """Fill pages with tokens and let go of them; return the pages."""
+    digests = digests_of(tokens)
+    pages = pool.take(len(digests))
+    for page, digest in zip(pages, digests, strict=True):
+        pool.remember(page, digest)
+    pool.give_back(pages)
+    return pages
+
+
+def test_a_remembered_prefix_is_shared_as_far_as_it_agrees() -> None:
+    pool = PagePool(num_pages=4, page_tokens=2)
+    pages = remembered(pool, [1, 2, 3, 4, 5, 6])
+    assert pool.share(digests_of([1, 2, 3, 4, 9, 9])) == pages[:2]
+    assert pool.num_free == 2
+
+
+def test_the_same_tokens_after_others_are_another_page() -> None:
+    pool = PagePool(num_pages=4, page_tokens=2)
+    remembered(pool, [1, 2, 3, 4])
+    assert pool.share(digests_of([3, 4])) == []
+
+
+def test_idle_pages_are_evicted_last_used_last_and_tails_first() -> None:
+    pool = PagePool(num_pages=4, page_tokens=2)
+    old = remembered(pool, [1, 2, 3, 4])
+    new = remembered(pool, [5, 6, 7, 8])
+    assert pool.num_free == 4
+    assert pool.take(1) == [old[1]]
+    assert pool.share(digests_of([1, 2, 3, 4])) == [old[0]]
+    assert pool.share(digests_of([5, 6, 7, 8])) == new
+
+
+def test_an_evicted_page_is_forgotten() -> None:
+    pool = PagePool(num_pages=2, page_tokens=2)
+    remembered(pool, [1, 2, 3, 4])
+    pool.give_back(pool.take(2))
+    assert pool.share(digests_of([1, 2])) == []
+
+
+def test_a_page_in_use_is_not_evicted() -> None:
+    pool = PagePool(num_pages=2, page_tokens=2)
+    pages = remembered(pool, [1, 2])
+    assert pool.share(digests_of([1, 2])) == pages
+    assert pool.num_free == 1
+    assert pool.take(1) != pages

@@ -122,10 +122,15 @@ class Rig:
         return news
 
     def check_pages(self) -> None:
-        """Every page is free or has one owner; who waits has none."""
-        owned = [page for sequence in self.scheduler.running for page in sequence.pages]
-        assert len(owned) == len(set(owned)), "a page has two owners"
+        """Every page is free or used; only pages behind what is computed are shared."""
+        owned = {page for sequence in self.scheduler.running for page in sequence.pages}
         assert len(owned) + self.pool.num_free == self.pool.num_pages
+        written = [
+            page
+            for sequence in self.scheduler.running
+            for page in sequence.pages[sequence.num_computed // self.pool.page_tokens :]
+        ]
+        assert len(written) == len(set(written)), "a page is written by two"
         assert len(self.scheduler.running) <= self.max_num_seqs
         for sequence in self.scheduler.running:
             assert len(sequence.pages) * self.pool.page_tokens >= sequence.num_computed
@@ -151,10 +156,13 @@ class Arrival:
 
 
 tokens = st.integers(0, VOCABULARY - 1)
+own = st.lists(tokens, min_size=1, max_size=MAX_PROMPT)
+SHARED = [index % VOCABULARY for index in range(MAX_PROMPT)]
+prefixed = st.integers(1, MAX_PROMPT).map(lambda length: SHARED[:length])
 arrivals = st.builds(
     Arrival,
     step=st.integers(0, 12),
-    prompts=st.lists(st.lists(tokens, min_size=1, max_size=MAX_PROMPT), min_size=1, max_size=3),
+    prompts=st.lists(own | prefixed, min_size=1, max_size=3),
     max_tokens=st.integers(1, MAX_TOKENS),
     abort_step=st.none() | st.integers(0, LAST_EVENT),
     stop_step=st.none() | st.integers(0, LAST_EVENT),
@@ -332,3 +340,38 @@ def test_ending_what_has_ended_does_nothing() -> None:
     rig.run()
     assert rig.scheduler.end(request_id(0, 1)) is None
     assert rig.scheduler.abort(request_id(0, 1)) == []
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=4, budget=64, max_num_seqs=2)
+    prompt = list(range(10))
+    rig.add(make_sequence(prompt, 3, request_id(0, 0)))
+    rig.run()
+    again = make_sequence([*prompt, 3, 1], 3, request_id(0, 1))
+    rig.add(again)
+    chunks = rig.scheduler.schedule()
+    assert [(chunk.start, chunk.count) for chunk in chunks] == [(8, 4)]
+    assert again.num_cached == 8
+
+
+def test_a_prompt_known_in_full_has_one_page_computed_again() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=4, budget=64, max_num_seqs=2)
+    for counter in range(2):
+        rig.add(make_sequence(list(range(8)), 2, request_id(0, counter)))
+        chunks = rig.scheduler.schedule()
+        rig.scheduler.update(chunks, rig.worker.run(chunks))
+    assert [(chunk.start, chunk.count) for chunk in chunks][1:] == [(4, 4)]
+
+
+def test_running_sequences_share_the_pages_of_their_prefix() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=4, budget=64, max_num_seqs=4)
+    first = make_sequence(list(range(9)), 4, request_id(0, 0))
+    second = make_sequence(list(range(9)), 4, request_id(0, 1))
+    rig.add(first)
+    rig.step()
+    rig.add(second)
+    rig.step()
+    assert first.pages[:2] == second.pages[:2]
+    assert first.pages[2] != second.pages[2]
+    rig.run()
+    assert rig.pool.num_free == rig.pool.num_pages
