@@ -104,7 +104,7 @@ class Replies:
             if finished is FinishReason.ABORT:
                 self._replies.pop(request, None)
                 continue
-            opening = self._start(id, output.started[id]) if id in output.started else b""
+            opening = self._start(id, output) if id in output.started else b""
             reply = self._replies.get(request)
             if reply is None:  # aborted, or ended by a stop string the engine had not heard of
                 continue
@@ -114,10 +114,10 @@ class Replies:
             self._emit(outgoing, request, reply, opening + data)
         return outgoing, stops
 
-    def _start(self, id: int, encoded_plan: bytes) -> bytes:
-        plan = self._plans.decode(encoded_plan)
+    def _start(self, id: int, output: StepOutput) -> bytes:
+        plan = self._plans.decode(output.started[id])
         reply = self._replies.setdefault(request_of(id), Reply(plan))
-        return reply.open(plan, self._vocabulary)
+        return reply.open(plan, self._vocabulary, output.cached.get(id, 0))
 
     def _emit(self, outgoing: dict[int, Frames], request: int, reply: Reply, data: bytes) -> None:
         complete = reply.is_complete

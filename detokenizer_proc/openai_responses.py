@@ -4,7 +4,7 @@ https://platform.openai.com/docs/api-reference/chat/streaming. Fields that are n
 own responses are null here; those that are absent are absent.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,13 +22,21 @@ def finish_name(finished: FinishReason | None) -> str | None:
     return None if finished is None else finished.name.lower()
 
 
-def usage(num_prompt: int, num_completion: int) -> Object:
-    """Return the `usage` object."""
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-    }
+class Usage(NamedTuple):
+    """How many tokens a request took."""
+
+    num_prompt: int
+    num_completion: int
+    num_cached: int  # of the prompt, found in the prefix cache
+
+    def body(self) -> Object:
+        """Return the `usage` object."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_completion,
+            "total_tokens": self.num_prompt + self.num_completion,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+        }
 
 
 def event(body: Object) -> bytes:
@@ -65,11 +73,11 @@ class Renderer:
         choice |= {"logprobs": None, "finish_reason": finish_name(finished)}
         return event(self._body([choice], None))
 
-    def closing(self, num_prompt: int, num_completion: int) -> bytes:
+    def closing(self, usage: Usage) -> bytes:
         """Return the last events of a stream."""
         if not self._plan.include_usage:
             return DONE
-        return event(self._body([], usage(num_prompt, num_completion))) + DONE
+        return event(self._body([], usage.body())) + DONE
 
     def _body(self, choices: list[Object], used: Object | None) -> Object:
         kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
@@ -88,9 +96,7 @@ class Renderer:
             "system_fingerprint": None,
         }
 
-    def whole(
-        self, texts: list[str], finished: list[FinishReason], num_prompt: int, num_completion: int
-    ) -> bytes:
+    def whole(self, texts: list[str], finished: list[FinishReason], usage: Usage) -> bytes:
         """Return the body of an answer that does not stream."""
         choices = []
         for index, (text, reason) in enumerate(zip(texts, finished, strict=True)):
@@ -100,8 +106,5 @@ class Renderer:
             end: Object = {"logprobs": None, "finish_reason": finish_name(reason)}
             choices.append({"index": index} | content | end)
         kind = "chat.completion" if self._plan.chat else "text_completion"
-        body = self._identity(kind) | {
-            "choices": choices,
-            "usage": usage(num_prompt, num_completion),
-        }
+        body = self._identity(kind) | {"choices": choices, "usage": usage.body()}
         return msgspec.json.encode(body)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from headrace.detokenizer_proc.openai_responses import Renderer
+from headrace.detokenizer_proc.openai_responses import Renderer, Usage
 from headrace.detokenizer_proc.stops import StopMatcher
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
 from headrace.messages import FinishReason, ReplyPlan
@@ -16,6 +16,7 @@ class SequenceText:
     stream: TextStream
     stops: StopMatcher
     num_tokens: int = 0
+    num_cached: int = 0  # prompt tokens found in the prefix cache
     finished: FinishReason | None = None
     parts: list[str] = field(default_factory=list)  # kept where the reply does not stream
 
@@ -69,9 +70,10 @@ class Reply:
             s.finished is not None for s in self._sequences.values()
         )
 
-    def open(self, plan: ReplyPlan, vocabulary: Vocabulary) -> bytes:
+    def open(self, plan: ReplyPlan, vocabulary: Vocabulary, num_cached: int = 0) -> bytes:
         """Begin a sequence; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, vocabulary)
+        sequence.num_cached = num_cached
         if not self._plan.stream:
             sequence.parts.append(plan.echo)
             return b""
@@ -99,16 +101,20 @@ class Reply:
         if text or sequence.finished is not None:
             data = self._renderer.delta(index, text, sequence.finished)
         if self.is_complete:
-            data += self._renderer.closing(*self._usage())
+            data += self._renderer.closing(self._usage())
         return data, stopped_here
 
-    def _usage(self) -> tuple[int, int]:
+    def _usage(self) -> Usage:
         sequences = self._sequences.values()
-        prompts = (s.plan.num_prompt_tokens for s in sequences if not s.plan.shares_prompt)
-        return sum(prompts), sum(s.num_tokens for s in sequences)
+        prompts = [s for s in sequences if not s.plan.shares_prompt]
+        return Usage(
+            sum(s.plan.num_prompt_tokens for s in prompts),
+            sum(s.num_tokens for s in sequences),
+            sum(s.num_cached for s in prompts),
+        )
 
     def _whole(self) -> bytes:
         ordered = [self._sequences[index] for index in sorted(self._sequences)]
         texts = ["".join(s.parts) for s in ordered]
         finished = [s.finished for s in ordered if s.finished is not None]
-        return self._renderer.whole(texts, finished, *self._usage())
+        return self._renderer.whole(texts, finished, self._usage())

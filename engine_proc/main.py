@@ -144,6 +144,7 @@ class Engine:
 def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     started = {n.sequence.id: n.sequence.request.plan for n in news if not n.sequence.has_started}
+    cached = {n.sequence.id: n.sequence.num_cached for n in news if n.sequence.id in started}
     for n in news:
         n.sequence.has_started = True
     tokens = array("I", (n.token for n in news if n.token is not None))
@@ -152,5 +153,6 @@ def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
         [n.sequence.id for n in news],
         [int(n.token is not None) for n in news],
         [n.finished for n in news],
+        cached,
     )
     return output, tokens.tobytes()

@@ -127,6 +127,7 @@ class StepOutput(Message, tag="step", frozen=True):
     ids: list[int]
     counts: list[int]
     finished: list[FinishReason | None]
+    cached: dict[int, int] = {}  # prompt tokens found in the prefix cache, of those in `started`
 
 
 ToDetokenizer = StepOutput

@@ -5,10 +5,18 @@ from typing import Any
 
 import pytest
 
-from headrace.detokenizer_proc.openai_responses import Renderer, finish_name
+from headrace.detokenizer_proc.openai_responses import Renderer, Usage, finish_name
 from headrace.messages import FinishReason, ReplyPlan
 
 IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}
+
+
+USAGE = {
+    "prompt_tokens": 3,
+    "completion_tokens": 4,
+    "total_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
 
 
 def make_renderer(chat: bool, stream: bool = True, include_usage: bool = False) -> Renderer:
@@ -82,16 +90,16 @@ def test_text_and_end_of_a_completion_are_one_event() -> None:
 
 
 def test_a_stream_closes_with_done() -> None:
-    assert make_renderer(chat=True).closing(3, 4) == b"data: [DONE]\n\n"
+    assert make_renderer(chat=True).closing(Usage(3, 4, 2)) == b"data: [DONE]\n\n"
 
 
 def test_usage_comes_last_with_no_choices_and_is_null_before() -> None:
     renderer = make_renderer(chat=True, include_usage=True)
     (chunk,) = events(renderer.delta(0, "x", None))
     assert chunk["usage"] is None
-    last, done = events(renderer.closing(3, 4))
+    last, done = events(renderer.closing(Usage(3, 4, 2)))
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert last["usage"] == USAGE
     assert done == "[DONE]"
 
 
@@ -103,7 +111,7 @@ def test_usage_is_absent_where_it_is_not_wanted() -> None:
 def test_a_whole_chat() -> None:
     renderer = make_renderer(chat=True, stream=False)
     reasons = [FinishReason.STOP, FinishReason.LENGTH]
-    body = json.loads(renderer.whole(["a", "b"], reasons, 3, 4))
+    body = json.loads(renderer.whole(["a", "b"], reasons, Usage(3, 4, 2)))
     assert body == IDENTITY | {
         "object": "chat.completion",
         "choices": [
@@ -115,16 +123,15 @@ def test_a_whole_chat() -> None:
             }
             for index, text, reason in [(0, "a", "stop"), (1, "b", "length")]
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+        "usage": USAGE,
     }
 
 
 def test_a_whole_completion() -> None:
     body = json.loads(
-        make_renderer(chat=False, stream=False).whole(["a"], [FinishReason.STOP], 3, 1)
+        make_renderer(chat=False, stream=False).whole(["a"], [FinishReason.STOP], Usage(3, 1, 0))
     )
-    usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-    assert body == text_chunk("a", "stop") | {"usage": usage}
+    assert body == text_chunk("a", "stop") | {"usage": Usage(3, 1, 0).body()}
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -87,6 +87,7 @@ def test_a_whole_answer_comes_with_the_last_token() -> None:
         "prompt_tokens": 3,
         "completion_tokens": 5,
         "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

@@ -4,10 +4,13 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgspec
 import openai
 import pytest
 from reference import NUM_TOKENS, Expected
 from servers import RunningServer, wait_until
+
+from headrace.client import Usage
 
 CONCURRENT = 32
 TIMEOUT_S = 120
@@ -56,11 +59,21 @@ def test_greedy_chat_equals_transformers(server: RunningServer, expected: list[E
                 "finish_reason": case.finish_reason(NUM_TOKENS),
             }
         ]
-        assert answer["usage"] == {
-            "prompt_tokens": len(case.prompt_ids),
-            "completion_tokens": len(case.ids),
-            "total_tokens": len(case.prompt_ids) + len(case.ids),
-        }
+        usage = msgspec.convert(answer["usage"], Usage)
+        assert usage.prompt_tokens == len(case.prompt_ids)
+        assert usage.completion_tokens == len(case.ids)
+        assert usage.total_tokens == len(case.prompt_ids) + len(case.ids)
+
+
+def test_a_prompt_said_again_is_found_in_the_prefix_cache(server: RunningServer) -> None:
+    text = "The sea was calm and the boats were out. " * 20
+    body = {"prompt": text, "temperature": 0, "max_tokens": 16}
+    url = f"{server.url}/v1/completions"
+    first, second = (httpx.post(url, json=body, timeout=TIMEOUT_S).json() for _ in range(2))
+    cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert 0 < second["usage"]["prompt_tokens"] - cached <= 32, "all but the last page"
+    assert second["choices"] == first["choices"]
 
 
 def test_stream_equals_whole_answer(server: RunningServer, expected: list[Expected]) -> None:
@@ -144,7 +157,9 @@ def test_openai_client_works(server: RunningServer, expected: list[Expected]) ->
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == case.text(NUM_TOKENS)
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     completion = client.completions.create(model=model, prompt="1, 2, 3,", max_tokens=4)
     assert completion.choices[0].finish_reason == "length"
     with pytest.raises(openai.NotFoundError, match="does not exist"):
