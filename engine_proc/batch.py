@@ -2,38 +2,43 @@
 
 from array import array
 
-from headrace.engine_proc.scheduler import Chunk
+from headrace.engine_proc.chunk import Chunk
+from headrace.engine_proc.sampling_rows import SamplingRows
 from headrace.messages import Step
 
 
 def build_step(chunks: list[Chunk]) -> Step:
     """Flatten chunks into the message that workers run. See `messages.Step`."""
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
-    logit_rows, top_k = array("i"), array("i")
-    temperature, top_p, noise = array("f"), array("f"), array("Q")
+    logit_rows, pooled_rows = array("i"), array("i")
+    sampling = SamplingRows()
     max_pages = max(len(chunk.sequence.pages) for chunk in chunks)
     table = []
     for row, chunk in enumerate(chunks):
-        sequence, end = chunk.sequence, chunk.start + chunk.count
-        token_ids += sequence.tokens[chunk.start : end]
-        positions.extend(range(chunk.start, end))
-        rows_of.extend([row] * chunk.count)
+        sequence, first_row = chunk.sequence, len(token_ids)
+        token_ids += sequence.tokens[chunk.start : chunk.start + chunk.count] + chunk.drafts
+        positions.extend(range(chunk.start, chunk.start + chunk.num_tokens))
+        rows_of.extend([row] * chunk.num_tokens)
         table.append(array("i", sequence.pages).tobytes().ljust(max_pages * 4, b"\0"))
-        if chunk.samples:
-            request = sequence.request
-            logit_rows.append(len(token_ids) - 1)
-            temperature.append(request.temperature)
-            top_p.append(request.top_p)
-            top_k.append(request.top_k)
-            noise.extend((request.seed, end))
+        if sequence.request.embeds:
+            pooled_rows.extend([len(token_ids) - 1] * chunk.is_last)
+            continue
+        for position in chunk.watched:
+            logit_rows.append(first_row + position - chunk.start)
+            sampling.watch(sequence, position + 1)
+        if chunk.is_last:
+            for num_drafts in range(len(chunk.drafts) + 1):
+                logit_rows.append(first_row + chunk.count - 1 + num_drafts)
+                sampling.draw(sequence, chunk.drafts[:num_drafts])
     return Step(
         token_ids.tobytes(),
         positions.tobytes(),
         rows_of.tobytes(),
         b"".join(table),
         logit_rows.tobytes(),
-        temperature.tobytes(),
-        top_p.tobytes(),
-        top_k.tobytes(),
-        noise.tobytes(),
+        bytes(sampling.rows),
+        sampling.history.tobytes(),
+        sampling.bias_tokens.tobytes(),
+        sampling.bias.tobytes(),
+        pooled_rows.tobytes(),
     )

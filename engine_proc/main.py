@@ -2,6 +2,7 @@
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
 import logging
+import time
 from array import array
 from collections import OrderedDict
 from typing import assert_never
@@ -9,9 +10,13 @@ from typing import assert_never
 from headrace.board import Field, State
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import News, Scheduler
+from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.speculation import PromptLookup
+from headrace.engine_proc.step_time import StepTime
+from headrace.engine_proc.waiting_queue import Policy
 from headrace.engine_proc.workers import Worker
 from headrace.errors import ConfigError
 from headrace.messages import (
@@ -28,7 +33,8 @@ from headrace.process import Context
 from headrace.sockets import Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
-MAX_EARLY_ABORTS = 4096  # requests aborted before they came; older ones are forgotten
+MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
+MAX_CHUNK = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +44,9 @@ def main(config: EngineConfig, context: Context) -> None:
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
     worker = Worker(config, context, rank=0)
     try:
-        pool = make_pool(worker.wait_ready(), config)
-        scheduler = Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens)
+        ready = worker.wait_ready()
+        pool = make_pool(ready, config)
+        scheduler = make_scheduler(pool, ready, config)
         engine = Engine(config, context, scheduler, pool)
         context.slot.enter(State.READY)
         while True:
@@ -68,6 +75,22 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
     return PagePool(ready.num_pages, ready.page_tokens)
 
 
+def make_scheduler(pool: PagePool, ready: WorkerReady, config: EngineConfig) -> Scheduler:
+    """Return the scheduler that the flags ask for."""
+    return Scheduler(
+        pool,
+        Limits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_queued=config.max_num_queued,
+            whole_prompts=ready.whole_prompts,
+        ),
+        Policy(config.scheduling_policy),
+        PromptLookup() if config.speculative == "ngram" else None,
+        config.enable_prefix_caching,
+    )
+
+
 class Engine:
     """What the loop has between steps."""
 
@@ -81,7 +104,9 @@ class Engine:
             Outbox(address(config.run_dir, "detokenizer", i))
             for i in range(config.num_detokenizers)
         ]
-        self._early_aborts: OrderedDict[int, None] = OrderedDict()
+        self._target_itl_s = config.target_itl_ms / 1000
+        self._step_time = StepTime()
+        self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
         self._show()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
@@ -94,36 +119,57 @@ class Engine:
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
             case GenerateRequest():
-                if request_of(message.id) not in self._early_aborts:
-                    self._scheduler.add(Sequence.of(message, bulk))
+                self._add(Sequence.of(message, bulk))
             case Abort(request):
-                self._early_aborts[request] = None
-                if len(self._early_aborts) > MAX_EARLY_ABORTS:
-                    self._early_aborts.popitem(last=False)
-                self._abort(request)
+                self._drop(request)
+                ended = self._scheduler.abort(request)
+                self._slot.add(Field.ABORTED, len(ended))
+                self._send([News(s, [], FinishReason.ABORT) for s in ended if s.has_started])
             case Stop(id):
                 self._slot.add(Field.FINISHED, self._scheduler.end(id) is not None)
             case _:
                 assert_never(message)
         self._show()
 
-    def _abort(self, request: int) -> None:
-        ended = self._scheduler.abort(request)
-        self._slot.add(Field.ABORTED, len(ended))
-        self._send([News(s, None, FinishReason.ABORT) for s in ended if s.has_started])
+    def _add(self, sequence: Sequence) -> None:
+        """Take a request whole or, when the queue is full, refuse it whole."""
+        request = request_of(sequence.id)
+        if request in self._gone:
+            return
+        if sequence.id == request and self._scheduler.is_full:
+            self._drop(request)
+            self._slot.add(Field.QUEUE_REFUSALS)
+            self._send([News(sequence, [], FinishReason.REFUSED)])
+        else:
+            self._scheduler.add(sequence)
+
+    def _drop(self, request: int) -> None:
+        """Let go of sequences that are still to come."""
+        self._gone[request] = None
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
 
     def step(self, worker: Worker) -> None:
         """Compute one step and send what it brought."""
-        chunks = self._scheduler.schedule()
+        chunks = self._scheduler.schedule(self._budget())
+        num_pooled = sum(chunk.is_last and chunk.sequence.request.embeds for chunk in chunks)
+        started_at = time.perf_counter()
         result = worker.run(build_step(chunks))
-        sampled = array("i", result.token_ids)
-        news = self._scheduler.update(chunks, sampled.tolist())
-        self._slot.add(Field.STEPS)
-        self._slot.add(Field.COMPUTED_TOKENS, sum(chunk.count for chunk in chunks))
-        self._slot.add(Field.GENERATED_TOKENS, len(sampled))
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        self._step_time.observe(num_tokens, time.perf_counter() - started_at)
+        news = self._scheduler.update(chunks, Outcome(result, num_pooled))
+        self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
+        self._slot.add(Field.GENERATED_TOKENS, sum(len(n.tokens) for n in news))
         self._slot.add(Field.FINISHED, sum(n.finished is not None for n in news))
         self._show()
         self._send(news)
+
+    def _budget(self) -> int | None:
+        """Return how many tokens to compute, so that texts being generated do not stall."""
+        if not self._target_itl_s or not self._scheduler.is_generating:
+            return None
+        spare = self._step_time.tokens_within(self._target_itl_s, MAX_CHUNK)
+        return len(self._scheduler.running) + spare
 
     def _send(self, news: list[News]) -> None:
         """Send each detokenizer what concerns it, in one message."""
@@ -138,21 +184,30 @@ class Engine:
         self._slot[Field.WAITING] = len(self._scheduler.waiting)
         self._slot[Field.PAGES_TOTAL] = self._pool.num_pages
         self._slot[Field.PAGES_FREE] = self._pool.num_free
-        self._slot[Field.PREEMPTIONS] = self._scheduler.num_preemptions
+        counts = self._scheduler.counts
+        self._slot[Field.STEPS] = counts.steps
+        self._slot[Field.PREEMPTIONS] = counts.preemptions
+        self._slot[Field.PREFIX_QUERIES] = counts.prefix_queries
+        self._slot[Field.PREFIX_HITS] = counts.prefix_hits
+        self._slot[Field.DRAFTS] = counts.drafts
+        self._slot[Field.RIGHT_DRAFTS] = counts.right_drafts
 
 
 def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
-    started = {n.sequence.id: n.sequence.request.plan for n in news if not n.sequence.has_started}
-    cached = {n.sequence.id: n.sequence.num_cached for n in news if n.sequence.id in started}
-    for n in news:
-        n.sequence.has_started = True
-    tokens = array("I", (n.token for n in news if n.token is not None))
+    starting = [n.sequence for n in news if not n.sequence.has_started]
+    watched = [s for s in starting if s.is_watched]
     output = StepOutput(
-        started,
-        [n.sequence.id for n in news],
-        [int(n.token is not None) for n in news],
-        [n.finished for n in news],
-        cached,
+        started={s.id: s.request.plan for s in starting},
+        ids=[n.sequence.id for n in news],
+        counts=[len(n.tokens) for n in news],
+        finished=[n.finished for n in news],
+        cached={s.id: s.num_cached for s in starting if s.num_cached},
+        logprobs={n.sequence.id: n.logprobs for n in news if n.logprobs},
+        prompts={s.id: s.tokens[: s.num_prompt].tobytes() for s in watched},
+        prompt_logprobs={s.id: s.prompt_logprobs for s in watched},
+        embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
     )
-    return output, tokens.tobytes()
+    for sequence in starting:
+        sequence.has_started = True
+    return output, array("I", (token for n in news for token in n.tokens)).tobytes()

@@ -63,6 +63,13 @@ class PagePool:
             pages.append(page)
         return pages
 
+    def count_known(self, digests: list[bytes]) -> int:
+        """Return how many pages `share` would find."""
+        for count, digest in enumerate(digests):
+            if digest not in self._pages:
+                return count
+        return len(digests)
+
     def remember(self, page: int, digest: bytes) -> None:
         """Note what a page in use now holds, in full; a second page of the same is not noted."""
         if digest not in self._pages:
@@ -82,9 +89,11 @@ class PagePool:
                 self._free.append(page)
 
 
-def chain_digests(digests: list[bytes], tokens: "array[int]", page_tokens: int, end: int) -> None:
+def chain_digests(
+    digests: list[bytes], tokens: "array[int]", page_tokens: int, end: int, salt: bytes = b""
+) -> None:
     """Extend `digests`, one per full page of `tokens`, to the first `end` pages."""
     for page in range(len(digests), end):
         content = tokens[page * page_tokens : (page + 1) * page_tokens].tobytes()
-        before = digests[-1] if digests else b""
+        before = digests[-1] if digests else salt
         digests.append(blake2b(before + content, digest_size=DIGEST_BYTES).digest())

@@ -1,118 +1,204 @@
 """Which tokens run in the next step. Pure: no sockets, no clock, no torch.
 
 Every sequence's computed tokens catch up with its tokens under one token budget per step; a long
-prompt is computed in chunks. Running sequences come first, in order of arrival; then waiting ones,
-first come first served: the first that does not fit ends the step, since skipping it would let
-short prompts starve a long one for ever. When pages run out the last arrived sequence gives its
-pages back and is computed again later (recompute preemption, as in vLLM).
+prompt is computed in chunks. Running sequences come first, the most important at the head; then
+waiting ones, as the queue's policy has it: the first that does not fit ends the step, since
+skipping it would let short prompts starve a long one for ever. When pages run out the least
+important running sequence gives its pages back and is computed again later (recompute preemption,
+as in vLLM).
 """
 
-from collections import deque
+from array import array
+from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from headrace.engine_proc.chunk import Chunk, no_tokens
+from headrace.engine_proc.fair_share import FairShare
+from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool, chain_digests
 from headrace.engine_proc.sequence import Sequence
-from headrace.messages import FinishReason, request_of
+from headrace.engine_proc.speculation import PromptLookup
+from headrace.engine_proc.waiting_queue import Policy, WaitingQueue
+from headrace.messages import FinishReason, TokenLogprob, request_of
+
+MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens of one sequence to be computed in a step: `start`, then `count` of them."""
-
-    sequence: Sequence
-    start: int
-    count: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether the sequence's next token comes out of this step."""
-        return self.start + self.count == len(self.sequence.tokens)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class News:
     """What a step brought for one sequence."""
 
     sequence: Sequence
-    token: int | None
-    finished: FinishReason | None
+    tokens: list[int] = field(default_factory=list)
+    finished: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where wanted
+    embedding: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What bounds a step and the queue."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued: int = 1 << 30
+    whole_prompts: bool = False  # no chunks, no prefixes; a step must hold the longest prompt
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened so far."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up in the prefix cache, ...
+    prefix_hits: int = 0  # ... and those found
+    drafts: int = 0  # tokens guessed, ...
+    right_drafts: int = 0  # ... and those right
 
 
 class Scheduler:
     """All sequences the engine has, running and waiting."""
 
-    def __init__(self, pool: PagePool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        limits: Limits,
+        policy: Policy = Policy.FCFS,
+        speculation: PromptLookup | None = None,
+        reuses_prefixes: bool = True,
+    ) -> None:
         self._pool = pool
-        self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self._limits = limits
+        self._speculation = speculation
+        self._reuses_prefixes = reuses_prefixes and not limits.whole_prompts
+        self.running: list[Sequence] = []  # the most important first
+        self._shares = FairShare()
+        self.waiting = WaitingQueue(policy, pool, self._shares)
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
-        self.num_preemptions = 0
+        self._num_arrivals = 0
+        self.counts = Counts()
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self.running or self.waiting)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests are to be added."""
+        return len(self.waiting) >= self._limits.max_num_queued
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether somebody waits for the next token of a text."""
+        return any(sequence.num_missing == 1 for sequence in self.running)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
-        self.waiting.append(sequence)
+        sequence.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self._shares.enter(sequence.request.key)
+        self._queue(sequence)
         self._by_id[sequence.id] = sequence
         self._by_request.setdefault(request_of(sequence.id), []).append(sequence.id)
 
-    def schedule(self) -> list[Chunk]:
-        """Choose the chunks of the next step and give them pages; empty only without work."""
-        budget = self._max_num_batched_tokens
-        chunks = []
-        for chunk in self._running_chunks(budget):
-            chunks.append(chunk)
-            budget -= chunk.count
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
-            self._reuse(sequence)
-            count = min(sequence.num_missing, budget)
-            if not self._can_hold(sequence, count):
-                self._release(sequence)
-                break
-            self._hold(sequence, count)
-            self.running.append(self.waiting.popleft())
-            chunks.append(Chunk(sequence, sequence.num_computed, count))
-            budget -= count
+    def _queue(self, sequence: Sequence) -> None:
+        sequence.queued_at = self.counts.steps
+        self._digest(sequence, len(sequence.tokens) - 1)
+        self.waiting.add(sequence)
+
+    def schedule(self, budget: int | None = None) -> list[Chunk]:
+        """Choose the chunks of the next step and give them pages; empty only without work.
+
+        Args:
+            budget: tokens to compute, less than max_num_batched_tokens where that would take too
+                long; at least one per running sequence.
+        """
+        limit = self._limits.max_num_batched_tokens
+        budget = limit if budget is None else min(budget, limit)
+        self.counts.steps += 1
+        num_preemptions = self.counts.preemptions
+        chunks = list(self._running_chunks(budget))
+        if self.counts.preemptions == num_preemptions:
+            chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
         return chunks
-
-    def _reuse(self, sequence: Sequence) -> None:
-        """Give a sequence the pages of its prefix that are remembered; one token stays to run."""
-        end = (len(sequence.tokens) - 1) // self._pool.page_tokens
-        chain_digests(sequence.digests, sequence.tokens, self._pool.page_tokens, end)
-        sequence.pages = self._pool.share(sequence.digests[:end])
-        sequence.num_computed = len(sequence.pages) * self._pool.page_tokens
-        if not sequence.has_started:
-            sequence.num_cached = min(sequence.num_computed, sequence.num_prompt)
-
-    def _remember(self, sequence: Sequence, start: int) -> None:
-        """Make the pages that were filled since `start` tokens findable for others."""
-        first, end = (n // self._pool.page_tokens for n in (start, sequence.num_computed))
-        chain_digests(sequence.digests, sequence.tokens, self._pool.page_tokens, end)
-        for page in range(first, end):
-            self._pool.remember(sequence.pages[page], sequence.digests[page])
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per running sequence; preempt the last one for want of pages."""
         place = 0
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]
-            count = min(sequence.num_missing, budget)
+            count = self._chunk_length(sequence, budget)
             while not self._can_hold(sequence, count):
                 victim = self._preempt_last()
                 if victim is sequence:
                     return
+            place += 1
+            drafts = self._drafts(sequence, budget - (len(self.running) - place))
+            self._hold(sequence, count + len(drafts))
+            yield Chunk(sequence, sequence.num_computed, count, drafts)
+            budget -= count + len(drafts)
+
+    def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
+        """Yield a chunk per sequence that begins to run."""
+        while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
+            sequence = self.waiting.first(self.counts.steps)
+            if self._limits.whole_prompts and sequence.num_missing > budget:
+                return
+            self._reuse(sequence)
+            count = self._chunk_length(sequence, budget)
+            if not self._can_hold(sequence, count):
+                self._release(sequence)
+                return
+            if sequence.num_cached is None:
+                self.counts.prefix_queries += len(sequence.tokens)
+                self.counts.prefix_hits += sequence.num_computed
+                sequence.num_cached = sequence.num_computed
             self._hold(sequence, count)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=self.waiting.importance)
             yield Chunk(sequence, sequence.num_computed, count)
             budget -= count
-            place += 1
+
+    def _chunk_length(self, sequence: Sequence, budget: int) -> int:
+        if self._limits.whole_prompts:
+            return sequence.num_missing
+        count = min(sequence.num_missing, budget)
+        return min(count, MAX_WATCHED) if sequence.is_watched else count
+
+    def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
+        """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
+        if self._speculation is None or sequence.num_missing > 1 or sequence.request.embeds:
+            return no_tokens()
+        drafts = self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
+        return drafts if self._can_hold(sequence, 1 + len(drafts)) else no_tokens()
+
+    def _digest(self, sequence: Sequence, num_tokens: int) -> None:
+        """Bring the digests of a sequence's full pages up to `num_tokens`."""
+        if self._reuses_prefixes:
+            page_tokens = self._pool.page_tokens
+            end = num_tokens // page_tokens
+            salt = sequence.request.salt
+            chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt)
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Give a sequence the pages of its prefix that are remembered; one token stays to run."""
+        if not self._reuses_prefixes or sequence.is_watched:
+            return
+        end = (len(sequence.tokens) - 1) // self._pool.page_tokens
+        sequence.pages = self._pool.share(sequence.digests[:end])
+        sequence.num_computed = len(sequence.pages) * self._pool.page_tokens
+
+    def _remember(self, sequence: Sequence, start: int) -> None:
+        """Make the pages that were filled since `start` tokens findable for others."""
+        if self._reuses_prefixes:
+            self._digest(sequence, sequence.num_computed)
+            first, end = (n // self._pool.page_tokens for n in (start, sequence.num_computed))
+            for page in range(first, end):
+                self._pool.remember(sequence.pages[page], sequence.digests[page])
 
     def _missing_pages(self, sequence: Sequence, count: int) -> int:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
@@ -128,32 +214,67 @@ class Scheduler:
     def _preempt_last(self) -> Sequence:
         victim = self.running.pop()
         self._release(victim)
-        self.waiting.appendleft(victim)
-        self.num_preemptions += 1
+        self._queue(victim)
+        self.counts.preemptions += 1
         return victim
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.give_back(sequence.pages)
         sequence.pages = []
         sequence.num_computed = 0
+        if not sequence.has_started:
+            sequence.prompt_logprobs.clear()
 
-    def update(self, chunks: list[Chunk], sampled: list[int]) -> list[News]:
-        """Account for a step. `sampled` has one token per chunk that samples, in order."""
+    def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
+        """Account for a step; return what there is to say."""
         news = []
-        tokens = iter(sampled)
         for chunk in chunks:
             sequence = chunk.sequence
-            samples = chunk.samples
+            is_last = chunk.is_last
+            if sequence.is_watched:
+                self._look(chunk, outcome)
+            self._shares.charge(sequence.request.key, chunk.count)
             sequence.num_computed += chunk.count
+            if is_last and sequence.request.embeds:
+                news.append(News(sequence, [], FinishReason.STOP, [], outcome.embedding()))
+            elif is_last:
+                news.append(self._draw(chunk, outcome))
             self._remember(sequence, chunk.start)
-            if not samples:
-                continue
-            token = next(tokens)
-            sequence.tokens.append(token)
-            finished = finish_reason(sequence, token)
-            if finished is not None:
+            if is_last and news[-1].finished is not None:
                 self._forget(sequence)
-            news.append(News(sequence, token, finished))
+        return news
+
+    def _look(self, chunk: Chunk, outcome: Outcome) -> None:
+        """Take the log probabilities of prompt tokens."""
+        num_top = chunk.sequence.request.sampling.prompt_logprobs
+        assert num_top is not None
+        for _ in chunk.watched:
+            outcome.token()
+            chunk.sequence.prompt_logprobs.append(outcome.logprob(num_top))
+
+    def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
+        """Take the tokens that a step drew: one, and one more for every guess that was right."""
+        sequence = chunk.sequence
+        num_top = sequence.request.sampling.logprobs
+        news = News(sequence)
+        is_right = True
+        for place in range(len(chunk.drafts) + 1):
+            token = outcome.token()
+            logprob = None if num_top is None else outcome.logprob(num_top)
+            if not is_right or news.finished is not None:
+                continue
+            sequence.tokens.append(token)
+            news.tokens.append(token)
+            if logprob is not None:
+                news.logprobs.append(logprob)
+            news.finished = finish_reason(sequence, token)
+            is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
+        num_right = len(news.tokens) - 1
+        sequence.num_computed += num_right
+        if chunk.drafts and self._speculation is not None:
+            self._speculation.learn(sequence, len(chunk.drafts), num_right)
+            self.counts.drafts += len(chunk.drafts)
+            self.counts.right_drafts += num_right
         return news
 
     def abort(self, request: int) -> list[Sequence]:
@@ -169,8 +290,12 @@ class Scheduler:
         return sequence
 
     def _forget(self, sequence: Sequence) -> None:
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
         self._release(sequence)
+        self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]
         siblings = self._by_request[request_of(sequence.id)]
         siblings.remove(sequence.id)

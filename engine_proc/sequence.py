@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from headrace.messages import GenerateRequest
+from headrace.messages import GenerateRequest, TokenLogprob
 
 
 @dataclass(eq=False, slots=True)
@@ -17,10 +17,14 @@ class Sequence:
     request: GenerateRequest
     tokens: "array[int]"  # i32: the prompt, then what was generated
     num_prompt: int
+    arrival: int = 0  # the how-manieth sequence of this engine
+    queued_at: int = 0  # the step before which it began to wait
     num_computed: int = 0
     pages: list[int] = field(default_factory=list)  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
-    num_cached: int = 0  # prompt tokens found in the prefix cache when it first ran
+    num_cached: int | None = None  # prompt tokens found in the prefix cache when it first ran
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    draft_length: int = 0  # tokens to guess next, see `speculation.py`
     has_started: bool = False  # its plan has gone to the detokenizer
 
     @classmethod
@@ -44,3 +48,8 @@ class Sequence:
     def num_missing(self) -> int:
         """Tokens not in the KV cache yet; never 0 between steps."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the log probabilities of its prompt are wanted and have not been told."""
+        return self.request.sampling.prompt_logprobs is not None and not self.has_started

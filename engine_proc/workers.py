@@ -2,13 +2,24 @@
 
 from headrace.board import Seat
 from headrace.config import EngineConfig, WorkerConfig
+from headrace.engine_proc.speculation import TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.errors import HeadraceError
-from headrace.messages import FromWorker, Step, StepResult, ToWorker, WorkerReady
+from headrace.messages import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    SAMPLING_ROW,
+    FromWorker,
+    Step,
+    StepResult,
+    ToWorker,
+    WorkerReady,
+)
 from headrace.process import START_FAILED, Context, spawn
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
+MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
 
 
 class WorkerDied(HeadraceError):
@@ -16,9 +27,19 @@ class WorkerDied(HeadraceError):
 
 
 def step_bytes(config: EngineConfig) -> int:
-    """Return an upper bound of an encoded `Step`: its arrays, and its sampling columns."""
+    """Return an upper bound of an encoded `Step`. The channel takes only the memory it uses."""
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
-    return table + 16 * config.max_num_batched_tokens + 48 * config.max_num_seqs + 4096
+    per_token = 16 + SAMPLING_ROW.size
+    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES
+    num_draws = config.max_num_seqs + TOKENS_PER_STEP
+    return table + per_token * config.max_num_batched_tokens + per_draw * num_draws + 4096
+
+
+def result_bytes(config: EngineConfig) -> int:
+    """Return an upper bound of an encoded `StepResult`."""
+    per_token = 4 + 8 + 8 * MAX_LOGPROBS
+    per_sequence = 4 * MAX_HIDDEN_SIZE
+    return per_token * config.max_num_batched_tokens + per_sequence * config.max_num_seqs + 4096
 
 
 class Worker:
@@ -29,7 +50,7 @@ class Worker:
         self._name = f"worker {rank}"
         self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
         self._results: StepChannel[FromWorker] = StepChannel.create(
-            FromWorker, 4096 + 8 * config.max_num_seqs
+            FromWorker, result_bytes(config)
         )
         worker_config = WorkerConfig(
             model_path=config.model_path,

@@ -56,6 +56,11 @@ class Field(enum.IntEnum):
     PREEMPTIONS = 15
     ABORTED = 16
     FINISHED = 17
+    QUEUE_REFUSALS = 18
+    PREFIX_QUERIES = 19  # tokens looked up in the prefix cache
+    PREFIX_HITS = 20  # and those found
+    DRAFTS = 21  # tokens guessed by speculation
+    RIGHT_DRAFTS = 22  # and those right
     # detokenizer
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge

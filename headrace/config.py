@@ -43,6 +43,17 @@ class ServerConfig:
     seed: int = flag(0, "seed of requests that bring none")
     max_num_seqs: int = flag(64, "sequences that run at once")
     max_num_batched_tokens: int = flag(512, "tokens computed in one step")
+    max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
+    scheduling_policy: str = flag(
+        "fcfs", "who runs next; lpm is the longest cached prefix", ("fcfs", "priority", "lpm")
+    )
+    target_itl_ms: int = flag(
+        100, "prompts are computed in chunks that let others' tokens come this often; 0 is off"
+    )
+    enable_prefix_caching: bool = flag(True, "compute a prefix that prompts share once")
+    speculative: str = flag(
+        "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
+    )
     kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
     log_level: str = flag("info", "what to log", LOG_LEVELS)
@@ -50,6 +61,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
+        at_least("max_num_queued", self.max_num_queued, 1)
+        at_least("target_itl_ms", self.target_itl_ms, 0)
         at_least("max_body_bytes", self.max_body_bytes, 1)
         at_most("frontend_procs", self.frontend_procs, 256)
         at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
@@ -104,6 +117,12 @@ def server_parser() -> argparse.ArgumentParser:
     for f in dataclasses.fields(ServerConfig):
         if f.name == "model":
             parser.add_argument("model", nargs="?", default=f.default, help=f.metadata["help"])
+            continue
+        if hints[f.name] is bool:
+            action = argparse.BooleanOptionalAction
+            parser.add_argument(
+                flag_name(f.name), action=action, default=f.default, help=f.metadata["help"]
+            )
             continue
         parser.add_argument(
             flag_name(f.name),
@@ -181,6 +200,11 @@ class EngineConfig:
     num_detokenizers: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_queued: int
+    scheduling_policy: str
+    target_itl_ms: int
+    enable_prefix_caching: bool
+    speculative: str
     dtype: str
     kv_cache_memory_bytes: int
 

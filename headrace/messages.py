@@ -11,6 +11,7 @@ one or more *sequences* (`n`, several prompts), each with an id of its own:
 
 import enum
 import hashlib
+import struct
 from typing import get_args, get_type_hints
 
 import msgspec
@@ -18,6 +19,8 @@ import msgspec
 SEQUENCE_BITS = 16
 COUNTER_BITS = 40
 MAX_SEQUENCES = 1 << SEQUENCE_BITS
+MAX_LOGPROBS = 20  # likeliest tokens reported in one place
+MAX_BIASES = 2048  # of a sequence: logit_bias, bad_words and stop_token_ids together
 
 
 def request_id(frontend: int, counter: int) -> int:
@@ -41,6 +44,7 @@ class FinishReason(enum.IntEnum):
     STOP = 0  # a stop token, EOS included, or a stop string
     LENGTH = 1  # max_tokens or the context length
     ABORT = 2  # the client left
+    REFUSED = 3  # the queue was full; nothing was computed
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -57,6 +61,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     method: str
     path: str
     received_at: float  # seconds since the epoch, when the head was read
+    key: int = 0  # whose request it is, a hash of the API key; 0 is nobody's
 
 
 ToTokenizer = HttpRequest
@@ -65,18 +70,44 @@ ToTokenizer = HttpRequest
 # To the engine
 
 
+class Sampling(Message, frozen=True):
+    """How the tokens of a sequence are chosen. The defaults are greedy and change nothing.
+
+    In order: `logit_bias`, bans (`min_tokens`, `bad_words`), penalties, temperature, min_p, top_k,
+    top_p (as in vLLM). Log probabilities are those of the model, before any of these.
+    """
+
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is all
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0  # of tokens generated so far
+    frequency_penalty: float = 0.0  # the same, times how often
+    repetition_penalty: float = 1.0  # of tokens generated or in the prompt
+    logit_bias: dict[int, float] = {}
+    bad_words: list[list[int]] = []  # token sequences that must not come about
+    min_tokens: int = 0  # no stop token before
+    logprobs: int | None = None  # how many likeliest tokens to report beside the chosen one
+    prompt_logprobs: int | None = None  # the same for every prompt token but the first
+
+
 class GenerateRequest(Message, tag="generate", frozen=True):
-    """One sequence to continue: tokenizer -> engine. Frame: prompt token ids, u32, at least one."""
+    """One sequence to continue: tokenizer -> engine. Frame: prompt token ids, u32, at least one.
+
+    The sequences of a request are sent in the order of their ids.
+    """
 
     id: int
     detokenizer: int  # index of the process that turns its tokens into a response
     max_tokens: int  # at least 1; prompt and max_tokens together fit the context
-    temperature: float  # 0 is greedy
-    top_p: float
-    top_k: int  # 0 is all
-    seed: int
+    sampling: Sampling
     stop_token_ids: list[int]  # EOS among them unless it is ignored
-    plan: bytes  # a `ReplyPlan`; the engine hands it on unread
+    plan: bytes  # a `Plan`; the engine hands it on unread
+    priority: int = 0  # the lower, the sooner, with `--scheduling-policy priority`
+    key: int = 0  # as in `HttpRequest`: keys share the engine fairly
+    salt: bytes = b""  # only prompts of the same salt share cached prefixes
+    embeds: bool = False  # nothing is generated: the prompt's embedding is the answer
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -97,7 +128,7 @@ ToEngine = GenerateRequest | Abort | Stop
 # To a detokenizer process
 
 
-class ReplyPlan(Message, frozen=True):
+class ReplyPlan(Message, tag="reply", frozen=True):
     """What the tokenizer process knows of a reply: tokenizer -> detokenizer, through the engine."""
 
     response_id: str  # "chatcmpl-…" or "cmpl-…"
@@ -116,18 +147,45 @@ class ReplyPlan(Message, frozen=True):
     shares_prompt: bool = False  # another sequence of the request counts this prompt's tokens
 
 
+class EmbeddingPlan(Message, tag="embedding", frozen=True):
+    """The same, of an answer with embeddings."""
+
+    model: str
+    num_sequences: int
+    num_prompt_tokens: int  # of this sequence
+    index: int
+    base64: bool  # little-endian f32, rather than a list of numbers
+    dimensions: int | None = None  # only so many, and normalized again
+
+
+Plan = ReplyPlan | EmbeddingPlan
+
+
+class TokenLogprob(Message, frozen=True):
+    """How likely a token was, and which were the likeliest in its place, best first."""
+
+    logprob: float  # natural logarithm
+    rank: int  # 1 is the likeliest
+    top: list[tuple[int, float]]  # token, logprob
+
+
 class StepOutput(Message, tag="step", frozen=True):
     """New tokens of one engine step: engine -> detokenizer. Frame: their ids, u32, concatenated.
 
     The columns `ids`, `counts` and `finished` have one entry per sequence with news. A count is 0
-    only where a sequence ended without a new token.
+    only where a sequence ended without a new token. The fields after them have an entry where
+    there is something to say; those about prompts come with the sequence's first news.
     """
 
-    started: dict[int, bytes]  # the `ReplyPlan` of each sequence seen for the first time
+    started: dict[int, bytes]  # the `Plan` of each sequence seen for the first time
     ids: list[int]
     counts: list[int]
     finished: list[FinishReason | None]
-    cached: dict[int, int] = {}  # prompt tokens found in the prefix cache, of those in `started`
+    cached: dict[int, int] = {}  # prompt tokens found in the prefix cache
+    logprobs: dict[int, list[TokenLogprob]] = {}  # one per new token
+    prompts: dict[int, bytes] = {}  # u32 ids, where prompt_logprobs are wanted
+    prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # of every prompt token but the first
+    embeddings: dict[int, bytes] = {}  # f32
 
 
 ToDetokenizer = StepOutput
@@ -165,9 +223,8 @@ ToFrontend = ResponseFrames
 class Step(Message, tag="step", frozen=True):
     """What to run: engine -> every worker, once per step. Arrays are little-endian.
 
-    The first five fields are those of `executor.Batch`; the sampling columns have one entry per
-    logit row. `noise` identifies the random draw of a row: a sequence's seed and the position of
-    the token drawn, so that batch mates never change a result.
+    The first five fields are those of `executor.Batch`. `rows` has a `SAMPLING_ROW` for each of
+    `logit_rows`, which points into `history`, the tokens penalties look at, and into the biases.
     """
 
     token_ids: bytes  # i32
@@ -175,16 +232,35 @@ class Step(Message, tag="step", frozen=True):
     sequences: bytes  # i32
     page_table: bytes  # i32, row-major
     logit_rows: bytes  # i32
-    temperature: bytes  # f32
-    top_p: bytes  # f32
-    top_k: bytes  # i32
-    noise: bytes  # u64 pairs: seed, position
+    rows: bytes
+    history: bytes = b""  # i32
+    bias_tokens: bytes = b""  # i32
+    bias: bytes = b""  # f32, added to those tokens' logits; minus infinity bans
+    pooled_rows: bytes = b""  # i32, the last token of each sequence whose embedding is wanted
+
+
+# How one row is sampled. Its noise is a function of seed and position, the new token's, so batch
+# mates never change a result.
+#   u64 seed, position
+#   f32 temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty
+#   i32 top_k
+#   i32 num_logprobs                             likeliest tokens to report; -1 is no logprobs
+#   i32 target                                   not sampled, this token is only looked at; or -1
+#   i32 history_start, num_prompt, num_history   the first num_prompt are the prompt's
+#   i32 bias_start, num_bias
+SAMPLING_ROW = struct.Struct("<2Q6f8i")
 
 
 class StepResult(Message, tag="result", frozen=True):
-    """The sampled token of each logit row: worker 0 -> engine."""
+    """What a step brought: worker 0 -> engine.
 
-    token_ids: bytes  # i32
+    `logprobs` has an entry for each row that wants them: f32 logprob and i32 rank of the row's
+    token, then num_logprobs pairs of i32 token and f32 logprob, best first.
+    """
+
+    token_ids: bytes  # i32, one per logit row; a target's row has the target
+    logprobs: bytes = b""
+    embeddings: bytes = b""  # f32, one vector per pooled row
 
 
 class WorkerReady(Message, tag="ready", frozen=True):
@@ -192,6 +268,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
 
     num_pages: int
     page_tokens: int
+    whole_prompts: bool = False  # an encoder: all tokens of a text see each other, in one step
 
 
 ToWorker = Step
@@ -204,5 +281,7 @@ def fingerprint() -> str:
     for union in (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
-    lines.append(f"{get_type_hints(ReplyPlan)} {get_type_hints(Head)} {list(FinishReason)}")
+    for part in (Sampling, ReplyPlan, EmbeddingPlan, TokenLogprob, Head):
+        lines.append(f"{part.__name__} {get_type_hints(part)}")
+    lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -164,6 +164,11 @@ class Supervisor:
                 num_detokenizers=c.detokenizer_procs,
                 max_num_seqs=c.max_num_seqs,
                 max_num_batched_tokens=c.max_num_batched_tokens,
+                max_num_queued=c.max_num_queued,
+                scheduling_policy=c.scheduling_policy,
+                target_itl_ms=c.target_itl_ms,
+                enable_prefix_caching=c.enable_prefix_caching,
+                speculative=c.speculative,
                 dtype=c.dtype,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,
             )

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound
-from headrace.messages import GenerateRequest, HttpRequest, ReplyPlan
+from headrace.messages import GenerateRequest, HttpRequest, ReplyPlan, Sampling
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.openai_requests import (
     COMPLETION_MAX_TOKENS,
@@ -137,10 +137,12 @@ class GenerationPlanner:
                     id=http.id + index,
                     detokenizer=(http.id >> 16) % self._num_detokenizers,
                     max_tokens=self._max_tokens(len(prompt.ids), wanted, default, param),
-                    temperature=1.0 if request.temperature is None else request.temperature,
-                    top_p=1.0 if request.top_p is None else request.top_p,
-                    top_k=min(max(request.top_k or 0, 0), self._card.vocab_size),
-                    seed=(seed + index) & SEED_MASK,
+                    sampling=Sampling(
+                        temperature=1.0 if request.temperature is None else request.temperature,
+                        top_p=1.0 if request.top_p is None else request.top_p,
+                        top_k=min(max(request.top_k or 0, 0), self._card.vocab_size),
+                        seed=(seed + index) & SEED_MASK,
+                    ),
                     stop_token_ids=self._stop_token_ids(request),
                     plan=self._plans.encode(plan),
                 )

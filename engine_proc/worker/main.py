@@ -11,7 +11,7 @@ from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, WeightDtype
 from headrace.engine_proc.worker.executor import Batch, Executor
 from headrace.engine_proc.worker.model import Model, open_model
-from headrace.engine_proc.worker.sampler import SamplingRows, sample
+from headrace.engine_proc.worker.sampler import ROW, sample
 from headrace.messages import FromWorker, Step, StepResult, ToWorker, WorkerReady
 from headrace.process import Context
 
@@ -79,10 +79,5 @@ def execute(executor: Executor, step: Step) -> StepResult:
         logit_rows=np.frombuffer(step.logit_rows, np.int32),
     )
     logits = executor.forward(batch)
-    rows = SamplingRows(
-        temperature=np.frombuffer(step.temperature, np.float32),
-        top_p=np.frombuffer(step.top_p, np.float32),
-        top_k=np.frombuffer(step.top_k, np.int32),
-        noise=np.frombuffer(step.noise, np.uint64).reshape(-1, 2),
-    )
+    rows = np.frombuffer(step.rows, ROW)
     return StepResult(sample(logits, rows).tobytes() if len(batch.logit_rows) else b"")

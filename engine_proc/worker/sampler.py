@@ -5,8 +5,6 @@ maximizes `logit / temperature + noise` has the softmax's distribution, and what
 batch cannot change it. Top-p and top-k only narrow the candidates.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,24 +15,27 @@ U64s = npt.NDArray[np.uint64]
 LIKELY = 1024  # candidates sorted first for top-p; more only where these do not reach it
 
 
-@dataclass(frozen=True)
-class SamplingRows:
-    """How each logit row is sampled."""
+ROW = np.dtype(  # messages.SAMPLING_ROW
+    [
+        *((name, "<u8") for name in ("seed", "position")),
+        *((name, "<f4") for name in ("temperature", "top_p", "min_p")),
+        *((f"{name}_penalty", "<f4") for name in ("presence", "frequency", "repetition")),
+        *((name, "<i4") for name in ("top_k", "num_logprobs", "target")),
+        *((name, "<i4") for name in ("history_start", "num_prompt", "num_history")),
+        *((name, "<i4") for name in ("bias_start", "num_bias")),
+    ]
+)
 
-    temperature: Floats  # [rows], 0 is greedy
-    top_p: Floats  # [rows]
-    top_k: Int32s  # [rows], 0 is all
-    noise: U64s  # [rows, 2]: seed, position
 
-
-def sample(logits: Floats, rows: SamplingRows) -> Int32s:
-    """Return a token per row of `logits`, [rows, vocab]."""
+def sample(logits: Floats, rows: npt.NDArray[np.void]) -> Int32s:
+    """Return a token per row of `logits`, [rows, vocab]; `rows` are of `ROW`."""
     tokens: Int32s = logits.argmax(axis=1).astype(np.int32)
-    for row in np.flatnonzero(rows.temperature > 0):
-        scores = logits[row].astype(np.float64) / rows.temperature[row]
-        kept = candidates(scores, int(rows.top_k[row]), float(rows.top_p[row]))
-        noise = gumbel(kept, rows.noise[row, 0], rows.noise[row, 1])
-        tokens[row] = kept[np.argmax(scores[kept] + noise)]
+    for place, row in enumerate(rows):
+        if row["temperature"] > 0:
+            scores = logits[place].astype(np.float64) / row["temperature"]
+            kept = candidates(scores, int(row["top_k"]), float(row["top_p"]))
+            noise = gumbel(kept, row["seed"], row["position"])
+            tokens[place] = kept[np.argmax(scores[kept] + noise)]
     return tokens
 
 

@@ -1,27 +1,32 @@
 """A step's arrays say what its chunks say, and fit their channel."""
 
 from array import array
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
-from headrace.engine_proc.scheduler import Chunk
+from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.workers import MIN_PAGE_TOKENS, step_bytes
-from headrace.messages import GenerateRequest, request_id
+from headrace.messages import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    SAMPLING_ROW,
+    GenerateRequest,
+    Sampling,
+    request_id,
+)
 
 
-def make_sequence(tokens: list[int], pages: list[int], seed: int = 0, **options: float) -> Sequence:
+def make_sequence(tokens: list[int], pages: list[int], seed: int = 0, **options: Any) -> Sequence:
     request = GenerateRequest(
         id=request_id(0, 1),
         detokenizer=0,
         max_tokens=1,
-        temperature=options.get("temperature", 0.0),
-        top_p=options.get("top_p", 1.0),
-        top_k=int(options.get("top_k", 0)),
-        seed=seed,
+        sampling=Sampling(seed=seed, **options),
         stop_token_ids=[],
         plan=b"",
     )
@@ -50,28 +55,54 @@ def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
     part = make_sequence([4, 5, 6], [1])
     step = build_step([Chunk(part, 0, 2), Chunk(whole, 0, 3), Chunk(part, 0, 1)])
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [4]
-    assert len(step.temperature) == len(step.top_p) == len(step.top_k) == 4
+    assert len(step.rows) == SAMPLING_ROW.size
 
 
-def test_sampling_columns_follow_the_requests() -> None:
-    first = make_sequence([1, 2], [0], seed=2**64 - 1, temperature=0.5, top_p=0.25, top_k=40)
+def rows_of(*chunks: Chunk) -> list[tuple[Any, ...]]:
+    return list(SAMPLING_ROW.iter_unpack(build_step(list(chunks)).rows))
+
+
+def test_rows_follow_the_requests() -> None:
+    options: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 40, "min_p": 0.125}
+    first = make_sequence([1, 2], [0], seed=2**64 - 1, logprobs=3, **options)
     second = make_sequence([1, 2, 3], [1], seed=9)
-    step = build_step([Chunk(first, 0, 2), Chunk(second, 2, 1)])
-    assert np.frombuffer(step.temperature, np.float32).tolist() == [0.5, 0]
-    assert np.frombuffer(step.top_p, np.float32).tolist() == [0.25, 1]
-    assert np.frombuffer(step.top_k, np.int32).tolist() == [40, 0]
-
-
-def test_noise_is_named_by_seed_and_position_of_the_new_token() -> None:
-    sequence = make_sequence([1, 2, 3], [0], seed=2**64 - 1)
-    noise = np.frombuffer(build_step([Chunk(sequence, 2, 1)]).noise, np.uint64)
-    assert noise.tolist() == [2**64 - 1, 3]
+    assert rows_of(Chunk(first, 0, 2), Chunk(second, 2, 1)) == [
+        (2**64 - 1, 2, 0.5, 0.25, 0.125, 0, 0, 1, 40, 3, -1, 0, 0, 0, 0, 0),
+        (9, 3, 0, 1, 0, 0, 0, 1, 0, -1, -1, 0, 0, 0, 0, 0),
+    ]
 
 
 def test_noise_does_not_depend_on_how_the_prompt_was_cut() -> None:
     sequence = make_sequence([1, 2, 3], [0], seed=5)
-    at_once, in_chunks = (build_step([Chunk(sequence, s, 3 - s)]) for s in (0, 2))
-    assert at_once.noise == in_chunks.noise
+    assert rows_of(Chunk(sequence, 0, 3)) == rows_of(Chunk(sequence, 2, 1))
+
+
+def test_guesses_are_computed_and_drawn_after() -> None:
+    sequence = make_sequence([1, 2, 3], [0], repetition_penalty=1.5)
+    step = build_step([Chunk(sequence, 2, 1, array("i", [8, 9]))])
+    assert np.frombuffer(step.token_ids, np.int32).tolist() == [3, 8, 9]
+    assert np.frombuffer(step.positions, np.int32).tolist() == [2, 3, 4]
+    assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1, 2]
+    assert np.frombuffer(step.history, np.int32).tolist() == [1, 2, 3, 1, 2, 3, 8, 1, 2, 3, 8, 9]
+    rows = list(SAMPLING_ROW.iter_unpack(step.rows))
+    assert [(row[1], *row[11:14]) for row in rows] == [(3, 0, 3, 3), (4, 3, 3, 4), (5, 7, 3, 5)]
+
+
+def test_watched_prompt_tokens_have_rows_of_their_own() -> None:
+    sequence = make_sequence([5, 6, 7], [0], prompt_logprobs=2)
+    step = build_step([Chunk(sequence, 0, 3)])
+    assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1, 2]
+    rows = list(SAMPLING_ROW.iter_unpack(step.rows))
+    assert [(row[9], row[10]) for row in rows] == [(2, 6), (2, 7), (-1, -1)]
+
+
+def test_a_sequence_that_embeds_has_its_last_token_pooled_and_none_drawn() -> None:
+    request = msgspec.structs.replace(make_sequence([1, 2, 3], [0]).request, embeds=True)
+    sequence = Sequence.of(request, array("I", [1, 2, 3]).tobytes())
+    step = build_step([Chunk(sequence, 0, 3)])
+    assert np.frombuffer(step.pooled_rows, np.int32).tolist() == [2]
+    assert step.logit_rows == step.rows == b""
+    assert build_step([Chunk(sequence, 0, 2)]).pooled_rows == b""
 
 
 def test_the_largest_step_fits_its_channel() -> None:
@@ -82,11 +113,21 @@ def test_the_largest_step_fits_its_channel() -> None:
         num_detokenizers=1,
         max_num_seqs=8,
         max_num_batched_tokens=200,
+        max_num_queued=1,
+        scheduling_policy="fcfs",
+        target_itl_ms=0,
+        enable_prefix_caching=True,
+        speculative="off",
         dtype="auto",
         kv_cache_memory_bytes=0,
     )
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))
     counts = [93] + [1] * 6 + [100]
-    chunks = [Chunk(make_sequence([1] * 100, pages), 100 - n, n) for n in counts]
+    options: dict[str, Any] = {
+        "repetition_penalty": 2.0,
+        "logit_bias": dict.fromkeys(range(MAX_BIASES), 1.0),
+        "prompt_logprobs": MAX_LOGPROBS,
+    }
+    chunks = [Chunk(make_sequence([1] * 100, pages, **options), 100 - n, n) for n in counts]
     assert sum(counts) == 199
     assert len(msgspec.msgpack.encode(build_step(chunks))) <= step_bytes(config)

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engine_proc.chunk import Chunk
+from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import Chunk, News, Scheduler
+from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
-from headrace.messages import FinishReason, GenerateRequest, request_id, request_of
+from headrace.messages import (
+    FinishReason,
+    GenerateRequest,
+    Sampling,
+    StepResult,
+    request_id,
+    request_of,
+)
 
 VOCABULARY = 11
 END = 0
@@ -36,10 +45,7 @@ def make_sequence(
         id=id,
         detokenizer=0,
         max_tokens=max_tokens,
-        temperature=0,
-        top_p=1,
-        top_k=0,
-        seed=0,
+        sampling=Sampling(),
         stop_token_ids=[END] if stop_token_ids is None else stop_token_ids,
         plan=b"",
     )
@@ -67,18 +73,20 @@ class FakeWorker:
         self._page_tokens = pool.page_tokens
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
 
-    def run(self, chunks: list[Chunk]) -> list[int]:
-        """Return a token for each chunk that samples."""
+    def run(self, chunks: list[Chunk]) -> Outcome:
+        """Draw a token for each chunk that reaches the end, and for each guess behind it."""
         for chunk in chunks:
-            for position in range(chunk.start, chunk.start + chunk.count):
+            known = chunk.sequence.tokens + chunk.drafts
+            for position in range(chunk.start, chunk.start + chunk.num_tokens):
                 page = chunk.sequence.pages[position // self._page_tokens]
-                row = position % self._page_tokens
-                self._cache[page][row] = chunk.sequence.tokens[position]
-        return [self._sample(chunk) for chunk in chunks if chunk.samples]
+                self._cache[page][position % self._page_tokens] = known[position]
+        drawn = [token for chunk in chunks if chunk.is_last for token in self._draw(chunk)]
+        return Outcome(StepResult(array("i", drawn).tobytes()), 0)
 
-    def _sample(self, chunk: Chunk) -> int:
+    def _draw(self, chunk: Chunk) -> list[int]:
         cached = [token for page in chunk.sequence.pages for token in self._cache[page]]
-        return next_token(cached[: chunk.start + chunk.count])
+        ends = range(chunk.start + chunk.count, chunk.start + chunk.num_tokens + 1)
+        return [next_token(cached[:end]) for end in ends]
 
 
 @dataclass
@@ -98,7 +106,8 @@ class Rig:
     @classmethod
     def make(cls, num_pages: int, page_tokens: int, budget: int, max_num_seqs: int) -> "Rig":
         pool = PagePool(num_pages, page_tokens)
-        return cls(pool, Scheduler(pool, max_num_seqs, budget), budget, max_num_seqs)
+        limits = Limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        return cls(pool, Scheduler(pool, limits), budget, max_num_seqs)
 
     def add(self, sequence: Sequence) -> None:
         self.said[sequence.id] = []
@@ -108,14 +117,14 @@ class Rig:
         """Run one step and check what must hold after each."""
         chunks = self.scheduler.schedule()
         assert chunks, "a step without work"
-        assert sum(chunk.count for chunk in chunks) <= self.budget
+        assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
         assert all(chunk.count > 0 for chunk in chunks)
         assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
         self.check_pages()
         news = self.scheduler.update(chunks, self.worker.run(chunks))
         for item in news:
-            assert item.token is not None
-            self.said[item.sequence.id].append(item.token)
+            assert item.tokens
+            self.said[item.sequence.id] += item.tokens
             if item.finished is not None:
                 self.finished[item.sequence.id] = item.finished
         self.check_pages()
@@ -248,7 +257,7 @@ def test_scarce_pages_preempt_and_change_no_token() -> None:
     for i, prompt in enumerate(prompts):
         rig.add(make_sequence(prompt, 8, request_id(0, i), stop_token_ids=[]))
     rig.run()
-    assert rig.scheduler.num_preemptions > 0
+    assert rig.scheduler.counts.preemptions > 0
     for i, prompt in enumerate(prompts):
         tokens = list(prompt)
         for _ in range(8):
@@ -266,10 +275,11 @@ def test_the_last_arrived_is_preempted_and_goes_first_again() -> None:
     rig.add(third)
     rig.step()
     assert rig.scheduler.running == [first, second]
-    while not rig.scheduler.num_preemptions:
+    while not rig.scheduler.counts.preemptions:
         rig.step()
     assert rig.scheduler.running == [first]
-    assert list(rig.scheduler.waiting) == [second, third]
+    assert set(rig.scheduler.waiting) == {second, third}
+    assert rig.scheduler.waiting.first(0) is second
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:

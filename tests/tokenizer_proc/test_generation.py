@@ -73,7 +73,8 @@ def test_token_ids_are_taken_as_they_are() -> None:
 
 def test_defaults_are_openais() -> None:
     request = only(completion())
-    assert (request.temperature, request.top_p, request.top_k) == (1, 1, 0)
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0)
     assert request.max_tokens == 16
     assert request.stop_token_ids == [EOS]
 
@@ -121,18 +122,18 @@ def test_a_prompt_with_an_unknown_token_is_refused(id: int) -> None:
 
 @pytest.mark.parametrize(("top_k", "taken"), [(-1, 0), (0, 0), (40, 40), (2**40, 256)])
 def test_top_k_is_at_most_all_tokens(top_k: int, taken: int) -> None:
-    assert only(completion(top_k=top_k)).top_k == taken
+    assert only(completion(top_k=top_k)).sampling.top_k == taken
 
 
 def test_a_negative_seed_is_one_too() -> None:
-    assert only(completion(seed=-1)).seed == 2**64 - 1
+    assert only(completion(seed=-1)).sampling.seed == 2**64 - 1
 
 
 def test_requests_without_seed_differ() -> None:
     other = HttpRequest(request_id(0, 6), "POST", "/v1/completions", 0)
     body = b'{"prompt": "Hi"}'
     planner = make_planner()
-    seeds = [only(planner.completion(http, body)).seed for http in (HTTP, HTTP, other)]
+    seeds = [only(planner.completion(http, body)).sampling.seed for http in (HTTP, HTTP, other)]
     assert seeds[0] == seeds[1] != seeds[2]
 
 
@@ -144,7 +145,7 @@ def test_ignore_eos_leaves_only_the_requests_own_stop_tokens() -> None:
 def test_n_sequences_share_a_prompt_and_nothing_else() -> None:
     sequences = completion(n=3, seed=10)
     assert [r.id for r in sequences.requests] == [ID, ID + 1, ID + 2]
-    assert [r.seed for r in sequences.requests] == [10, 11, 12]
+    assert [r.sampling.seed for r in sequences.requests] == [10, 11, 12]
     assert sequences.prompts == [sequences.prompts[0]] * 3
     plans = [plan_of(r) for r in sequences.requests]
     assert [p.index for p in plans] == [0, 1, 2]

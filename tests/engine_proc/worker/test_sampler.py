@@ -7,12 +7,13 @@ import pytest
 from headrace.engine_proc.worker.executor import Floats, Int32s
 from headrace.engine_proc.worker.sampler import (
     LIKELY,
-    SamplingRows,
+    ROW,
     candidates,
     gumbel,
     sample,
 )
 
+Rows = npt.NDArray[np.void]
 DRAWS = 20000
 # Upper 0.1% point of chi-square by degrees of freedom: with fixed seeds this is no lottery.
 CHI_SQUARE_LIMIT = {1: 10.83, 2: 13.82, 4: 18.47, 7: 24.32}
@@ -24,22 +25,13 @@ def make_rows(
     top_p: float = 1.0,
     top_k: int = 0,
     seed: int = 1,
-) -> SamplingRows:
+) -> Rows:
     """Return rows of one sequence at successive positions."""
-    noise = np.empty((num_rows, 2), np.uint64)
-    noise[:, 0], noise[:, 1] = seed, np.arange(num_rows)
-    return SamplingRows(
-        temperature=np.full(num_rows, temperature, np.float32),
-        top_p=np.full(num_rows, top_p, np.float32),
-        top_k=np.full(num_rows, top_k, np.int32),
-        noise=noise,
-    )
-
-
-def pick(rows: SamplingRows, order: npt.NDArray[np.intp]) -> SamplingRows:
-    return SamplingRows(
-        rows.temperature[order], rows.top_p[order], rows.top_k[order], rows.noise[order]
-    )
+    rows = np.zeros(num_rows, ROW)
+    rows["seed"], rows["position"] = seed, np.arange(num_rows)
+    rows["temperature"], rows["top_p"], rows["top_k"] = temperature, top_p, top_k
+    rows["repetition_penalty"], rows["num_logprobs"], rows["target"] = 1, -1, -1
+    return rows
 
 
 def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -75,8 +67,8 @@ def test_greedy_takes_the_first_of_equals() -> None:
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
     logits = random_logits(2, 1000)
     rows = make_rows(2)
-    rows.temperature[0] = 0
-    alone = sample(logits[1:], pick(rows, np.array([1])))
+    rows["temperature"][0] = 0
+    alone = sample(logits[1:], rows[np.array([1])])
     assert sample(logits, rows).tolist() == [logits[0].argmax(), alone[0]]
 
 
@@ -91,7 +83,7 @@ def test_samples_follow_the_softmax(temperature: float) -> None:
 def test_samples_of_successive_seeds_follow_the_softmax() -> None:
     logits = np.array([1, 0, 0.5], np.float32)
     rows = make_rows(DRAWS)
-    rows.noise[:, 0], rows.noise[:, 1] = np.arange(DRAWS), 12
+    rows["seed"], rows["position"] = np.arange(DRAWS), 12
     drawn = sample(np.tile(logits, (DRAWS, 1)), rows)
     assert chi_square(drawn, softmax(logits.astype(np.float64))) < CHI_SQUARE_LIMIT[2]
 
@@ -135,12 +127,12 @@ def test_other_positions_give_other_tokens() -> None:
 def test_tokens_do_not_depend_on_batch_mates_or_row_order() -> None:
     logits = random_logits(24, 3000)
     rows = make_rows(24, temperature=1.3)
-    rows.top_k[::3], rows.top_p[::2], rows.temperature[::5] = 20, 0.8, 0
+    rows["top_k"][::3], rows["top_p"][::2], rows["temperature"][::5] = 20, 0.8, 0
     together = sample(logits, rows)
     order = np.random.default_rng(1).permutation(24)
-    assert sample(logits[order], pick(rows, order)).tolist() == together[order].tolist()
+    assert sample(logits[order], rows[order]).tolist() == together[order].tolist()
     for row in range(24):
-        alone = sample(logits[row : row + 1], pick(rows, np.array([row])))
+        alone = sample(logits[row : row + 1], rows[np.array([row])])
         assert alone.tolist() == [together[row]]
 
 

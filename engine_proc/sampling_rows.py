@@ -1,0 +1,93 @@
+"""How the rows of a step are sampled, as arrays. Pure: which tokens are banned or penalized now is
+decided here, the workers only do sums."""
+
+from array import array
+
+from headrace.engine_proc.sequence import Sequence
+from headrace.messages import SAMPLING_ROW, Sampling
+
+BAN = float("-inf")
+
+
+class SamplingRows:
+    """Collects the sampling columns of a `messages.Step`."""
+
+    def __init__(self) -> None:
+        self.rows = bytearray()
+        self.history = array("i")
+        self.bias_tokens = array("i")
+        self.bias = array("f")
+
+    def draw(self, sequence: Sequence, drafts: "array[int]") -> None:
+        """Add the row that draws the token after a sequence's tokens and `drafts`."""
+        sampling = sequence.request.sampling
+        num_known = len(sequence.tokens) + len(drafts)
+        history_start, num_prompt, num_history = self._add_history(sequence, drafts)
+        bias_start = len(self.bias)
+        self._add_bias(sequence, drafts)
+        self.rows += SAMPLING_ROW.pack(
+            sampling.seed,
+            num_known,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+            sampling.repetition_penalty,
+            sampling.top_k,
+            -1 if sampling.logprobs is None else sampling.logprobs,
+            -1,
+            history_start,
+            num_prompt,
+            num_history,
+            bias_start,
+            len(self.bias) - bias_start,
+        )
+
+    def watch(self, sequence: Sequence, position: int) -> None:
+        """Add a row that reports how likely the prompt's token at `position` was."""
+        num_logprobs = sequence.request.sampling.prompt_logprobs
+        token = sequence.tokens[position]
+        self.rows += SAMPLING_ROW.pack(
+            0, position, 0, 1, 0, 0, 0, 1, 0, num_logprobs, token, 0, 0, 0, 0, 0
+        )
+
+    def _add_history(self, sequence: Sequence, drafts: "array[int]") -> tuple[int, int, int]:
+        """Add the tokens that penalties look at; return where, how many of them are the prompt's,
+        and how many there are."""
+        start = len(self.history)
+        sampling = sequence.request.sampling
+        if sampling.repetition_penalty != 1:
+            self.history += sequence.tokens + drafts
+            return start, sequence.num_prompt, len(self.history) - start
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            self.history += sequence.tokens[sequence.num_prompt :] + drafts
+        return start, 0, len(self.history) - start
+
+    def _add_bias(self, sequence: Sequence, drafts: "array[int]") -> None:
+        sampling = sequence.request.sampling
+        if sampling.logit_bias:
+            self.bias_tokens.extend(sampling.logit_bias)
+            self.bias.extend(sampling.logit_bias.values())
+        if sampling.min_tokens or sampling.bad_words:
+            banned = banned_tokens(sequence, drafts)
+            self.bias_tokens.extend(banned)
+            self.bias.extend([BAN] * len(banned))
+
+
+def banned_tokens(sequence: Sequence, drafts: "array[int]") -> list[int]:
+    """Return what must not come next: stop tokens that are too early, and ends of bad words."""
+    sampling: Sampling = sequence.request.sampling
+    banned = [word[-1] for word in sampling.bad_words if ends_with(sequence, drafts, word[:-1])]
+    if sequence.num_generated + len(drafts) < sampling.min_tokens:
+        banned += sequence.request.stop_token_ids
+    return banned
+
+
+def ends_with(sequence: Sequence, drafts: "array[int]", suffix: list[int]) -> bool:
+    """Whether what has been generated, then `drafts`, ends with `suffix`; prompts do not count."""
+    if not suffix:
+        return True
+    start = max(sequence.num_prompt, len(sequence.tokens) - len(suffix))
+    tail = sequence.tokens[start:] + drafts
+    return tail[-len(suffix) :].tolist() == suffix
