@@ -214,6 +214,8 @@ class Scheduler:
     def _preempt_last(self) -> Sequence:
         victim = self.running.pop()
         self._release(victim)
+        if not victim.has_started:
+            victim.prompt_logprobs.clear()
         self._queue(victim)
         self.counts.preemptions += 1
         return victim
@@ -222,8 +224,6 @@ class Scheduler:
         self._pool.give_back(sequence.pages)
         sequence.pages = []
         sequence.num_computed = 0
-        if not sequence.has_started:
-            sequence.prompt_logprobs.clear()
 
     def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
         """Account for a step; return what there is to say."""

@@ -3,15 +3,18 @@
 from array import array
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine_proc.chunk import Chunk
-from headrace.engine_proc.outcome import Outcome
+from headrace.engine_proc.outcome import ROW, Outcome
 from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import Limits, News, Scheduler
+from headrace.engine_proc.scheduler import MAX_WATCHED, Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.speculation import PromptLookup
+from headrace.engine_proc.waiting_queue import Policy
 from headrace.messages import (
     FinishReason,
     GenerateRequest,
@@ -25,6 +28,8 @@ VOCABULARY = 11
 END = 0
 MAX_PROMPT, MAX_TOKENS = 20, 16
 LAST_EVENT = 20  # the step before which the last thing happens
+PLAIN = Sampling()
+WATCHED = Sampling(prompt_logprobs=0)
 
 
 def next_token(tokens: Items[int]) -> int:
@@ -40,14 +45,17 @@ def make_sequence(
     max_tokens: int,
     id: int = request_id(0, 1),
     stop_token_ids: list[int] | None = None,
+    sampling: Sampling = PLAIN,
+    **options: Any,
 ) -> Sequence:
     request = GenerateRequest(
         id=id,
         detokenizer=0,
         max_tokens=max_tokens,
-        sampling=Sampling(),
+        sampling=sampling,
         stop_token_ids=[END] if stop_token_ids is None else stop_token_ids,
         plan=b"",
+        **options,
     )
     return Sequence.of(request, array("I", prompt).tobytes())
 
@@ -74,19 +82,26 @@ class FakeWorker:
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
 
     def run(self, chunks: list[Chunk]) -> Outcome:
-        """Draw a token for each chunk that reaches the end, and for each guess behind it."""
+        """Draw a token for each chunk that reaches the end, and for each guess behind it.
+
+        The log probability of a watched token is what would have been said in its place, and how
+        many tokens come before it is its rank.
+        """
         for chunk in chunks:
             known = chunk.sequence.tokens + chunk.drafts
             for position in range(chunk.start, chunk.start + chunk.num_tokens):
                 page = chunk.sequence.pages[position // self._page_tokens]
                 self._cache[page][position % self._page_tokens] = known[position]
-        drawn = [token for chunk in chunks if chunk.is_last for token in self._draw(chunk)]
-        return Outcome(StepResult(array("i", drawn).tobytes()), 0)
-
-    def _draw(self, chunk: Chunk) -> list[int]:
-        cached = [token for page in chunk.sequence.pages for token in self._cache[page]]
-        ends = range(chunk.start + chunk.count, chunk.start + chunk.num_tokens + 1)
-        return [next_token(cached[:end]) for end in ends]
+        tokens, logprobs = array("i"), b""
+        for chunk in chunks:
+            cached = [token for page in chunk.sequence.pages for token in self._cache[page]]
+            for position in chunk.watched:
+                tokens.append(chunk.sequence.tokens[position + 1])
+                logprobs += ROW.pack(next_token(cached[: position + 1]), position + 1)
+            if chunk.is_last:
+                ends = range(chunk.start + chunk.count, chunk.start + chunk.num_tokens + 1)
+                tokens.extend(next_token(cached[:end]) for end in ends)
+        return Outcome(StepResult(tokens.tobytes(), logprobs), 0)
 
 
 @dataclass
@@ -104,10 +119,12 @@ class Rig:
         self.finished: dict[int, FinishReason] = {}
 
     @classmethod
-    def make(cls, num_pages: int, page_tokens: int, budget: int, max_num_seqs: int) -> "Rig":
+    def make(
+        cls, num_pages: int, page_tokens: int, budget: int, max_num_seqs: int, **options: Any
+    ) -> "Rig":
         pool = PagePool(num_pages, page_tokens)
         limits = Limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-        return cls(pool, Scheduler(pool, limits), budget, max_num_seqs)
+        return cls(pool, Scheduler(pool, limits, **options), budget, max_num_seqs)
 
     def add(self, sequence: Sequence) -> None:
         self.said[sequence.id] = []
@@ -125,6 +142,9 @@ class Rig:
         for item in news:
             assert item.tokens
             self.said[item.sequence.id] += item.tokens
+            if not item.sequence.has_started and item.sequence.is_watched:
+                check_prompt_logprobs(item.sequence)
+            item.sequence.has_started = True
             if item.finished is not None:
                 self.finished[item.sequence.id] = item.finished
         self.check_pages()
@@ -153,6 +173,13 @@ class Rig:
             self.step()
 
 
+def check_prompt_logprobs(sequence: Sequence) -> None:
+    prompt = sequence.tokens[: sequence.num_prompt]
+    assert [(one.logprob, one.rank) for one in sequence.prompt_logprobs] == [
+        (next_token(prompt[:position]), position) for position in range(1, len(prompt))
+    ]
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request: when it comes, what it says, how it ends."""
@@ -162,6 +189,10 @@ class Arrival:
     max_tokens: int
     abort_step: int | None  # the client leaves
     stop_step: int | None  # a stop string ends the first sequence
+    sampling: Sampling
+    priority: int
+    key: int
+    salt: bytes
 
 
 tokens = st.integers(0, VOCABULARY - 1)
@@ -175,6 +206,10 @@ arrivals = st.builds(
     max_tokens=st.integers(1, MAX_TOKENS),
     abort_step=st.none() | st.integers(0, LAST_EVENT),
     stop_step=st.none() | st.integers(0, LAST_EVENT),
+    sampling=st.sampled_from([PLAIN, PLAIN, WATCHED]),
+    priority=st.integers(-1, 1),
+    key=st.integers(0, 2),
+    salt=st.sampled_from([b"", b"salt"]),
 )
 
 
@@ -202,7 +237,11 @@ class Story:
     def _arrive(self, request: int, arrival: Arrival) -> None:
         for id, prompt in enumerate(arrival.prompts, request):
             self.expected[id] = generate_alone(prompt, arrival.max_tokens)
-            self.rig.add(make_sequence(prompt, arrival.max_tokens, id))
+            options = {name: getattr(arrival, name) for name in ("priority", "key", "salt")}
+            sequence = make_sequence(
+                prompt, arrival.max_tokens, id, sampling=arrival.sampling, **options
+            )
+            self.rig.add(sequence)
 
     def _abort(self, request: int) -> None:
         mine = {id for id in self.expected if request_of(id) == request}
@@ -226,6 +265,9 @@ class Story:
     spare_pages=st.integers(0, 12),
     max_num_seqs=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
+    policy=st.sampled_from(Policy),
+    speculation=st.sampled_from([None, PromptLookup()]),
+    reuses_prefixes=st.booleans(),
 )
 def test_every_sequence_says_what_it_would_say_alone(
     script: list[Arrival],
@@ -233,13 +275,24 @@ def test_every_sequence_says_what_it_would_say_alone(
     spare_pages: int,
     max_num_seqs: int,
     spare_budget: int,
+    policy: Policy,
+    speculation: PromptLookup | None,
+    reuses_prefixes: bool,
 ) -> None:
     longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
     num_pages = -(-longest // page_tokens) + spare_pages
-    rig = Rig.make(num_pages, page_tokens, max_num_seqs + spare_budget, max_num_seqs)
+    rig = Rig.make(
+        num_pages,
+        page_tokens,
+        max_num_seqs + spare_budget,
+        max_num_seqs,
+        policy=policy,
+        speculation=speculation,
+        reuses_prefixes=reuses_prefixes,
+    )
     story = Story(rig, script)
-    # Each step computes a token of the sequence that came first, however often the others are
-    # preempted; hence an end to the number of steps.
+    # Each step computes a token of the most important sequence that runs, however often the
+    # others are preempted; hence an end to the number of steps.
     for step in range(LAST_EVENT + 1 + 24 * (MAX_PROMPT + MAX_TOKENS)):
         story.play(step)
         if rig.scheduler.has_work:
@@ -385,3 +438,124 @@ def test_running_sequences_share_the_pages_of_their_prefix() -> None:
     assert first.pages[2] != second.pages[2]
     rig.run()
     assert rig.pool.num_free == rig.pool.num_pages
+
+
+def test_guesses_save_steps_and_change_no_token() -> None:
+    prompt = [1, 2, 3, 4] * 4
+    steps = []
+    for speculation in (None, PromptLookup()):
+        rig = Rig.make(64, 4, 32, 4, speculation=speculation)
+        rig.worker = RepeatingWorker(rig.pool)
+        rig.add(make_sequence(prompt, 40, stop_token_ids=[]))
+        rig.run()
+        assert rig.said[request_id(0, 1)] == prompt[:4] * 10
+        steps.append(rig.scheduler.counts.steps)
+    assert rig.scheduler.counts.right_drafts == rig.scheduler.counts.drafts > 0
+    assert steps[0] == 40
+    assert steps[1] <= 8
+
+
+class RepeatingWorker(FakeWorker):
+    """A model that goes on as the text did four tokens ago."""
+
+    def run(self, chunks: list[Chunk]) -> Outcome:
+        drawn = array("i")
+        for chunk in chunks:
+            known = chunk.sequence.tokens + chunk.drafts
+            ends = range(chunk.start + chunk.count, chunk.start + chunk.num_tokens + 1)
+            drawn.extend(known[end - 4] for end in ends)
+        return Outcome(StepResult(drawn.tobytes()), 0)
+
+
+def test_guesses_end_with_the_text() -> None:
+    rig = Rig.make(64, 4, 32, 4, speculation=PromptLookup())
+    rig.worker = RepeatingWorker(rig.pool)
+    rig.add(make_sequence([1, 2, 3, 4] * 2, 40, stop_token_ids=[3]))
+    rig.run()
+    assert list(rig.said.values()) == [[1, 2, 3]]
+    assert list(rig.finished.values()) == [FinishReason.STOP]
+
+
+def test_the_cache_off_finds_nothing() -> None:
+    rig = Rig.make(16, 4, 64, 2, reuses_prefixes=False)
+    for counter in range(2):
+        rig.add(make_sequence(list(range(10)), 2, request_id(0, counter)))
+        rig.run()
+    assert rig.scheduler.counts.prefix_hits == 0
+
+
+def test_hits_are_counted_in_tokens() -> None:
+    rig = Rig.make(16, 4, 64, 2)
+    for counter in range(2):
+        rig.add(make_sequence(list(range(10)), 2, request_id(0, counter)))
+        rig.run()
+    counts = rig.scheduler.counts
+    assert (counts.prefix_queries, counts.prefix_hits) == (20, 8)
+
+
+def test_another_salt_finds_nothing() -> None:
+    rig = Rig.make(16, 4, 64, 2)
+    for counter, salt in enumerate([b"", b"mine", b"mine"]):
+        rig.add(make_sequence(list(range(10)), 2, request_id(0, counter), salt=salt))
+        rig.run()
+    assert rig.scheduler.counts.prefix_hits == 8
+
+
+def test_a_smaller_budget_makes_smaller_chunks() -> None:
+    rig = Rig.make(64, 4, 64, 4)
+    rig.add(make_sequence([1] * 40, 4))
+    assert [chunk.count for chunk in rig.scheduler.schedule(12)] == [12]
+
+
+def test_a_watched_prompt_is_computed_in_small_chunks() -> None:
+    rig = Rig.make(64, 4, 256, 4)
+    rig.add(make_sequence([1] * 200, 4, sampling=WATCHED))
+    assert [chunk.count for chunk in rig.scheduler.schedule()] == [MAX_WATCHED]
+
+
+def test_the_queue_says_when_it_is_full() -> None:
+    pool = PagePool(16, 4)
+    limits = Limits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
+    scheduler = Scheduler(pool, limits)
+    for counter in range(2):
+        assert not scheduler.is_full
+        scheduler.add(make_sequence([1, 2], 2, request_id(0, counter)))
+    assert scheduler.is_full
+    scheduler.schedule()
+    assert not scheduler.is_full
+
+
+def test_whole_prompts_are_not_cut_and_not_shared() -> None:
+    pool = PagePool(64, 4)
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
+    scheduler = Scheduler(pool, limits)
+    for counter in range(3):
+        scheduler.add(make_sequence([1] * 9, 1, request_id(0, counter), embeds=True))
+    chunks = scheduler.schedule()
+    assert [(chunk.start, chunk.count) for chunk in chunks] == [(0, 9), (0, 9)]
+    news = scheduler.update(chunks, Outcome(StepResult(b"", b"", b"aaaabbbb"), 2))
+    assert [item.embedding for item in news] == [b"aaaa", b"bbbb"]
+    assert [item.finished for item in news] == [FinishReason.STOP] * 2
+    assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]
+
+
+def test_who_was_preempted_does_not_run_in_the_same_step() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=2, budget=16, max_num_seqs=4)
+    for i in range(2):
+        rig.add(make_sequence([1, 2, i], 5, request_id(0, i), stop_token_ids=[]))
+    while not rig.scheduler.counts.preemptions:
+        assert len(rig.scheduler.running) <= 2
+        rig.step()
+    assert [s.id for s in rig.scheduler.running] == [request_id(0, 0)]
+
+
+def test_the_unimportant_is_preempted() -> None:
+    rig = Rig.make(4, 2, 16, 4, policy=Policy.PRIORITY)
+    low = make_sequence([1, 2, 0], 5, request_id(0, 0), stop_token_ids=[], priority=1)
+    high = make_sequence([1, 2, 1], 5, request_id(0, 1), stop_token_ids=[], priority=0)
+    rig.add(low)
+    rig.step()
+    rig.add(high)
+    while not rig.scheduler.counts.preemptions:
+        rig.step()
+    assert rig.scheduler.running == [high]

@@ -1,0 +1,47 @@
+"""The learned cost of a step is the true one, whatever sizes the steps had."""
+
+import pytest
+
+from headrace.engine_proc.step_time import MIN_CHUNK, StepTime
+
+BASE, SLOPE = 0.004, 0.0007
+
+
+def taught(sizes: list[int], base: float = BASE, slope: float = SLOPE) -> StepTime:
+    step_time = StepTime()
+    for size in sizes:
+        step_time.observe(size, base + slope * size)
+    return step_time
+
+
+def test_nothing_learned_is_no_limit() -> None:
+    assert StepTime().tokens_within(0.1, 512) == 512
+
+
+@pytest.mark.parametrize("sizes", [[1, 512], [1, 1, 1, 1, 300], [8, 16, 32, 64, 128] * 4])
+def test_the_line_is_found(sizes: list[int]) -> None:
+    assert taught(sizes).tokens_within(0.1, 512) == pytest.approx((0.1 - BASE) / SLOPE, abs=1)
+
+
+def test_steps_of_one_size_are_taken_to_cost_the_same_per_token() -> None:
+    assert taught([4] * 10).tokens_within(0.1, 512) == int(0.1 / (BASE / 4 + SLOPE))
+
+
+def test_prompts_always_go_on() -> None:
+    assert taught([1, 512]).tokens_within(0.001, 512) == MIN_CHUNK
+
+
+def test_no_more_than_the_limit() -> None:
+    assert taught([1, 512]).tokens_within(10, 512) == 512
+
+
+def test_noise_that_makes_larger_steps_look_faster_is_no_limit() -> None:
+    assert taught([1, 512], slope=-1e-6).tokens_within(0.1, 512) == 512
+
+
+def test_old_steps_fade() -> None:
+    step_time = taught([1, 512] * 50)
+    for _ in range(100):
+        for size in (1, 512):
+            step_time.observe(size, 2 * (BASE + SLOPE * size))
+    assert step_time.tokens_within(0.1, 512) == pytest.approx((0.05 - BASE) / SLOPE, abs=1)
