@@ -5,20 +5,17 @@ from dataclasses import dataclass, field
 
 from headrace.engine_proc.sequence import Sequence
 
-
-def no_tokens() -> "array[int]":
-    """Return an empty array."""
-    return array("i")
+NO_TOKENS: "array[int]" = array("i")  # not to be added to
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would triple the cost of making one
 class Chunk:
     """`count` tokens of a sequence from `start` on, then guesses at those that follow."""
 
     sequence: Sequence
     start: int
     count: int
-    drafts: "array[int]" = field(default_factory=no_tokens)  # only behind the last token
+    drafts: "array[int]" = field(default_factory=lambda: array("i"))  # only behind the last token
 
     @property
     def num_tokens(self) -> int:

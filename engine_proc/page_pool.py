@@ -38,10 +38,12 @@ class PagePool:
         """Whether `take` would succeed."""
         return num_pages <= self.num_free
 
-    def take(self, num_pages: int) -> list[int]:
+    def take(self, num_pages: int) -> "array[int]":
         """Take pages to write to; there must be enough."""
         assert self.can_take(num_pages), f"{num_pages} pages wanted, {self.num_free} free"
-        pages = [self._free.pop() if self._free else self._evict() for _ in range(num_pages)]
+        pages = array("i")
+        for _ in range(num_pages):
+            pages.append(self._free.pop() if self._free else self._evict())
         for page in pages:
             self._num_users[page] = 1
         return pages
@@ -51,9 +53,9 @@ class PagePool:
         del self._pages[self._digests.pop(page)]
         return page
 
-    def share(self, digests: list[bytes]) -> list[int]:
+    def share(self, digests: list[bytes]) -> "array[int]":
         """Take the remembered pages of a prefix, as many as there are; they are not written to."""
-        pages = []
+        pages = array("i")
         for digest in digests:
             page = self._pages.get(digest)
             if page is None:
@@ -76,7 +78,7 @@ class PagePool:
             self._pages[digest] = page
             self._digests[page] = digest
 
-    def give_back(self, pages: list[int]) -> None:
+    def give_back(self, pages: "array[int]") -> None:
         """Let go of a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
         for page in reversed(pages):
             self._num_users[page] -= 1

@@ -13,7 +13,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from headrace.engine_proc.chunk import Chunk, no_tokens
+from headrace.engine_proc.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.fair_share import FairShare
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool, chain_digests
@@ -160,7 +160,7 @@ class Scheduler:
             self._hold(sequence, count)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self.waiting.importance)
-            yield Chunk(sequence, sequence.num_computed, count)
+            yield Chunk(sequence, sequence.num_computed, count, NO_TOKENS)
             budget -= count
 
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
@@ -172,9 +172,9 @@ class Scheduler:
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
         if self._speculation is None or sequence.num_missing > 1 or sequence.request.embeds:
-            return no_tokens()
+            return NO_TOKENS
         drafts = self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
-        return drafts if self._can_hold(sequence, 1 + len(drafts)) else no_tokens()
+        return drafts if self._can_hold(sequence, 1 + len(drafts)) else NO_TOKENS
 
     def _digest(self, sequence: Sequence, num_tokens: int) -> None:
         """Bring the digests of a sequence's full pages up to `num_tokens`."""
@@ -194,9 +194,10 @@ class Scheduler:
 
     def _remember(self, sequence: Sequence, start: int) -> None:
         """Make the pages that were filled since `start` tokens findable for others."""
-        if self._reuses_prefixes:
+        page_tokens = self._pool.page_tokens
+        first, end = start // page_tokens, sequence.num_computed // page_tokens
+        if self._reuses_prefixes and first < end:
             self._digest(sequence, sequence.num_computed)
-            first, end = (n // self._pool.page_tokens for n in (start, sequence.num_computed))
             for page in range(first, end):
                 self._pool.remember(sequence.pages[page], sequence.digests[page])
 
@@ -209,7 +210,7 @@ class Scheduler:
     def _hold(self, sequence: Sequence, count: int) -> None:
         missing = self._missing_pages(sequence, count)
         if missing > 0:
-            sequence.pages += self._pool.take(missing)
+            sequence.pages.extend(self._pool.take(missing))
 
     def _preempt_last(self) -> Sequence:
         victim = self.running.pop()
@@ -222,7 +223,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.give_back(sequence.pages)
-        sequence.pages = []
+        sequence.pages = array("i")
         sequence.num_computed = 0
 
     def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:

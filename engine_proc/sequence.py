@@ -20,7 +20,7 @@ class Sequence:
     arrival: int = 0  # the how-manieth sequence of this engine
     queued_at: int = 0  # the step before which it began to wait
     num_computed: int = 0
-    pages: list[int] = field(default_factory=list)  # in position order
+    pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int | None = None  # prompt tokens found in the prefix cache when it first ran
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)

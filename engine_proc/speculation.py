@@ -8,7 +8,7 @@ bit for bit, sampled text included. A wrong guess costs the computing of one tok
 
 from array import array
 
-from headrace.engine_proc.chunk import no_tokens
+from headrace.engine_proc.chunk import NO_TOKENS
 from headrace.engine_proc.sequence import Sequence
 
 MATCH_TOKENS = (4, 3, 2)  # looked for in this order
@@ -25,7 +25,7 @@ class PromptLookup:
         left = sequence.request.max_tokens - sequence.num_generated - 1
         wanted = sequence.draft_length or FIRST_LENGTH
         length = min(wanted, left, (TOKENS_PER_STEP - num_running) // num_running)
-        return look_up(sequence.tokens, length) if length > 0 else no_tokens()
+        return look_up(sequence.tokens, length) if length > 0 else NO_TOKENS
 
     def learn(self, sequence: Sequence, num_drafts: int, num_right: int) -> None:
         """Adapt the number of guesses to how the last ones fared."""
@@ -51,7 +51,7 @@ def look_up(tokens: "array[int]", length: int) -> "array[int]":
             while len(follow) < length:
                 follow += follow[-period:][: length - len(follow)]
             return follow
-    return no_tokens()
+    return NO_TOKENS
 
 
 def find_last(data: bytes, suffix: bytes, itemsize: int) -> int | None:

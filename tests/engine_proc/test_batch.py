@@ -31,7 +31,7 @@ def make_sequence(tokens: list[int], pages: list[int], seed: int = 0, **options:
         plan=b"",
     )
     sequence = Sequence.of(request, array("I", tokens).tobytes())
-    sequence.pages = pages
+    sequence.pages = array("i", pages)
     return sequence
 
 
