@@ -105,7 +105,8 @@ struct Step {
     const int32_t *token_ids, *positions, *sequences; // [num_tokens]
     const int32_t *page_table;                        // [num_sequences, max_pages]
     const int32_t *logit_rows;                        // [num_logit_rows]
-    float *logits;                                    // [num_logit_rows, vocab, padded to 16]
+    float *logits; // [num_logit_rows, vocab, padded to 16], or null and instead of them ...
+    float *hidden; // ... what the head would see, [num_logit_rows, hidden]
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows;
 };
 

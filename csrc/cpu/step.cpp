@@ -89,15 +89,19 @@ void run_mlp(StepState &s, int index) {
                &layer.vectors[slot_down_bias]}});
 }
 
+void write_hidden(const StepState &state, float *out, int stride) {
+    for (int i = 0; i < state.step.num_logit_rows; ++i) {
+        const int token = state.step.logit_rows[i];
+        norm(state.config, state.model.norm, state.residual + size_t(token) * state.hidden_stride,
+             out + size_t(i) * stride);
+    }
+}
+
 void write_logits(StepState &state) {
     const Config &config = state.config;
     const int rows = state.step.num_logit_rows;
     const int stride = padded(config.vocab_size);
-    for (int i = 0; i < rows; ++i) {
-        const int token = state.step.logit_rows[i];
-        norm(config, state.model.norm, state.residual + size_t(token) * state.hidden_stride,
-             state.normed + size_t(i) * state.hidden_stride);
-    }
+    write_hidden(state, state.normed, state.hidden_stride);
     const Matrix &head = state.model.head.rows ? state.model.head : state.model.embed;
     multiply(state, rows,
              {{head, state.normed, state.hidden_stride, state.step.logits, stride, nullptr}});
@@ -164,7 +168,9 @@ void run_step(Model &model, const Step &step) {
         run_mlp(state, i);
         add_sublayer(state, vectors[slot_mlp_post_norm]);
     }
-    if (step.num_logit_rows > 0) {
+    if (step.hidden) {
+        write_hidden(state, step.hidden, model.config.hidden_size);
+    } else if (step.num_logit_rows > 0) {
         write_logits(state);
     }
 }

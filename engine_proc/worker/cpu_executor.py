@@ -118,7 +118,7 @@ class Step(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
-        *((name, c_void_p) for name in ("page_table", "logit_rows", "logits")),
+        *((name, c_void_p) for name in ("page_table", "logit_rows", "logits", "hidden")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
         *((name, c_int32) for name in ("max_pages", "num_logit_rows")),
     )
@@ -236,8 +236,18 @@ class CpuExecutor:
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
         vocab = self.spec.vocab_size
-        num_rows = len(batch.logit_rows)
-        logits = np.empty((num_rows, -(-vocab // LANES) * LANES), np.float32)
+        logits = np.empty((len(batch.logit_rows), -(-vocab // LANES) * LANES), np.float32)
+        self.step(batch, logits, None)
+        return logits[:, :vocab]
+
+    def embed(self, batch: Batch) -> Floats:
+        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        hidden = np.empty((len(batch.logit_rows), self.spec.hidden_size), np.float32)
+        self.step(batch, None, hidden)
+        return hidden
+
+    def step(self, batch: Batch, logits: Floats | None, hidden: Floats | None) -> None:
+        """Run one step and fill the one array of the two that is given."""
         fields = (
             batch.token_ids,
             batch.positions,
@@ -249,10 +259,11 @@ class CpuExecutor:
         assert all(array.shape == arrays[0].shape for array in arrays[:3])
         step = Step(
             *(array.ctypes.data for array in arrays),
-            logits.ctypes.data,
+            None if logits is None else logits.ctypes.data,
+            None if hidden is None else hidden.ctypes.data,
             len(arrays[0]),
             *arrays[3].shape,
-            num_rows,
+            len(arrays[4]),
         )
         status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
         if status == 1:
@@ -261,7 +272,6 @@ class CpuExecutor:
             )
         if status == 2:
             raise MemoryError(f"a step of {len(arrays[0])} tokens does not fit")
-        return logits[:, :vocab]
 
 
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:

@@ -40,3 +40,7 @@ class Executor(Protocol):
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
         ...
+
+    def embed(self, batch: Batch) -> Floats:
+        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        ...

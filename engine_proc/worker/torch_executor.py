@@ -74,6 +74,20 @@ class TorchExecutor:
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
         spec = self.spec
+        weight = self.weights["embed" if spec.tied_head else "head"]
+        logits = F.linear(self.hidden(batch), weight).float() * spec.logit_multiplier
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        return logits.cpu().numpy()
+
+    @torch.inference_mode()
+    def embed(self, batch: Batch) -> Floats:
+        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        return self.hidden(batch).float().cpu().numpy()
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Run all layers and the last norm, [rows, hidden_size]."""
+        spec = self.spec
         places = self.place(batch)
         x = F.embedding(self.tensor(batch.token_ids), self.weights["embed"])
         x = x * torch.tensor(spec.embedding_multiplier, dtype=self.dtype, device=self.device)
@@ -83,12 +97,7 @@ class TorchExecutor:
         ]
         for index, layer in enumerate(spec.layers):
             x = self.layer(index, layer, x, places, rotations)
-        x = self.norm("norm", x[self.tensor(batch.logit_rows)])
-        logits = F.linear(x, self.weights["embed" if spec.tied_head else "head"]).float()
-        logits = logits * spec.logit_multiplier
-        if spec.logit_softcap is not None:
-            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
-        return logits.cpu().numpy()
+        return self.norm("norm", x[self.tensor(batch.logit_rows)])
 
     def tensor(self, numbers: Int32s) -> Tensor:
         return torch.from_numpy(numbers.astype(np.int64)).to(self.device)

@@ -245,6 +245,18 @@ def test_only_the_wanted_rows_are_returned() -> None:
     np.testing.assert_array_equal(logits, cpu(SPEC).forward(both)[[8, 14]])
 
 
+def test_the_hidden_state_is_what_torch_says_and_no_cut_changes_a_bit(spec: DecoderSpec) -> None:
+    weights = random_weights(spec)
+    step = dataclasses.replace(batch([(0, 0, 60)]), logit_rows=np.array([7, 59], np.int32))
+    hidden = cpu(spec, weights).embed(step)
+    expected = TorchExecutor(spec, weights, num_pages=NUM_PAGES, page_tokens=16).embed(step)
+    assert hidden.shape == (2, spec.hidden_size)
+    np.testing.assert_allclose(hidden, expected, atol=2e-4)
+    chunked = cpu(spec, weights)
+    chunked.embed(batch([(0, 0, 59)]))
+    np.testing.assert_array_equal(chunked.embed(batch([(0, 59, 60)])), hidden[1:])
+
+
 def test_a_step_may_want_no_logits() -> None:
     silent = dataclasses.replace(batch([(0, 0, 9)]), logit_rows=np.array([], np.int32))
     assert cpu(SPEC).forward(silent).shape == (0, SPEC.vocab_size)
