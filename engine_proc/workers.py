@@ -56,6 +56,7 @@ class Worker:
             model_path=config.model_path,
             dtype=config.dtype,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            kv_cache_dtype=config.kv_cache_dtype,
             max_model_len=config.max_model_len,
             step_fd=self._steps.fd,
             result_fd=self._results.fd,

@@ -55,6 +55,7 @@ class ServerConfig:
         "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
     )
     kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache")
+    kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
@@ -185,6 +186,7 @@ class WorkerConfig:
     model_path: str
     dtype: str
     kv_cache_memory_bytes: int
+    kv_cache_dtype: str
     max_model_len: int
     step_fd: int
     result_fd: int
@@ -207,6 +209,7 @@ class EngineConfig:
     speculative: str
     dtype: str
     kv_cache_memory_bytes: int
+    kv_cache_dtype: str
 
 
 @dataclass(frozen=True, kw_only=True)

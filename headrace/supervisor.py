@@ -171,6 +171,7 @@ class Supervisor:
                 speculative=c.speculative,
                 dtype=c.dtype,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,
+                kv_cache_dtype=c.kv_cache_dtype,
             )
         return DetokenizerConfig(
             run_dir=self._run_dir, card=self._card, num_frontends=c.frontend_procs

@@ -274,6 +274,14 @@ class CpuExecutor:
             raise MemoryError(f"a step of {len(arrays[0])} tokens does not fit")
 
 
+def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
+    """Return the bytes of a KV page over all layers. Values are padded to 16 a head."""
+    itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
+    padded_dim = -(-spec.head_dim // LANES) * LANES
+    numbers = page_tokens * spec.num_kv_heads * (spec.head_dim + padded_dim)
+    return len(spec.layers) * numbers * itemsize
+
+
 def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
     """Raise what the class says where the kernels would read out of bounds."""
     if page_tokens < LANES or page_tokens % LANES or SEGMENT_TOKENS % page_tokens:

@@ -120,6 +120,7 @@ def test_the_largest_step_fits_its_channel() -> None:
         speculative="off",
         dtype="auto",
         kv_cache_memory_bytes=0,
+        kv_cache_dtype="auto",
     )
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))
     counts = [93] + [1] * 6 + [100]

@@ -17,7 +17,8 @@ def expected() -> list[Expected]:
 def server() -> Iterator[RunningServer]:
     """A server with two processes of each kind that can have several."""
     running = RunningServer(
-        *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2")
+        *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
+        *("--kv-cache-dtype", "float32"),  # exact, as transformers is
     )
     yield running
     assert running.stop() == 0

@@ -10,7 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor, Isa, UnsupportedSpec
+from headrace.engine_proc.worker.cpu_executor import (
+    CpuExecutor,
+    Isa,
+    KVDtype,
+    UnsupportedSpec,
+    page_bytes,
+)
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.spec import (
@@ -283,6 +289,14 @@ def test_bf16_pages_change_logits_little_and_no_cut_changes_a_bit(spec: DecoderS
     chunked = cpu(spec, kv_dtype="bfloat16")
     parts = [chunked.forward(batch([(0, a, b)])) for a, b in [(0, 33), (33, 34), (34, LENGTH)]]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_a_page_takes_the_bytes_of_its_keys_and_values() -> None:
+    layers, heads, keys, values = 2, 1, 10, 16  # a value is padded to 16
+    spec = SPECS["biases, odd sizes"]
+    numbers = layers * heads * 32 * (keys + values)
+    assert page_bytes(spec, 32, KVDtype.FLOAT32) == 4 * numbers
+    assert page_bytes(spec, 32, KVDtype.BFLOAT16) == 2 * numbers
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.BEST])
