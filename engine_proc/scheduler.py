@@ -102,6 +102,7 @@ class Scheduler:
         self._num_arrivals += 1
         self._shares.enter(sequence.request.key)
         self._queue(sequence)
+        self.counts.prefix_queries += len(sequence.tokens)
         self._by_id[sequence.id] = sequence
         self._by_request.setdefault(request_of(sequence.id), []).append(sequence.id)
 
@@ -131,6 +132,8 @@ class Scheduler:
         place = 0
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]
+            if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
+                self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, budget)
             while not self._can_hold(sequence, count):
                 victim = self._preempt_last()
@@ -148,15 +151,12 @@ class Scheduler:
             sequence = self.waiting.first(self.counts.steps)
             if self._limits.whole_prompts and sequence.num_missing > budget:
                 return
-            self._reuse(sequence)
+            num_reused = self._reuse(sequence)
             count = self._chunk_length(sequence, budget)
             if not self._can_hold(sequence, count):
                 self._release(sequence)
                 return
-            if sequence.num_cached is None:
-                self.counts.prefix_queries += len(sequence.tokens)
-                self.counts.prefix_hits += sequence.num_computed
-                sequence.num_cached = sequence.num_computed
+            self._count_hits(sequence, num_reused)
             self._hold(sequence, count)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self.waiting.importance)
@@ -184,13 +184,29 @@ class Scheduler:
             salt = sequence.request.salt
             chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt)
 
-    def _reuse(self, sequence: Sequence) -> None:
-        """Give a sequence the pages of its prefix that are remembered; one token stays to run."""
+    def _reuse(self, sequence: Sequence) -> int:
+        """Give a sequence the remembered pages that continue what it has; one token stays to run.
+
+        Returns:
+            How many tokens it need not compute.
+        """
         if not self._reuses_prefixes or sequence.is_watched:
-            return
-        end = (len(sequence.tokens) - 1) // self._pool.page_tokens
-        sequence.pages = self._pool.share(sequence.digests[:end])
-        sequence.num_computed = len(sequence.pages) * self._pool.page_tokens
+            return 0
+        page_tokens = self._pool.page_tokens
+        first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
+        found = self._pool.share(sequence.digests[first:end])
+        if not found:
+            return 0
+        self._pool.give_back(sequence.pages[first:])
+        sequence.pages = sequence.pages[:first] + found
+        num_before = sequence.num_computed
+        sequence.num_computed = (first + len(found)) * page_tokens
+        return sequence.num_computed - num_before
+
+    def _count_hits(self, sequence: Sequence, num_tokens: int) -> None:
+        if not sequence.has_started:
+            self.counts.prefix_hits += num_tokens
+            sequence.num_cached += num_tokens
 
     def _remember(self, sequence: Sequence, start: int) -> None:
         """Make the pages that were filled since `start` tokens findable for others."""
@@ -217,6 +233,7 @@ class Scheduler:
         self._release(victim)
         if not victim.has_started:
             victim.prompt_logprobs.clear()
+            victim.num_cached = 0
         self._queue(victim)
         self.counts.preemptions += 1
         return victim

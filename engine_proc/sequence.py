@@ -22,7 +22,7 @@ class Sequence:
     num_computed: int = 0
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
-    num_cached: int | None = None  # prompt tokens found in the prefix cache when it first ran
+    num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     draft_length: int = 0  # tokens to guess next, see `speculation.py`
     has_started: bool = False  # its plan has gone to the detokenizer

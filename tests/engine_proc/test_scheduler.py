@@ -559,3 +559,14 @@ def test_the_unimportant_is_preempted() -> None:
     while not rig.scheduler.counts.preemptions:
         rig.step()
     assert rig.scheduler.running == [high]
+
+
+def test_prompts_that_come_together_are_computed_once() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=10, max_num_seqs=8)
+    for counter in range(8):
+        rig.add(make_sequence(list(range(32)), 2, request_id(0, counter), stop_token_ids=[]))
+    while rig.scheduler.running or rig.scheduler.waiting:
+        rig.step()
+    counts = rig.scheduler.counts
+    # What one has computed while another was at it is not computed to its end.
+    assert counts.prefix_hits >= 7 * 28 - 10
