@@ -1,6 +1,7 @@
 """How long does one step of the CPU executor take, for each weight format?
 
-Method: a decoder of SmolLM2-135M's shape with random weights. A decode step has one token of each
+Method: a decoder of SmolLM2-135M's shape with random weights; of another, with as many weights,
+        for Q4_K and Q6_K, whose rows are a multiple of 256. A decode step has one token of each
         of B sequences, whose caches hold `context` tokens; a prefill step has one prompt. The
         first steps are thrown away; medians are reported.
 Run:    python bench/cpu_step.py --threads 2 --rounds 20
@@ -13,6 +14,7 @@ import platform
 import statistics
 import subprocess
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,27 +38,41 @@ SPEC = DecoderSpec(
     attention_scale=64**-0.5,
 )
 PAGE_TOKENS = 32
-BLOCK_BYTES = {Format.Q8_0: 34, Format.Q4_0: 18, Format.Q4_1: 20}  # of 32 numbers
+SPEC_OF_256 = replace(
+    SPEC, hidden_size=768, num_heads=12, num_kv_heads=4, layers=(LayerSpec(),) * 18
+)
+# Of GGUF's blocks: numbers, bytes, and the fp16 scales by their place.
+BLOCKS: dict[Format, tuple[int, int, dict[int, float]]] = {
+    Format.Q8_0: (32, 34, {0: 0.0005}),
+    Format.Q4_0: (32, 18, {0: 0.005}),
+    Format.Q4_1: (32, 20, {0: 0.005, 2: -0.0375}),
+    Format.Q4_K: (256, 144, {0: 0.00015, 2: 0.001}),
+    Format.Q6_K: (256, 210, {208: 0.00003}),
+}
 DECODES = ((1, 64), (8, 64), (32, 64), (1, 1000), (1, 2000))  # sequences, context
 PREFILLS = (512, 1024)
+
+
+def spec_of(format: Format) -> DecoderSpec:
+    """Return a decoder whose rows are whole blocks."""
+    return SPEC_OF_256 if format in BLOCKS and BLOCKS[format][0] == 256 else SPEC
 
 
 def random_weights(format: Format) -> Weights:
     """Make weights of about the size of trained ones. Vectors are ones."""
     rng = np.random.default_rng(0)
     weights = {}
-    for name, shape in weight_shapes(SPEC).items():
+    for name, shape in weight_shapes(spec_of(format)).items():
         if len(shape) == 1:
             ones = np.ones(shape, np.float32)
             weights[name] = StoredTensor(Format.F32, shape, ones.view(np.uint8))
             continue
         count = shape[0] * shape[1]
-        if format in BLOCK_BYTES:
-            size = BLOCK_BYTES[format]
-            blocks = rng.integers(0, 256, (count // 32, size), np.uint8)
-            blocks[:, :2] = np.array([0.005], "<f2").view(np.uint8)
-            if format == Format.Q4_1:
-                blocks[:, 2:4] = np.array([-0.0375], "<f2").view(np.uint8)
+        if format in BLOCKS:
+            numbers_of_block, size, scales = BLOCKS[format]
+            blocks = rng.integers(0, 256, (count // numbers_of_block, size), np.uint8)
+            for place, scale in scales.items():
+                blocks[:, place : place + 2] = np.array([scale], "<f2").view(np.uint8)
             data = blocks.reshape(-1)
         else:
             numbers = rng.standard_normal(count, np.float32) * np.float32(0.04)
@@ -103,12 +119,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--kv-dtype", default="bfloat16")
     parser.add_argument("--isa", default="best")
-    parser.add_argument("--formats", nargs="+", default=["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+    parser.add_argument("--formats", nargs="+", default=["F32", "BF16", *BLOCKS])
     args = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
     for format in map(Format, args.formats):
         executor = CpuExecutor(
-            SPEC,
+            spec_of(format),
             random_weights(format),
             num_pages=128,
             page_tokens=PAGE_TOKENS,

@@ -9,14 +9,15 @@
 
 namespace headrace {
 
-// How to read one packed block. A group shares its scales; a chunk is decoded unrolled.
-// `num_scales` are worth a register each while a tile passes over a group. With more than
-// `max_rows` rows, decoding once into fp32 is cheaper than in every tile.
+// How to read one packed block. A unit of columns lies behind one header, a group of them shares
+// its scales, a chunk is decoded unrolled. `num_scales` are worth a register each while a tile
+// passes over a group. With more than `max_rows` rows, decoding once into fp32 is cheaper than in
+// every tile.
 template <class V> struct F32Block {
-    static constexpr int group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 128;
+    static constexpr int unit = 2, group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 128;
     static constexpr int num_scales = 0, max_rows = 1 << 30;
     struct Scales {
-        explicit Scales(const uint8_t *) {}
+        Scales(const uint8_t *, int) {}
     };
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &) {
         return V::load(reinterpret_cast<const float *>(chunk_start) + j * lanes);
@@ -24,10 +25,10 @@ template <class V> struct F32Block {
 };
 
 template <class V> struct Bf16Block {
-    static constexpr int group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 64;
+    static constexpr int unit = 2, group = 2, chunk = 2, header_bytes = 0, chunk_bytes = 64;
     static constexpr int num_scales = 0, max_rows = 48;
     struct Scales {
-        explicit Scales(const uint8_t *) {}
+        Scales(const uint8_t *, int) {}
     };
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &) {
         return j == 0 ? V::bf16_even(chunk_start) : V::bf16_odd(chunk_start);
@@ -35,10 +36,11 @@ template <class V> struct Bf16Block {
 };
 
 template <class V> struct Q8Block {
-    static constexpr int group = quantized_group, chunk = 8, header_bytes = 32, chunk_bytes = 128;
+    static constexpr int unit = quantized_group, group = unit, chunk = 8;
+    static constexpr int header_bytes = 32, chunk_bytes = 128;
     static constexpr int num_scales = 0, max_rows = 8; // one, but as fast from the cache
     struct Scales {
-        explicit Scales(const uint8_t *group_start) : scale(V::fp16(group_start)) {}
+        Scales(const uint8_t *header, int) : scale(V::fp16(header)) {}
         typename V::Floats scale;
     };
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
@@ -47,11 +49,12 @@ template <class V> struct Q8Block {
 };
 
 template <class V> struct Q40Block {
-    static constexpr int group = quantized_group, chunk = 8, header_bytes = 32, chunk_bytes = 64;
+    static constexpr int unit = quantized_group, group = unit, chunk = 8;
+    static constexpr int header_bytes = 32, chunk_bytes = 64;
     static constexpr int num_scales = 2, max_rows = 8;
     struct Scales {
-        explicit Scales(const uint8_t *group_start)
-            : scale(V::fp16(group_start)), minimum(V::mul(scale, V::set(-8.0f))) {}
+        Scales(const uint8_t *header, int)
+            : scale(V::fp16(header)), minimum(V::mul(scale, V::set(-8.0f))) {}
         typename V::Floats scale, minimum;
     };
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
@@ -61,11 +64,12 @@ template <class V> struct Q40Block {
 };
 
 template <class V> struct Q41Block {
-    static constexpr int group = quantized_group, chunk = 8, header_bytes = 64, chunk_bytes = 64;
+    static constexpr int unit = quantized_group, group = unit, chunk = 8;
+    static constexpr int header_bytes = 64, chunk_bytes = 64;
     static constexpr int num_scales = 2, max_rows = 8;
     struct Scales {
-        explicit Scales(const uint8_t *group_start)
-            : scale(V::fp16(group_start)), minimum(V::fp16(group_start + 32)) {}
+        Scales(const uint8_t *header, int)
+            : scale(V::fp16(header)), minimum(V::fp16(header + 32)) {}
         typename V::Floats scale, minimum;
     };
     static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
@@ -73,8 +77,36 @@ template <class V> struct Q41Block {
     }
 };
 
-template <class W>
-constexpr int group_bytes = W::header_bytes + W::group / W::chunk * W::chunk_bytes;
+template <class V> struct Q4KBlock {
+    static constexpr int unit = super_block, group = 32, chunk = 8;
+    static constexpr int header_bytes = 320, chunk_bytes = 64;
+    static constexpr int num_scales = 2, max_rows = 8;
+    struct Scales { // products of 11 and 6 bits: exact, as is their product with a nibble
+        Scales(const uint8_t *header, int g)
+            : scale(V::mul(V::fp16(header), V::uint8(header + 64 + g * 32))),
+              minimum(V::mul(V::fp16(header + 32), V::uint8(header + 80 + g * 32))) {}
+        typename V::Floats scale, minimum;
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
+        return V::fms(scales.scale, V::nibble(chunk_start, j), scales.minimum);
+    }
+};
+
+template <class V> struct Q6KBlock {
+    static constexpr int unit = super_block, group = 16, chunk = 8;
+    static constexpr int header_bytes = 288, chunk_bytes = 96;
+    static constexpr int num_scales = 1, max_rows = 8;
+    struct Scales {
+        Scales(const uint8_t *header, int g)
+            : scale(V::mul(V::fp16(header), V::int8(header + 32 + g * 16))) {}
+        typename V::Floats scale;
+    };
+    static typename V::Floats row(const uint8_t *chunk_start, int j, const Scales &scales) {
+        return V::mul(scales.scale, V::six_bits(chunk_start, j));
+    }
+};
+
+template <class W> constexpr int unit_bytes = W::header_bytes + W::unit / W::chunk * W::chunk_bytes;
 
 constexpr int prefetch_bytes = 1536; // ahead, in each block: about one DRAM latency of reading
 
@@ -88,9 +120,10 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
     }
     const uint8_t *block = o.blocks;
     const float *x = o.x;
-    const int num_groups = o.cols / W::group;
-    for (int g = 0; g < num_groups; ++g, block += group_bytes<W>) {
-        for (int c = 0; c < W::group / W::chunk; ++c, x += W::chunk) {
+    constexpr int group_chunks = W::group / W::chunk;
+    const int num_units = o.cols / W::unit;
+    for (int u = 0; u < num_units; ++u, block += unit_bytes<W>) {
+        for (int c = 0; c < W::unit / W::chunk; ++c, x += W::chunk) {
             const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
@@ -102,7 +135,7 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
             for (int j = 0; j < W::chunk; ++j) {
 #pragma GCC unroll 8
                 for (int n = 0; n < num_blocks; ++n) {
-                    const typename W::Scales scales(block + n * o.block_bytes);
+                    const typename W::Scales scales(block + n * o.block_bytes, c / group_chunks);
                     const auto w = W::row(chunk + n * o.block_bytes, j, scales);
 #pragma GCC unroll 12
                     for (int m = 0; m < num_rows; ++m) {
@@ -112,8 +145,8 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
             }
         }
     }
-    if (o.cols % W::group != 0) { // an odd column, in the two formats with groups of two
-        const typename W::Scales scales(block);
+    if (o.cols % W::unit != 0) { // an odd column, in the two formats with units of two
+        const typename W::Scales scales(block, 0);
         for (int n = 0; n < num_blocks; ++n) {
             const auto w = W::row(block + n * o.block_bytes, 0, scales);
             for (int m = 0; m < num_rows; ++m) {
@@ -174,9 +207,10 @@ template <class V, class W> void gemm_blocks(const Operands &o, int rows, int nu
 
 // Decode one block to the f32 layout. An odd last column takes a zero column with it.
 template <class V, class W> void decode_block(const uint8_t *block, int cols, float *out) {
-    for (int g = 0; g * W::group < cols; ++g, block += group_bytes<W>) {
-        const typename W::Scales scales(block);
-        for (int c = 0; c < W::group / W::chunk; ++c) {
+    constexpr int group_chunks = W::group / W::chunk;
+    for (int u = 0; u * W::unit < cols; ++u, block += unit_bytes<W>) {
+        for (int c = 0; c < W::unit / W::chunk; ++c) {
+            const typename W::Scales scales(block, c / group_chunks);
             const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
 #pragma GCC unroll 8
             for (int j = 0; j < W::chunk; ++j, out += lanes) {
@@ -219,6 +253,10 @@ void gemm(Format format, const Operands &o, int rows, int num_blocks, float *dec
         return gemm_encoded<V, Q40Block<V>>(o, rows, num_blocks, decoded);
     case Format::q4_1:
         return gemm_encoded<V, Q41Block<V>>(o, rows, num_blocks, decoded);
+    case Format::q4_k:
+        return gemm_encoded<V, Q4KBlock<V>>(o, rows, num_blocks, decoded);
+    case Format::q6_k:
+        return gemm_encoded<V, Q6KBlock<V>>(o, rows, num_blocks, decoded);
     }
 }
 

@@ -36,6 +36,9 @@ struct Avx2 {
     static Floats fma(Floats a, Floats b, Floats c) {
         return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
     }
+    static Floats fms(Floats a, Floats b, Floats c) {
+        return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
+    }
     static Floats max(Floats a, Floats b) {
         return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
     }
@@ -92,12 +95,28 @@ struct Avx2 {
             _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
     }
     static Floats int8(const uint8_t *p) { return {eight_int8(p), eight_int8(p + 8)}; }
+    static __m256 eight_uint8(const uint8_t *p) {
+        return _mm256_cvtepi32_ps(
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    }
+    static Floats uint8(const uint8_t *p) { return {eight_uint8(p), eight_uint8(p + 8)}; }
     static __m256 eight_nibbles(const uint8_t *p, int j) {
         const __m256i shifted = _mm256_srlv_epi32(eight_words(p), _mm256_set1_epi32(4 * j));
         return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(15)));
     }
     static Floats nibble(const uint8_t *p, int j) {
         return {eight_nibbles(p, j), eight_nibbles(p + 32, j)};
+    }
+    static __m256 eight_high_bits(const uint8_t *p, int j) { // times 16, less 32
+        const __m256i words =
+            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+        const __m256i shifted = _mm256_srlv_epi32(words, _mm256_set1_epi32(2 * j));
+        const __m256i bits = _mm256_and_si256(shifted, _mm256_set1_epi32(3));
+        const __m256i high = _mm256_sub_epi32(bits, _mm256_set1_epi32(2));
+        return _mm256_cvtepi32_ps(_mm256_slli_epi32(high, 4));
+    }
+    static Floats six_bits(const uint8_t *p, int j) { // less 32
+        return add(nibble(p, j), {eight_high_bits(p + 64, j), eight_high_bits(p + 80, j)});
     }
 };
 

@@ -24,6 +24,7 @@ struct Avx512 {
     static Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
     static Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
     static Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+    static Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
     static Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
     static Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
     static Floats round(Floats x) { return _mm512_roundscale_ps(x, 0); }
@@ -48,11 +49,23 @@ struct Avx512 {
         return _mm512_cvtepi32_ps(
             _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
     }
+    static Floats uint8(const uint8_t *p) {
+        return _mm512_cvtepi32_ps(
+            _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    }
     // The permutation reads four bits of each lane, so it masks and converts in one instruction.
     static Floats nibble(const uint8_t *p, int j) {
         const Floats values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         const __m512i shifted = _mm512_srlv_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(4 * j));
         return _mm512_permutexvar_ps(shifted, values);
+    }
+    static Floats six_bits(const uint8_t *p, int j) { // less 32
+        const Floats values =
+            _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16);
+        const __m512i high =
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 64)));
+        const __m512i shifted = _mm512_srlv_epi32(high, _mm512_set1_epi32(2 * j));
+        return _mm512_add_ps(nibble(p, j), _mm512_permutexvar_ps(shifted, values));
     }
 };
 

@@ -43,6 +43,9 @@ struct Portable {
     static Floats fma(const Floats &a, const Floats &b, const Floats &c) { // rounds twice
         return each([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
     }
+    static Floats fms(const Floats &a, const Floats &b, const Floats &c) {
+        return each([&](int i) { return a.lane[i] * b.lane[i] - c.lane[i]; });
+    }
     static Floats max(const Floats &a, const Floats &b) {
         return each([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
     }
@@ -95,8 +98,17 @@ struct Portable {
     static Floats int8(const uint8_t *p) {
         return each([&](int i) { return float(int8_t(p[i])); });
     }
+    static Floats uint8(const uint8_t *p) {
+        return each([&](int i) { return float(p[i]); });
+    }
     static Floats nibble(const uint8_t *p, int j) {
         return each([&](int i) { return float(int(word(p, i) >> (4 * j) & 15)); });
+    }
+    static Floats six_bits(const uint8_t *p, int j) { // less 32
+        return each([&](int i) {
+            const int high = p[64 + 2 * i + j / 4] >> (j % 4 * 2) & 3;
+            return float(int(word(p, i) >> (4 * j) & 15) + 16 * high - 32);
+        });
     }
 };
 

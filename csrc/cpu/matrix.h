@@ -7,6 +7,11 @@
 //   q8_0   [cols / 32] of { [16] fp16 scale, [32][16] int8 }
 //   q4_0   [cols / 32] of { [16] fp16 scale, [4][16] uint32 of eight nibbles }
 //   q4_1   [cols / 32] of { [16] fp16 scale, [16] fp16 minimum, [4][16] uint32 of eight nibbles }
+//   q4_k   [cols / 256] of { [16] fp16 scale, [16] fp16 minimum,
+//          [8] of { [16] uint8 scale, [16] uint8 minimum } for 32 cols each,
+//          [32][16] uint32 of eight nibbles }
+//   q6_k   [cols / 256] of { [16] fp16 scale, [16][16] int8 scale for 16 cols each,
+//          [32] of { [16] uint32 of eight low nibbles, [16] uint16 of their high two bits } }
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +20,7 @@ namespace headrace {
 
 constexpr int lanes = 16;
 constexpr int quantized_group = 32;
+constexpr int super_block = 256; // cols of q4_k and q6_k under one fp16 scale
 
 constexpr int blocks_of(int n) {
     return (n + lanes - 1) / lanes;
@@ -23,7 +29,7 @@ constexpr int padded(int n) {
     return blocks_of(n) * lanes;
 }
 
-enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1 };
+enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1, q4_k, q6_k };
 
 constexpr size_t block_bytes(Format format, int cols) {
     const size_t groups = size_t(cols) / quantized_group;
@@ -38,6 +44,10 @@ constexpr size_t block_bytes(Format format, int cols) {
         return groups * (lanes * 2 + quantized_group * lanes / 2);
     case Format::q4_1:
         return groups * (lanes * 4 + quantized_group * lanes / 2);
+    case Format::q4_k:
+        return groups / 8 * (lanes * 4 + 8 * lanes * 2 + super_block * lanes / 2);
+    case Format::q6_k:
+        return groups / 8 * (lanes * 2 + 16 * lanes + super_block * lanes * 6 / 8);
     }
     return 0;
 }

@@ -41,7 +41,7 @@ class WeightDtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    PACKED = "packed"  # as stored: 4 and 8 bits stay 4 and 8 bits
+    PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
 
 
 class KVDtype(StrEnum):
@@ -65,8 +65,10 @@ ISAS = tuple(Isa)
 PLACEMENTS = tuple(Placement)
 QK_NORMS = tuple(QKNorm)
 ACTIVATIONS = tuple(Activation)
-FORMATS = (Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1)
-QUANTIZED = FORMATS[2:]
+FORMATS = (
+    *(Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1),
+    *(Format.Q4_K, Format.Q6_K),
+)
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 VECTORS = (
     "attn_norm",
@@ -129,8 +131,7 @@ class CpuExecutor:
 
     Args:
         page_tokens: a multiple of 16 that divides 256.
-        weight_dtype: `packed` keeps F32, BF16, Q8_0, Q4_0 and Q4_1 as they are stored and decodes
-            the others to fp32, which is exact.
+        weight_dtype: `packed` keeps what is stored, but decodes F16 to fp32, which is exact.
         threads: of one step, the caller's included. By default, one per core we may use.
         progress: called with (weights packed, weights in all) while loading.
 
