@@ -1,0 +1,189 @@
+"""The engine between its links: what it takes, refuses, drops and tells."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.board import Board, Field, Seat
+from headrace.config import EngineConfig
+from headrace.engine_proc.main import Engine, make_pool, make_scheduler
+from headrace.engine_proc.outcome import ROW
+from headrace.errors import ConfigError
+from headrace.messages import (
+    Abort,
+    FinishReason,
+    GenerateRequest,
+    Sampling,
+    Step,
+    StepOutput,
+    StepResult,
+    Stop,
+    ToDetokenizer,
+    ToEngine,
+    TokenLogprob,
+    WorkerReady,
+    request_id,
+)
+from headrace.process import Context
+from headrace.sockets import Inbox, Outbox, address
+
+WAIT_MS = 5000
+READY = WorkerReady(num_pages=16, page_tokens=16)
+FIRST = request_id(0, 1)
+
+
+class Sevens:
+    """A worker whose model says 7, with probability 1."""
+
+    def run(self, step: Step) -> StepResult:
+        num_rows = len(step.logit_rows) // 4
+        return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
+
+
+class Rig:
+    """An engine between a tokenizer's outbox and two detokenizers' inboxes."""
+
+    def __init__(self, run_dir: Path, **flags: int) -> None:
+        self.config = EngineConfig(
+            run_dir=str(run_dir),
+            model_path="",
+            max_model_len=64,
+            num_detokenizers=2,
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            max_num_queued=flags.get("max_num_queued", 100),
+            scheduling_policy="fcfs",
+            target_itl_ms=100,
+            enable_prefix_caching=True,
+            speculative="off",
+            dtype="auto",
+            kv_cache_dtype="auto",
+            kv_cache_memory_bytes=0,
+        )
+        seat = Seat("engine", 0)
+        self.board = Board.create([seat])
+        self.slot = self.board.slot("engine")
+        context = Context(seat, self.board, self.slot, "info", os.getppid())
+        self.inbox: Inbox[ToEngine] = Inbox(address(str(run_dir), "engine"), ToEngine)
+        self.outbox = Outbox(address(str(run_dir), "engine"))
+        self.detokenizers: list[Inbox[ToDetokenizer]] = [
+            Inbox(address(str(run_dir), "detokenizer", i), ToDetokenizer) for i in range(2)
+        ]
+        pool = make_pool(READY, self.config)
+        self.scheduler = make_scheduler(pool, READY, self.config)
+        self.engine = Engine(self.config, context, self.scheduler, pool)
+
+    def take(self, *messages: ToEngine, prompt: tuple[int, ...] = (1, 2, 3)) -> None:
+        """Send messages to the engine and let it take them."""
+        for message in messages:
+            bulk = array("I", prompt).tobytes() if isinstance(message, GenerateRequest) else None
+            self.outbox.send(message, bulk)
+            assert self.inbox._socket.poll(WAIT_MS)
+            self.engine.receive_all(self.inbox)
+
+    def step(self) -> None:
+        self.engine.step(Sevens())  # type: ignore[arg-type]
+
+    def heard(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
+        """Return what a detokenizer is told next."""
+        received = self.detokenizers[detokenizer].receive(WAIT_MS)
+        assert received is not None
+        return received[0], list(array("I", bytes(received[1])))
+
+    def close(self) -> None:
+        for link in (self.inbox, self.outbox, *self.detokenizers, *self.engine._detokenizers):
+            link.close()
+        os.close(self.board.fd)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(tmp_path, **getattr(request, "param", {}))
+    yield made
+    made.close()
+
+
+def generate(id: int = FIRST, detokenizer: int = 0, **options: object) -> GenerateRequest:
+    sampling = Sampling(logprobs=0, **options)  # type: ignore[arg-type]
+    return GenerateRequest(id, detokenizer, 2, sampling, [], b"plan %d" % id)
+
+
+def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:
+    other = request_id(0, 2)
+    rig.take(generate(), generate(other, detokenizer=1))
+    rig.step()
+    output, tokens = rig.heard()
+    assert output.started == {FIRST: b"plan %d" % FIRST}
+    assert (output.ids, output.counts, output.finished, tokens) == ([FIRST], [1], [None], [7])
+    assert output.logprobs == {FIRST: [TokenLogprob(0, 1, [])]}
+    assert rig.heard(1)[0].ids == [other]
+    rig.step()
+    output, tokens = rig.heard()
+    assert (output.started, output.finished, tokens) == ({}, [FinishReason.LENGTH], [7])
+
+
+def test_prompts_are_told_with_their_log_probabilities(rig: Rig) -> None:
+    rig.take(generate(prompt_logprobs=0))
+    rig.step()
+    output, _ = rig.heard()
+    assert output.prompts == {FIRST: array("I", [1, 2, 3]).tobytes()}
+    assert output.prompt_logprobs == {FIRST: [TokenLogprob(0, 1, [])] * 2}
+    rig.step()
+    assert rig.heard()[0].prompts == {}
+
+
+@pytest.mark.parametrize("rig", [{"max_num_queued": 1}], indirect=True)
+def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
+    rig.take(generate(FIRST), generate(FIRST + 1))
+    late = request_id(0, 2)
+    rig.take(generate(late), generate(late + 1))
+    output, tokens = rig.heard()
+    assert output.started == {late: b"plan %d" % late}
+    assert (output.ids, output.finished, tokens) == ([late], [FinishReason.REFUSED], [])
+    assert {sequence.id for sequence in rig.scheduler.waiting} == {FIRST, FIRST + 1}
+    assert rig.slot[Field.QUEUE_REFUSALS] == 1
+
+
+def test_an_abort_that_overtakes_its_request_is_kept(rig: Rig) -> None:
+    rig.take(Abort(FIRST), generate(FIRST), generate(FIRST + 1))
+    assert not rig.scheduler.has_work
+
+
+def test_an_abort_is_told_of_what_had_begun(rig: Rig) -> None:
+    rig.take(*(generate(FIRST + i) for i in range(3)))
+    rig.step()
+    rig.heard()
+    rig.take(Abort(FIRST))
+    output, _ = rig.heard()
+    assert output.ids == [FIRST, FIRST + 1]
+    assert output.finished == [FinishReason.ABORT] * 2
+    assert rig.slot[Field.ABORTED] == 3
+
+
+def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
+    rig.take(generate(FIRST), generate(FIRST + 1))
+    rig.step()
+    rig.heard()
+    rig.take(Stop(FIRST))
+    rig.step()
+    assert rig.heard()[0].ids == [FIRST + 1]
+
+
+def test_what_happened_is_on_the_board(rig: Rig) -> None:
+    rig.take(generate(), prompt=tuple(range(40)))
+    rig.step()
+    rig.step()
+    rig.take(generate(request_id(0, 2)), prompt=tuple(range(40)))
+    rig.step()
+    names = ("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED", "RUNNING", "WAITING")
+    assert [rig.slot[Field[name]] for name in names] == [3, 40 + 1 + 8, 3, 1, 1, 0]
+    assert (rig.slot[Field.PREFIX_QUERIES], rig.slot[Field.PREFIX_HITS]) == (80, 32)
+    assert rig.slot[Field.PAGES_TOTAL] == READY.num_pages
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused(rig: Rig) -> None:
+    with pytest.raises(ConfigError, match="holds 48 tokens, less than one sequence"):
+        make_pool(WorkerReady(3, 16), rig.config)
