@@ -119,32 +119,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--kv-dtype", default="bfloat16")
     parser.add_argument("--isa", default="best")
-    parser.add_argument("--formats", nargs="+", default=["F32", "BF16", *BLOCKS])
+    parser.add_argument("--formats", nargs="+", default=["F32", "BF16", *BLOCKS, "INT8"])
     args = parser.parse_args()
     results: dict[str, dict[str, float]] = {}
-    for format in map(Format, args.formats):
+    for name in args.formats:
+        format = Format.BF16 if name == "INT8" else Format(name)
         executor = CpuExecutor(
             spec_of(format),
             random_weights(format),
             num_pages=128,
             page_tokens=PAGE_TOKENS,
+            weight_dtype="int8" if name == "INT8" else "packed",
             kv_dtype=args.kv_dtype,
             threads=args.threads,
             isa=args.isa,
         )
-        row = results[format.value] = {}
+        row = results[name] = {}
         for sequences, context in DECODES:
             ms = median_ms(executor, decode_batch(sequences, context), args.rounds)
             row[f"decode_b{sequences}_ctx{context}_ms"] = ms
             rate = sequences * 1e3 / ms
             print(
-                f"{format:5} decode  B={sequences:<3} context={context:<5}"
+                f"{name:5} decode  B={sequences:<3} context={context:<5}"
                 f" {ms:8.2f} ms {rate:7.0f} tok/s"
             )
         for tokens in PREFILLS:
             ms = median_ms(executor, prefill_batch(tokens), max(3, args.rounds // 4))
             row[f"prefill_{tokens}_tok_s"] = round(tokens * 1e3 / ms)
-            print(f"{format:5} prefill {tokens:<19} {ms:8.2f} ms {tokens * 1e3 / ms:7.0f} tok/s")
+            print(f"{name:5} prefill {tokens:<19} {ms:8.2f} ms {tokens * 1e3 / ms:7.0f} tok/s")
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "isa": executor.isa}
     options = {"threads": args.threads, "kv_dtype": args.kv_dtype}
     print(json.dumps({"bench": "cpu_step", **results, **options, **machine, "commit": commit()}))

@@ -55,6 +55,7 @@ class Worker:
         worker_config = WorkerConfig(
             model_path=config.model_path,
             dtype=config.dtype,
+            quantization=config.quantization,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             kv_cache_dtype=config.kv_cache_dtype,
             max_model_len=config.max_model_len,

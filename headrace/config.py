@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 
 T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16")
+QUANTIZATIONS = ("none", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -40,6 +41,7 @@ class ServerConfig:
     detokenizer_procs: int = flag(1, "detokenizer processes")
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
     dtype: str = flag("auto", "weights and activations; auto keeps the file's precision", DTYPES)
+    quantization: str = flag("none", "int8 rounds weights and activations", QUANTIZATIONS)
     seed: int = flag(0, "seed of requests that bring none")
     max_num_seqs: int = flag(64, "sequences that run at once")
     max_num_batched_tokens: int = flag(512, "tokens computed in one step")
@@ -75,6 +77,11 @@ class ServerConfig:
             at_least("max_model_len", self.max_model_len, 2)
         if self.tp != 1:
             raise ConfigError(f"--tp {self.tp}: tensor parallelism is not built yet; use --tp 1")
+        if self.quantization != "none" and self.dtype != "auto":
+            raise ConfigError(
+                f"--quantization {self.quantization} says how weights are held; "
+                f"leave out --dtype {self.dtype}"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "
@@ -185,6 +192,7 @@ class WorkerConfig:
 
     model_path: str
     dtype: str
+    quantization: str
     kv_cache_memory_bytes: int
     kv_cache_dtype: str
     max_model_len: int
@@ -208,6 +216,7 @@ class EngineConfig:
     enable_prefix_caching: bool
     speculative: str
     dtype: str
+    quantization: str
     kv_cache_memory_bytes: int
     kv_cache_dtype: str
 

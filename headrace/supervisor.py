@@ -170,6 +170,7 @@ class Supervisor:
                 enable_prefix_caching=c.enable_prefix_caching,
                 speculative=c.speculative,
                 dtype=c.dtype,
+                quantization=c.quantization,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,
                 kv_cache_dtype=c.kv_cache_dtype,
             )

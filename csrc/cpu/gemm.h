@@ -257,6 +257,8 @@ void gemm(Format format, const Operands &o, int rows, int num_blocks, float *dec
         return gemm_encoded<V, Q4KBlock<V>>(o, rows, num_blocks, decoded);
     case Format::q6_k:
         return gemm_encoded<V, Q6KBlock<V>>(o, rows, num_blocks, decoded);
+    case Format::int8: // rounds activations too: gemm_int8.h
+        return;
     }
 }
 

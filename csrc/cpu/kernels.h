@@ -4,6 +4,7 @@
 // templates over them; everything else is compiled once, for the oldest processor.
 #pragma once
 #include "cpu/attention.h"
+#include "cpu/gemm_int8.h"
 
 namespace headrace {
 
@@ -13,6 +14,8 @@ enum class Gate : int32_t { silu, gelu, gelu_tanh };
 struct Kernels {
     Isa isa;
     void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
+    void (*gemm_int8)(const Int8Operands &, int rows, int num_blocks);
+    void (*quantize_row)(const float *x, int cols, Int8Group *groups);
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
     void (*softcap)(float cap, float *x, int n);             // n a multiple of 16, in place
@@ -47,7 +50,8 @@ template <class V> void apply_softcap(float cap, float *x, int n) {
 }
 
 template <class V> constexpr Kernels kernels_over(Isa isa) {
-    return {isa, gemm<V>, attend_segment<V>, apply_gate<V>, apply_softcap<V>};
+    return {isa,           gemm<V>,         gemm_int8<V>, quantize_row<V>, attend_segment<V>,
+            apply_gate<V>, apply_softcap<V>};
 }
 
 extern const Kernels portable_kernels;

@@ -1,6 +1,8 @@
 #if defined(__x86_64__)
 #include "cpu/operands.h"
 
+#include <cstring>
+
 #include <immintrin.h>
 #pragma GCC target("avx2,fma,f16c")
 #include "cpu/kernels.h"
@@ -13,7 +15,11 @@ struct Avx2 {
     struct Floats {
         __m256 low, high;
     };
+    struct Ints {
+        __m256i low, high;
+    };
     static constexpr int max_sums = 6; // two of 16 registers each
+    static constexpr int max_dots = 2;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static Floats load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -72,6 +78,39 @@ struct Avx2 {
         __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
         four = _mm_max_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
+    }
+
+    static Floats to_floats(Ints x) {
+        return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
+    }
+    static void store_int8(int8_t *p, Floats x) {
+        const __m256i pairs = _mm256_permute4x64_epi64(
+            _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xd8);
+        _mm_storeu_si128(
+            reinterpret_cast<__m128i *>(p),
+            _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+    }
+    static Ints dot_start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+    struct Weights {
+        __m256i low, high;
+    };
+    static Weights weights(const uint8_t *p) {
+        const __m256i offset = _mm256_set1_epi8(-128);
+        return {_mm256_xor_si256(eight_words(p), offset),
+                _mm256_xor_si256(eight_words(p + 32), offset)};
+    }
+    // |w| * (x with the sign of w): two such products, at most 2 * 128 * 127, fit in 16 bits.
+    static __m256i dot_of_eight(__m256i sum, __m256i weights, __m256i x) {
+        const __m256i pairs =
+            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static Ints dot(Ints sum, Weights weights, const int8_t *x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        const __m256i repeated = _mm256_set1_epi32(four);
+        return {dot_of_eight(sum.low, weights.low, repeated),
+                dot_of_eight(sum.high, weights.high, repeated)};
     }
 
     static __m256i eight_words(const uint8_t *p) {

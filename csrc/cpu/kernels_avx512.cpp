@@ -1,11 +1,13 @@
 #if defined(__x86_64__)
 #include "cpu/operands.h"
 
+#include <cstring>
+
 // GCC 12 takes the undefined operand of its own intrinsics for a variable of ours.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
-#pragma GCC target("avx512f,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512vnni,avx2,fma,f16c")
 #include "cpu/kernels.h"
 
 namespace headrace {
@@ -14,7 +16,9 @@ namespace {
 
 struct Avx512 {
     using Floats = __m512;
+    using Ints = __m512i;
     static constexpr int max_sums = 24; // of 32 registers; the rest hold weights
+    static constexpr int max_dots = 12; // each beside a sum
 
     static Floats set(float x) { return _mm512_set1_ps(x); }
     static Floats load(const float *p) { return _mm512_loadu_ps(p); }
@@ -31,6 +35,20 @@ struct Avx512 {
     static Floats times_power_of_two(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
     static Floats zero_below(Floats x, float limit, Floats y) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_NLT_UQ), y);
+    }
+    static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+    static void store_int8(int8_t *p, Floats x) {
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
+                         _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+    }
+    // The instruction multiplies unsigned by signed bytes: weights stay 128 too large, and the
+    // sum starts from what that adds.
+    static Ints dot_start(int32_t offset) { return _mm512_set1_epi32(offset); }
+    static Ints weights(const uint8_t *p) { return _mm512_loadu_si512(p); }
+    static Ints dot(Ints sum, Ints weights, const int8_t *x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
     }
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }

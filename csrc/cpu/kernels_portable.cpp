@@ -12,7 +12,11 @@ struct Portable {
     struct Floats {
         float lane[lanes];
     };
+    struct Ints {
+        int32_t lane[lanes];
+    };
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
+    static constexpr int max_dots = 2;
 
     template <class Body> static Floats each(const Body &body) {
         Floats result;
@@ -75,6 +79,29 @@ struct Portable {
             result = lane > result ? lane : result;
         }
         return result;
+    }
+
+    static Floats to_floats(const Ints &x) {
+        return each([&](int i) { return float(x.lane[i]); });
+    }
+    static void store_int8(int8_t *p, const Floats &x) {
+        for (int i = 0; i < lanes; ++i) {
+            p[i] = int8_t(x.lane[i]);
+        }
+    }
+    static Ints dot_start(int32_t offset) {
+        Ints result;
+        for (int32_t &lane : result.lane) {
+            lane = offset;
+        }
+        return result;
+    }
+    static const uint8_t *weights(const uint8_t *p) { return p; }
+    static Ints dot(Ints sum, const uint8_t *weights, const int8_t *x) {
+        for (int i = 0; i < 4 * lanes; ++i) {
+            sum.lane[i / 4] += weights[i] * x[i % 4];
+        }
+        return sum;
     }
 
     static uint32_t word(const uint8_t *p, int i) {

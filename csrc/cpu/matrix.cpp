@@ -3,6 +3,7 @@
 #include "cpu/numbers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <sys/mman.h>
 
@@ -33,13 +34,6 @@ void Buffer::allocate(size_t num_bytes) {
     size_ = size;
 }
 
-float *Buffer::floats(size_t n) {
-    if (size_ < n * sizeof(float)) {
-        allocate(n * sizeof(float));
-    }
-    return as<float>();
-}
-
 void Matrix::allocate(Format new_format, int new_rows, int new_cols) {
     format = new_format;
     rows = new_rows;
@@ -47,10 +41,48 @@ void Matrix::allocate(Format new_format, int new_rows, int new_cols) {
     packed.allocate(size_t(blocks_of(rows)) * block_bytes(format, cols));
 }
 
+namespace {
+
+constexpr size_t int8_group_bytes = block_bytes(Format::int8, quantized_group);
+
+// Numbers of a group are rounded to multiples of its scale; the largest is 127 of them.
+void pack_int8_row(int cols, const float *source, uint8_t *group, int lane) {
+    for (int k = 0; k < cols; k += quantized_group, group += int8_group_bytes) {
+        float numbers[quantized_group] = {}, largest = 0.0f;
+        std::memcpy(numbers, source + k, std::min(quantized_group, cols - k) * sizeof(float));
+        for (float number : numbers) {
+            largest = std::max(largest, std::fabs(number));
+        }
+        const uint16_t scale = to_fp16(largest / 127.0f);
+        const float inverse = scale == 0 ? 0.0f : 1.0f / from_fp16(scale);
+        std::memcpy(group + 2 * lane, &scale, 2);
+        for (int j = 0; j < quantized_group; ++j) {
+            const float steps = std::min(std::max(numbers[j] * inverse, -127.0f), 127.0f);
+            // Adding 1.5 * 2^23 rounds to nearest, ties to even.
+            const float rounded = (steps + 0x1.8p23f) - 0x1.8p23f;
+            group[lanes * 2 + (j / 4 * lanes + lane) * 4 + j % 4] = uint8_t(int(rounded) + 128);
+        }
+    }
+}
+
+float int8_number(const uint8_t *block, int lane, int col) {
+    const uint8_t *group = block + col / quantized_group * int8_group_bytes;
+    const int j = col % quantized_group;
+    uint16_t scale;
+    std::memcpy(&scale, group + 2 * lane, 2);
+    return from_fp16(scale) * float(group[lanes * 2 + (j / 4 * lanes + lane) * 4 + j % 4] - 128);
+}
+
+} // namespace
+
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source) {
     for (int row = first_row; row < first_row + num_rows; ++row, source += matrix.cols) {
         uint8_t *block = const_cast<uint8_t *>(matrix.block(row / lanes));
         const int lane = row % lanes;
+        if (matrix.format == Format::int8) {
+            pack_int8_row(matrix.cols, source, block, lane);
+            continue;
+        }
         for (int k = 0; k < matrix.cols; ++k) {
             if (matrix.format == Format::f32) {
                 reinterpret_cast<float *>(block)[k * lanes + lane] = source[k];
@@ -90,6 +122,9 @@ void unpack_row(const Matrix &matrix, int row, float *out) {
         case Format::bf16:
             out[k] =
                 from_bf16(reinterpret_cast<uint16_t *>(block)[(k / 2 * lanes + lane) * 2 + k % 2]);
+            break;
+        case Format::int8:
+            out[k] = int8_number(block, lane, k);
             break;
         default:
             out[k] = gguf_number(matrix.format, block, lane, k);

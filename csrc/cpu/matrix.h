@@ -12,6 +12,8 @@
 //          [32][16] uint32 of eight nibbles }
 //   q6_k   [cols / 256] of { [16] fp16 scale, [16][16] int8 scale for 16 cols each,
 //          [32] of { [16] uint32 of eight low nibbles, [16] uint16 of their high two bits } }
+//   int8   [cols / 32, rounded up] of { [16] fp16 scale, [8][16][4] uint8, 128 more than the number
+//   }
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -28,8 +30,11 @@ constexpr int blocks_of(int n) {
 constexpr int padded(int n) {
     return blocks_of(n) * lanes;
 }
+constexpr int groups_of(int cols) {
+    return (cols + quantized_group - 1) / quantized_group;
+}
 
-enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1, q4_k, q6_k };
+enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1, q4_k, q6_k, int8 };
 
 constexpr size_t block_bytes(Format format, int cols) {
     const size_t groups = size_t(cols) / quantized_group;
@@ -48,6 +53,8 @@ constexpr size_t block_bytes(Format format, int cols) {
         return groups / 8 * (lanes * 4 + 8 * lanes * 2 + super_block * lanes / 2);
     case Format::q6_k:
         return groups / 8 * (lanes * 2 + 16 * lanes + super_block * lanes * 6 / 8);
+    case Format::int8:
+        return groups_of(cols) * (lanes * 2 + quantized_group * lanes);
     }
     return 0;
 }
@@ -61,7 +68,14 @@ public:
     Buffer &operator=(const Buffer &) = delete;
 
     void allocate(size_t num_bytes); // throws std::bad_alloc
-    float *floats(size_t n);         // room for n of them; contents survive only if it was there
+    // Room for n of them; contents survive only if it was there.
+    template <class T> T *room(size_t n) {
+        if (size_ < n * sizeof(T)) {
+            allocate(n * sizeof(T));
+        }
+        return as<T>();
+    }
+    float *floats(size_t n) { return room<float>(n); }
     template <class T> T *as() const { return static_cast<T *>(data_); }
 
 private:
@@ -82,7 +96,7 @@ struct Matrix {
 };
 
 // Pack rows [first_row, first_row + num_rows) from row-major `source`, first_row a multiple of 16.
-// For f32 and bf16 the source is fp32, or the bf16 itself; quantized rows are GGUF blocks.
+// For f32, bf16 and int8 the source is fp32, for bf16 also bf16 itself; others are GGUF blocks.
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source);
 

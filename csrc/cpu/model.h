@@ -78,7 +78,8 @@ struct Layer {
 
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
-    Buffer residual, normed, q, k, v, queries, attended, sublayer, gate, up, cos, sin, partials;
+    Buffer residual, normed, q, k, v, queries, attended, sublayer, gate, up, cos, sin, partials,
+        quantized;
     std::vector<Buffer> scratch; // one per thread
 };
 

@@ -40,4 +40,11 @@ inline float from_fp16(uint16_t half) {
     return from_bits(sign | to_bits(from_bits(magnitude) * 0x1p112f));
 }
 
+// Of a number >= 0, to nearest, ties to even; at most the largest finite one.
+inline uint16_t to_fp16(float number) {
+    const uint32_t bits = to_bits(number * 0x1p-112f); // from_fp16 backwards
+    const uint32_t half = (bits + 0xfff + (bits >> 13 & 1)) >> 13;
+    return half < 0x7c00 ? uint16_t(half) : uint16_t(0x7bff);
+}
+
 } // namespace headrace

@@ -30,6 +30,35 @@ struct Operands {
     }
 };
 
+// 32 activations of a row: the number is scale * numbers[j]. See gemm_int8.h.
+struct Int8Group {
+    float scale;
+    int32_t offset; // -128 times the sum of the numbers
+    int8_t numbers[quantized_group];
+};
+
+struct Int8Operands {
+    const uint8_t *blocks; // the first
+    size_t block_bytes;
+    int num_groups;
+    const Int8Group *x; // [rows, num_groups], the first row
+    float *out;
+    int out_stride;
+
+    Int8Operands at_row(int row) const {
+        Int8Operands moved = *this;
+        moved.x += size_t(row) * num_groups;
+        moved.out += size_t(row) * out_stride;
+        return moved;
+    }
+    Int8Operands at_block(int block) const {
+        Int8Operands moved = *this;
+        moved.blocks += block * block_bytes;
+        moved.out += block * lanes;
+        return moved;
+    }
+};
+
 constexpr int decoded_blocks = 2; // at a time, as wide as the widest tile of many rows
 
 // Of attention; see attention.h.

@@ -23,16 +23,36 @@ template <class Body> void each_part(ThreadPool &pool, int rows, int num_blocks,
     });
 }
 
+// Round the activations that `p` multiplies to 8 bits, if its weights are.
+void quantize(StepState &state, int rows, const Product &p) {
+    if (p.weight.format != Format::int8) {
+        return;
+    }
+    const int num_groups = groups_of(p.weight.cols);
+    Int8Group *groups = state.quantized;
+    state.each_row(rows, [&](int row) {
+        state.model.kernels->quantize_row(p.x + size_t(row) * p.x_stride, p.weight.cols,
+                                          groups + size_t(row) * num_groups);
+    });
+}
+
 void multiply_part(StepState &state, const Product &p, int row, int rows, int block, int blocks,
                    int thread) {
     const Matrix &weight = p.weight;
     float *out = p.out + size_t(row) * p.out_stride + block * lanes;
-    const Operands operands{weight.block(block), block_bytes(weight.format, weight.cols),
-                            weight.cols,         p.x + size_t(row) * p.x_stride,
-                            p.x_stride,          out,
-                            p.out_stride,        false};
-    state.model.kernels->gemm(weight.format, operands, rows, blocks,
-                              state.model.workspace.scratch[thread].as<float>());
+    const uint8_t *first = weight.block(block);
+    const size_t bytes = block_bytes(weight.format, weight.cols);
+    if (weight.format == Format::int8) {
+        const int num_groups = groups_of(weight.cols);
+        const Int8Group *x = state.quantized + size_t(row) * num_groups;
+        state.model.kernels->gemm_int8({first, bytes, num_groups, x, out, p.out_stride}, rows,
+                                       blocks);
+    } else {
+        const float *x = p.x + size_t(row) * p.x_stride;
+        state.model.kernels->gemm(
+            weight.format, {first, bytes, weight.cols, x, p.x_stride, out, p.out_stride, false},
+            rows, blocks, state.model.workspace.scratch[thread].as<float>());
+    }
     if (p.bias && !p.bias->empty()) {
         const int width = std::min(blocks * lanes, weight.rows - block * lanes);
         for (int i = 0; i < rows; ++i, out += p.out_stride) {
@@ -44,6 +64,7 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
 } // namespace
 
 void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
+    quantize(state, rows, *products.begin()); // all multiply the same
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -62,6 +83,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 }
 
 void multiply_gated(StepState &state, const Product &gate, const Product &up) {
+    quantize(state, state.num_tokens, gate);
     each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows),
               [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, gate, row, rows, block, blocks, thread);

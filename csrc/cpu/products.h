@@ -15,7 +15,7 @@ struct Product { // out = x . weight + bias
     const std::vector<float> *bias; // null or empty: none
 };
 
-// One phase for all: their blocks are counted through.
+// One phase for all, which multiply the same `x`: their blocks are counted through.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);
 
 // gate = act(gate) * up, each task on what it has just computed.

@@ -60,6 +60,7 @@ void StepState::find_room() {
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
     const size_t cols = std::max(
         {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
+    quantized = space.quantized.room<Int8Group>(n * groups_of(int(cols)));
     const size_t decoded = (decoded_blocks * cols + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);

@@ -19,10 +19,11 @@ struct StepState {
     StepState(Model &model, const Step &step); // throws std::bad_alloc
 
     // Call body(row) for each token.
-    template <class Body> void each_row(const Body &body) {
+    template <class Body> void each_row(const Body &body) { each_row(num_tokens, body); }
+    template <class Body> void each_row(int rows, const Body &body) {
         constexpr int rows_per_task = 8; // fewer are not worth a phase
-        model.pool.run((num_tokens + rows_per_task - 1) / rows_per_task, [&](int task, int) {
-            const int end = std::min(num_tokens, (task + 1) * rows_per_task);
+        model.pool.run((rows + rows_per_task - 1) / rows_per_task, [&](int task, int) {
+            const int end = std::min(rows, (task + 1) * rows_per_task);
             for (int row = task * rows_per_task; row < end; ++row) {
                 body(row);
             }
@@ -49,6 +50,7 @@ struct StepState {
     float *k, *v;                        // [tokens, kv_stride]
     float *gate, *up;                    // [tokens, inner_stride]
     float *queries;                      // [kv_heads, tokens, group, head_dim]
+    Int8Group *quantized;                // [tokens, groups of the product at hand]
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
 
 private:

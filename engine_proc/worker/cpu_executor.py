@@ -1,17 +1,19 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
-Activations are fp32 and every sum has one order, so the logits of a token have the same bits
-whatever its batch mates, its chunking and the number of threads.
+Activations are fp32 (only `int8` rounds them) and every sum has one order, so the logits of a token
+have the same bits whatever its batch mates, its chunking and the number of threads.
 """
 
 import ctypes
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.core import load_core
 from headrace.engine_proc.worker.executor import Batch, Floats
@@ -29,7 +31,7 @@ from headrace.errors import ModelError
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 UNLIMITED = 2**31 - 1
-PACK_NUMBERS = 1 << 22  # decoded at a time while packing: 16 MB of fp32
+PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
 
 
 class UnsupportedSpec(ModelError):
@@ -41,6 +43,7 @@ class WeightDtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are rounded likewise
     PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
 
 
@@ -65,9 +68,10 @@ ISAS = tuple(Isa)
 PLACEMENTS = tuple(Placement)
 QK_NORMS = tuple(QKNorm)
 ACTIVATIONS = tuple(Activation)
-FORMATS = (
+FORMATS: tuple[Format | None, ...] = (
     *(Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1),
     *(Format.Q4_K, Format.Q6_K),
+    None,  # int8, which no file has
 )
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 VECTORS = (
@@ -132,6 +136,7 @@ class CpuExecutor:
     Args:
         page_tokens: a multiple of 16 that divides 256.
         weight_dtype: `packed` keeps what is stored, but decodes F16 to fp32, which is exact.
+            `int8` alone rounds activations.
         threads: of one step, the caller's included. By default, one per core we may use.
         progress: called with (weights packed, weights in all) while loading.
 
@@ -197,17 +202,20 @@ class CpuExecutor:
         if self.isa == Isa.BEST:
             raise UnsupportedSpec(f"this processor has no {isa}")
         names = list(weight_shapes(spec))
-        for done, name in enumerate(names):
-            progress(done, len(names))
-            self.load(name, weights[name])
+        with ThreadPoolExecutor(config.num_threads) as pool:
+            parts = [self.load(name, weights[name], pool) for name in names]
+            for done, slices in enumerate(parts):
+                progress(done, len(names))
+                for packed in slices:
+                    packed.result()
         progress(len(names), len(names))
 
     def __del__(self) -> None:
         if self.model:
             self.core.headrace_cpu_destroy(self.model)
 
-    def load(self, name: str, tensor: StoredTensor) -> None:
-        """Pack one weight. Holds no more than one slice of it decoded."""
+    def load(self, name: str, tensor: StoredTensor, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """Take one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
         layer, local = split_name(name)
         if len(tensor.shape) == 1:
             numbers = np.ascontiguousarray(tensor.to_float32())
@@ -216,23 +224,26 @@ class CpuExecutor:
             slot = 0 if layer < 0 else VECTORS.index(local)
             pointer = numbers.ctypes.data
             self.core.headrace_cpu_set_vector(self.model, layer, slot, pointer, len(numbers))
-            return
+            return []
         slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
-        format = packed_format(tensor.format, self.weight_dtype)
         where = (self.model, layer, slot)
+        format = packed_format(tensor.format, self.weight_dtype)
         if not self.core.headrace_cpu_allocate(*where, FORMATS.index(format), *tensor.shape):
             raise MemoryError(f"weight {name!r} does not fit")
         num_rows, num_cols = tensor.shape
-        step = max(LANES, PACK_NUMBERS // num_cols)
-        for first in range(0, num_rows, step):
+        step = max(LANES, PACK_NUMBERS // num_cols // LANES * LANES)
+
+        def pack(first: int) -> None:
             rows = tensor.rows(first, min(first + step, num_rows))
             if format == tensor.format and format != Format.F32:
-                stored = np.ascontiguousarray(rows.data)
-                pack, pointer = self.core.headrace_cpu_pack_stored, stored.ctypes.data
+                data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
+                store = self.core.headrace_cpu_pack_stored
             else:
-                numbers = np.ascontiguousarray(rows.to_float32())
-                pack, pointer = self.core.headrace_cpu_pack_float, numbers.ctypes.data
-            pack(*where, first, rows.shape[0], pointer)
+                data = np.ascontiguousarray(rows.to_float32())
+                store = self.core.headrace_cpu_pack_float
+            store(*where, first, rows.shape[0], data.ctypes.data)
+
+        return [pool.submit(pack, first) for first in range(0, num_rows, step)]
 
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
@@ -309,8 +320,10 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
             )
 
 
-def packed_format(stored: Format, dtype: WeightDtype) -> Format:
-    """Return the format in which a stored weight is held."""
+def packed_format(stored: Format, dtype: WeightDtype) -> Format | None:
+    """Return the format in which a stored weight is held; None is int8, which no file has."""
+    if dtype == WeightDtype.INT8:
+        return None
     if dtype == WeightDtype.PACKED:
         return stored if stored in FORMATS else Format.F32
     return Format.F32 if dtype == WeightDtype.FLOAT32 else Format.BF16

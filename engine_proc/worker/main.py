@@ -65,7 +65,7 @@ def make_executor(
         model.weights,
         num_pages=num_pages,
         page_tokens=PAGE_TOKENS,
-        weight_dtype=WEIGHTS[config.dtype],
+        weight_dtype=WeightDtype.INT8 if config.quantization == "int8" else WEIGHTS[config.dtype],
         kv_dtype=KV[config.kv_cache_dtype],
         progress=progress,
     )

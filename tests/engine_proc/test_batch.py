@@ -118,6 +118,7 @@ def test_the_largest_step_fits_its_channel() -> None:
         target_itl_ms=0,
         enable_prefix_caching=True,
         speculative="off",
+        quantization="none",
         dtype="auto",
         kv_cache_memory_bytes=0,
         kv_cache_dtype="auto",

@@ -59,6 +59,7 @@ class Rig:
             target_itl_ms=100,
             enable_prefix_caching=True,
             speculative="off",
+            quantization="none",
             dtype="auto",
             kv_cache_dtype="auto",
             kv_cache_memory_bytes=0,

@@ -74,3 +74,9 @@ def test_a_step_must_have_room_for_every_running_sequence() -> None:
 def test_tensor_parallelism_is_refused_for_now() -> None:
     with pytest.raises(ConfigError, match="--tp 2"):
         ServerConfig(tp=2)
+
+
+def test_int8_and_another_precision_of_weights_are_not_both_possible() -> None:
+    ServerConfig(quantization="int8")
+    with pytest.raises(ConfigError, match="leave out --dtype bfloat16"):
+        ServerConfig(quantization="int8", dtype="bfloat16")

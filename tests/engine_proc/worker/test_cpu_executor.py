@@ -327,6 +327,36 @@ def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) 
         np.testing.assert_array_equal(logits, decoded.forward(step))
 
 
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_int8_rounds_little_and_no_cut_changes_a_bit(spec: DecoderSpec, isa: Isa) -> None:
+    weights = random_weights(spec)
+    try:
+        whole = cpu(spec, weights, weight_dtype="int8", isa=isa).forward(batch([(0, 0, 150)]))
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    exact = cpu(spec, weights).forward(batch([(0, 0, 150)]))
+    error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
+    assert 0 < error < 0.08, error  # of logits, after layers of random weights
+    chunked = cpu(spec, weights, weight_dtype="int8", isa=isa)
+    cuts = [0, 1, 3, 6, 10, 15, 25, 150]  # every tile's height
+    parts = [chunked.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_int8_is_a_product_of_integers_and_scales() -> None:
+    """The very numbers, from a model whose logits are a product with nothing before it."""
+    spec = dataclasses.replace(SPEC, layers=(), tied_head=False, vocab_size=40)
+    weights = random_weights(spec)
+    step = dataclasses.replace(batch([(0, 0, 30)]), token_ids=np.arange(30, dtype=np.int32))
+    executor = cpu(spec, weights, weight_dtype="int8")
+    x, w = (a.reshape(len(a), 3, 32) for a in (executor.embed(step), weights["head"].to_float32()))
+    x_scale = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+    w_scale = (np.abs(w).max(-1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+    dots = np.einsum("tgi,vgi->tvg", np.rint(x / x_scale), np.rint(w / w_scale).clip(-127, 127))
+    expected = (dots * x_scale[:, None, :, 0] * w_scale[None, :, :, 0]).sum(-1)
+    np.testing.assert_allclose(executor.forward(step), expected, atol=2e-5)
+
+
 def test_odd_sizes_can_be_had_in_bf16() -> None:
     spec = SPECS["biases, odd sizes"]
     weights = random_weights(spec, Format.BF16)
