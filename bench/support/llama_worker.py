@@ -1,0 +1,134 @@
+"""llama.cpp behind a pipe, run by the Python that has `llama-cpp-python`: commands in, seconds out.
+
+Lines of JSON on standard input, each answered by one on standard output. `{"prefill": ids}`
+computes a prompt. `{"decode": steps, "prompt": ids, "sequences": n}` continues n equal prompts
+greedily; they are computed untimed when first named and kept, each kind in a context of its own, so
+that a short sequence never pays for a long one. Between commands the process waits on its input and
+uses no core.
+"""
+
+import ctypes
+import json
+import sys
+import time
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+BATCH_TOKENS = 512  # llama.cpp's default
+NO_LOG = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
+
+
+class Sequences:
+    """A context with some equal sequences in it."""
+
+    def __init__(self, model: Any, threads: int, num_sequences: int, max_tokens: int) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_seq_max = num_sequences
+        params.n_ctx = num_sequences * max_tokens
+        params.n_threads = params.n_threads_batch = threads
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
+        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self.context = llama_cpp.llama_init_from_model(model, params)
+        self.num_sequences = num_sequences
+        self.length = 0  # tokens of each sequence that stay
+        self.batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
+
+    def compute(self, rows: list[tuple[int, int, int]], num_wanted: int) -> None:
+        """Run (token, position, sequence) rows; logits are wanted of the last ones."""
+        for i, (token, position, sequence) in enumerate(rows):
+            self.batch.token[i] = token
+            self.batch.pos[i] = position
+            self.batch.n_seq_id[i] = 1
+            self.batch.seq_id[i][0] = sequence
+            self.batch.logits[i] = i >= len(rows) - num_wanted
+        self.batch.n_tokens = len(rows)
+        status = llama_cpp.llama_decode(self.context, self.batch)
+        assert status == 0, f"llama_decode: {status}"
+
+    def greedy(self, num_rows: int) -> list[int]:
+        """Return the likeliest token of each of the last rows; waits for them."""
+        pointer = llama_cpp.llama_get_logits(self.context)
+        row = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+        logits = np.ctypeslib.as_array(row, (num_rows, self.vocab))
+        tokens: list[int] = logits.argmax(axis=1).tolist()
+        return tokens
+
+    def fill(self, tokens: list[int], sequence: int) -> None:
+        """Compute a prompt into a sequence, in batches; logits of its last token only."""
+        rows = [(token, position, sequence) for position, token in enumerate(tokens)]
+        for start in range(0, len(rows), BATCH_TOKENS):
+            end = start + BATCH_TOKENS
+            self.compute(rows[start:end], num_wanted=end >= len(rows))
+
+    def forget(self, from_position: int) -> None:
+        """Drop the tokens of every sequence from a position on."""
+        memory = llama_cpp.llama_get_memory(self.context)
+        for sequence in range(self.num_sequences):
+            llama_cpp.llama_memory_seq_rm(memory, sequence, from_position, -1)
+
+
+class Worker:
+    """The model and its contexts, by kind."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        llama_cpp.llama_log_set(NO_LOG, ctypes.c_void_p(0))
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        self.model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        assert self.model, f"llama.cpp cannot load {path}"
+        self.threads = threads
+        self.kept: dict[tuple[int, int], Sequences] = {}
+
+    def sequences(self, num_sequences: int, length: int) -> Sequences:
+        """Return the context of a kind; a new one is empty."""
+        key = (num_sequences, length)
+        if key not in self.kept:
+            room = -(-(length + 128) // 256) * 256
+            self.kept[key] = Sequences(self.model, self.threads, num_sequences, room)
+        return self.kept[key]
+
+    def prefill(self, tokens: list[int]) -> dict[str, Any]:
+        """Compute a prompt from nothing."""
+        one = self.sequences(1, len(tokens))
+        one.forget(0)
+        start = time.perf_counter()
+        one.fill(tokens, 0)
+        token = one.greedy(1)
+        return {"seconds": time.perf_counter() - start, "tokens": token}
+
+    def decode(self, steps: int, prompt: list[int], num_sequences: int) -> dict[str, Any]:
+        """Continue prompts by `steps` tokens each; return those of the first sequence."""
+        many = self.sequences(num_sequences, len(prompt))
+        kept = len(prompt) - 1  # the first step computes the prompt's last token
+        if not many.length:
+            for sequence in range(num_sequences):
+                many.fill(prompt[:-1], sequence)
+            many.length = kept
+        many.forget(kept)
+        tokens, generated = [prompt[-1]] * num_sequences, []
+        start = time.perf_counter()
+        for step in range(steps):
+            rows = [(token, kept + step, sequence) for sequence, token in enumerate(tokens)]
+            many.compute(rows, num_sequences)
+            tokens = many.greedy(num_sequences)
+            generated.append(tokens[0])
+        return {"seconds": time.perf_counter() - start, "tokens": generated}
+
+
+def main() -> None:
+    """Serve until the input ends. Arguments: the model file, the number of threads."""
+    worker = Worker(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps({"version": llama_cpp.__version__}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "prefill" in command:
+            answer = worker.prefill(command["prefill"])
+        else:
+            answer = worker.decode(command["decode"], command["prompt"], command["sequences"])
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

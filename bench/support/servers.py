@@ -1,0 +1,141 @@
+"""Starting servers to be measured, and what they cost: time to start, memory, processor time."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+import httpx
+import psutil
+
+START_S = 400
+LOOK_S = 0.01  # between looks at whether a starting server answers
+STOP_S = 20
+LOG_LINES = 15
+
+
+class StartFailed(Exception):
+    """A server ended before it served; the text is the end of its log."""
+
+    @property
+    def reason(self) -> str:
+        """The last line it printed."""
+        return (str(self).splitlines() or ["it said nothing"])[-1]
+
+
+class Server:
+    """A server of any kind with `/health`, in a process group of its own."""
+
+    def __init__(self, command: list[str], port: int, env: dict[str, str] | None = None) -> None:
+        """Start it and wait until it is healthy, or raise `StartFailed`."""
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        self.started_at = time.perf_counter()
+        self._process = subprocess.Popen(
+            command,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        try:
+            self._wait_healthy()
+        except BaseException:
+            self.close()
+            raise
+        self.start_s = time.perf_counter() - self.started_at
+
+    def _wait_healthy(self) -> None:
+        while time.perf_counter() - self.started_at < START_S:
+            if self._process.poll() is not None:
+                raise StartFailed(self.log_end())
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(LOOK_S)
+        raise StartFailed(f"not healthy after {START_S} s; its log ends:\n{self.log_end()}")
+
+    def log_end(self) -> str:
+        """Return the last lines it printed."""
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_LINES:])
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """All processes of the server."""
+        main = psutil.Process(self._process.pid)
+        return [main, *main.children(recursive=True)]
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return what its processes have in memory: shared pages shared out, then counted often."""
+        infos = [process.memory_full_info() for process in self.processes]
+        return sum(info.pss for info in infos), sum(info.rss for info in infos)
+
+    def cpu_s(self) -> float:
+        """Return the processor time it has used so far."""
+        return sum(sum(process.cpu_times()[:2]) for process in self.processes)
+
+    def metric(self, name: str) -> float | None:
+        """Return a metric's value summed over processes, or None if there is no such metric."""
+        text = httpx.get(f"{self.url}/metrics").text
+        values = re.findall(rf"^{re.escape(name)}{{.*}} (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for value in values) if values else None
+
+    def close(self) -> None:
+        """Stop it, and everything that belongs to it."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def headrace(*args: str) -> Server:
+    """Start Headrace with these arguments, from the environment this runs in."""
+    port = free_port()
+    command = [str(Path(sys.executable).parent / "launch_server"), "--port", str(port), *args]
+    return Server(command, port)
+
+
+def vllm(python: str, model: Path) -> Server:
+    """Start vLLM on all our cores, with the OpenMP its docs advise where that came with it."""
+    port = free_port()
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    openmp = Path(python).parents[1] / "lib" / "libiomp5.so"
+    if openmp.exists():
+        env["LD_PRELOAD"] = str(openmp)
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
+    command += ["--served-model-name", model.name, "--max-model-len", "4096"]
+    return Server([*command, "--max-num-seqs", "64"], port, env)

@@ -1,0 +1,102 @@
+"""Completion requests that stream, all at once, and when their tokens came.
+
+A load generator that shares the machine with what it measures must cost next to nothing: bytes are
+stamped as they arrive and looked at only after the last stream has ended.
+"""
+
+import asyncio
+import json
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import urlsplit
+
+TOKEN = b'"text"'  # one in each event with tokens
+USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One answer. Times are of one clock, in seconds."""
+
+    sent: float
+    first: float  # its first token came
+    last: float
+    num_tokens: int
+    num_first: int  # tokens that came with the first
+    text: str
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first."""
+        return (self.num_tokens - self.num_first) / (self.last - self.first)
+
+
+class Exchange(asyncio.Protocol):
+    """One connection: a request written, an answer read to its end."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._pieces: list[tuple[float, bytes]] = []
+        self._sent = 0.0
+        self.done: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._sent = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append((time.perf_counter(), data))
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        try:
+            self.done.set_result(self._stream())
+        except Exception as error:
+            self.done.set_exception(error)
+
+    def _stream(self) -> Stream:
+        body = b"".join(data for _, data in self._pieces)
+        usage = USAGE.search(body)
+        if not body.startswith(b"HTTP/1.1 200") or usage is None:
+            raise RuntimeError(f"not a complete answer: {body[-1000:].decode(errors='replace')}")
+        tokens = [(at, data.count(TOKEN)) for at, data in self._pieces if TOKEN in data]
+        events = [json.loads(line[6:]) for line in body.splitlines() if line[:7] == b"data: {"]
+        text = "".join(choice["text"] for event in events for choice in event["choices"])
+        (first, num_first), (last, _) = tokens[0], tokens[-1]
+        return Stream(self._sent, first, last, int(usage[1]), num_first, text)
+
+
+async def exchange_all(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
+    """Send all requests at once, each on a connection of its own."""
+    where = urlsplit(url)
+    loop = asyncio.get_running_loop()
+    answers = []
+    for body in bodies:
+        data = json.dumps(body).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {where.netloc}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+        )
+        make_exchange = partial(Exchange, head.encode() + data)
+        _, exchange = await loop.create_connection(
+            make_exchange, where.hostname or "", where.port or 80
+        )
+        answers.append(exchange.done)
+    return list(await asyncio.gather(*answers))
+
+
+def complete(url: str, prompts: list[list[int]], max_tokens: int) -> list[Stream]:
+    """Continue all prompts at once, greedily, by exactly `max_tokens` tokens each."""
+    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": max_tokens}
+    options |= {"stream": True, "stream_options": {"include_usage": True}}
+    streams = asyncio.run(exchange_all(url, [{"prompt": p, **options} for p in prompts]))
+    assert all(stream.num_tokens == max_tokens for stream in streams)
+    return streams
+
+
+def decode_rate(streams: list[Stream]) -> float:
+    """Return tokens per second of all streams together, first tokens not counted."""
+    return sum(stream.rate for stream in streams)
