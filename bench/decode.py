@@ -1,0 +1,225 @@
+"""How fast do decode and prefill run in each weight format, and how fast in llama.cpp?
+
+Method: the demo model's weights in each format, the same file for both; a real text as prompt.
+        Headrace's CPU executor runs in this process, llama.cpp (`llama-cpp-python`) in another
+        that sleeps while it is not asked; both have the same number of threads. They take turns
+        in every round, neither runs while the other does, and the first round is thrown away.
+        Decoding is greedy, with the choice of the token on the clock; B sequences that are equal
+        cost what different ones do. Prefill is one prompt of 512 tokens.
+Run:    python bench/decode.py --rounds 5 --llama-python /path/to/its/venv/bin/python
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.model import open_model
+from support import models
+from support.report import Quantity, Report, parser
+
+FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
+DECODES = ((1, 64, 64), (8, 64, 32), (32, 64, 16), (1, 2000, 32))  # sequences, context, steps
+PREFILL_TOKENS = 512
+PAGE_TOKENS = 32
+OURS, THEIRS = "headrace", "llama.cpp"
+
+
+class Engine(Protocol):
+    """One of the two; both return seconds and the tokens of the first sequence."""
+
+    def prefill(self, tokens: list[int]) -> tuple[float, list[int]]:
+        """Compute a prompt from nothing."""
+
+    def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
+        """Continue equal prompts, computed untimed when they are first named, greedily."""
+
+
+class Headrace:
+    """The CPU executor, in this process."""
+
+    def __init__(self, path: Path, threads: int, kv_dtype: str) -> None:
+        model = open_model(path)
+        self._num_pages = sum(b * self._pages(c + s) for b, c, s in DECODES)
+        self._num_pages += self._pages(PREFILL_TOKENS)
+        self._executor = CpuExecutor(
+            model.spec,
+            model.weights,
+            num_pages=self._num_pages,
+            page_tokens=PAGE_TOKENS,
+            kv_dtype=kv_dtype,
+            threads=threads,
+        )
+        self.isa = self._executor.isa
+        self._kept: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # page tables
+
+    @staticmethod
+    def _pages(num_tokens: int) -> int:
+        return -(-num_tokens // PAGE_TOKENS)
+
+    def _take(self, *shape: int) -> np.ndarray[Any, Any]:
+        """Return a page table of pages that nobody has; what is taken stays taken."""
+        self._num_pages -= shape[0] * shape[1]
+        start = self._num_pages
+        return np.arange(start, start + shape[0] * shape[1], dtype=np.int32).reshape(shape)
+
+    def _fill(self, tokens: list[int], table: np.ndarray[Any, Any]) -> list[int]:
+        positions = np.arange(len(tokens), dtype=np.int32)
+        ids = np.array(tokens, np.int32)
+        logits = self._executor.forward(Batch(ids, positions, positions * 0, table, positions[-1:]))
+        first: list[int] = logits.argmax(axis=1).tolist()
+        return first
+
+    def prefill(self, tokens: list[int]) -> tuple[float, list[int]]:
+        """As `Engine` says."""
+        key = (0, len(tokens))
+        if key not in self._kept:
+            self._kept[key] = self._take(1, self._pages(len(tokens)))
+        start = time.perf_counter()
+        first = self._fill(tokens, self._kept[key])
+        return time.perf_counter() - start, first
+
+    def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
+        """As `Engine` says."""
+        key = (sequences, len(prompt))
+        if key not in self._kept:
+            self._kept[key] = self._take(sequences, self._pages(len(prompt) + steps))
+            for row in range(sequences):
+                self._fill(prompt[:-1], self._kept[key][row : row + 1])
+        table = self._kept[key]
+        rows = np.arange(sequences, dtype=np.int32)
+        tokens = np.full(sequences, prompt[-1], np.int32)
+        generated = []
+        start = time.perf_counter()
+        for position in range(len(prompt) - 1, len(prompt) - 1 + steps):
+            positions = np.full(sequences, position, np.int32)
+            logits = self._executor.forward(Batch(tokens, positions, rows, table, rows))
+            tokens = logits.argmax(axis=1).astype(np.int32)
+            generated.append(int(tokens[0]))
+        return time.perf_counter() - start, generated
+
+
+class LlamaCpp:
+    """llama.cpp in a process of its own; see `support/llama_worker.py`."""
+
+    def __init__(self, python: str, path: Path, threads: int) -> None:
+        worker = Path(__file__).parent / "support" / "llama_worker.py"
+        self._process = subprocess.Popen(
+            [python, str(worker), str(path), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.version = str(self._answer()["version"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("the llama.cpp worker ended; what it said is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _ask(self, command: dict[str, Any]) -> tuple[float, list[int]]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return answer["seconds"], answer["tokens"]
+
+    def prefill(self, tokens: list[int]) -> tuple[float, list[int]]:
+        """As `Engine` says."""
+        return self._ask({"prefill": tokens})
+
+    def decode(self, steps: int, prompt: list[int], sequences: int) -> tuple[float, list[int]]:
+        """As `Engine` says."""
+        return self._ask({"decode": steps, "prompt": prompt, "sequences": sequences})
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def measure(engines: dict[str, Engine], format: str, rounds: int) -> list[Quantity]:
+    """Let the engines take turns; return tokens per second."""
+    text = models.text_tokens(max(context for _, context, _ in DECODES))
+    quantities = [
+        Quantity(
+            f"{format} decode B={b} context {context}", "tok/s", {e: [] for e in engines}, True
+        )
+        for b, context, _ in DECODES
+    ]
+    prefill = Quantity(
+        f"{format} prefill {PREFILL_TOKENS}", "tok/s", {e: [] for e in engines}, True
+    )
+    for number in range(rounds + 1):
+        for name, engine in engines.items():
+            rates = []
+            for sequences, context, steps in DECODES:
+                seconds, _ = engine.decode(steps, text[:context], sequences)
+                rates.append(sequences * steps / seconds)
+            seconds, _ = engine.prefill(text[:PREFILL_TOKENS])
+            rates.append(PREFILL_TOKENS / seconds)
+            for quantity, rate in zip([*quantities, prefill], rates, strict=True):
+                if number:  # the first round is thrown away
+                    quantity.samples[name].append(rate)
+    return [*quantities, prefill]
+
+
+def agreement(engines: dict[str, Engine]) -> int:
+    """Return how many greedy tokens the engines have in common before they first differ."""
+    sequences, context, steps = DECODES[0]
+    prompt = models.text_tokens(context)
+    texts = [engine.decode(steps, prompt, sequences)[1] for engine in engines.values()]
+    pairs = zip(*texts, strict=True)
+    return next((i for i, tokens in enumerate(pairs) if len(set(tokens)) > 1), steps)
+
+
+def best_prefill(quantities: list[Quantity]) -> Quantity:
+    """Return prefill in the format that suits each engine best."""
+    candidates = [q for q in quantities if " prefill " in q.name]
+    samples = {}
+    for engine in candidates[0].samples:
+        best = max(candidates, key=lambda q: q.medians[engine])
+        samples[engine] = best.samples[engine]
+    return Quantity(f"best prefill {PREFILL_TOKENS}", "tok/s", samples, True)
+
+
+def main() -> None:
+    """Run."""
+    options = parser(__doc__, rounds=5)
+    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options.add_argument("--kv-dtype", default="float32", help="of Headrace; llama.cpp's is f16")
+    options.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
+    options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
+    args: argparse.Namespace = options.parse_args()
+    report = Report("decode", args)
+    if args.llama_python is None:
+        report.miss("llama.cpp: --llama-python or LLAMA_PYTHON names no Python that has it")
+    for format in args.formats:
+        path = models.model_file(format)
+        ours = Headrace(path, args.threads, args.kv_dtype)
+        report.versions["isa"] = ours.isa
+        engines: dict[str, Engine] = {OURS: ours}
+        if args.llama_python is not None:
+            theirs = LlamaCpp(args.llama_python, path, args.threads)
+            report.versions["llama-cpp-python"] = theirs.version
+            engines[THEIRS] = theirs
+        for quantity in measure(engines, format, args.rounds):
+            report.add(quantity)
+        if len(engines) == 2:
+            print(f"{format}: {agreement(engines)} of {DECODES[0][2]} greedy tokens agree")
+            theirs.close()
+    report.add(best_prefill(report.quantities))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

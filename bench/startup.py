@@ -1,0 +1,53 @@
+"""How long until a server answers, and what does it keep in memory when it has nothing to do?
+
+Method: `launch_server` with the demo model, again and again, the files in the page cache as they
+        are after the first time, which is thrown away. Memory is read after one answer: resident
+        counts a page that two processes share twice, proportional counts it once.
+Run:    python bench/startup.py --rounds 5
+"""
+
+import time
+
+from support import models
+from support.report import Quantity, Report, parser
+from support.servers import headrace
+from support.streams import complete
+
+MIB = 2**20
+IDLE_S = 2.0
+
+
+def measure() -> dict[tuple[str, str], float]:
+    """Start a server, ask it once, leave it alone for a while; return each quantity and unit."""
+    found: dict[tuple[str, str], float] = {}
+    with headrace(str(models.demo_model())) as server:
+        found["start to healthy", "s"] = server.start_s
+        complete(server.url, [models.text_tokens(16)], max_tokens=1)
+        found["start to first token", "s"] = time.perf_counter() - server.started_at
+        proportional, resident = server.memory_bytes()
+        used = server.cpu_s()
+        time.sleep(IDLE_S)
+        found["processor time when idle, share of a core", "%"] = (
+            100 * (server.cpu_s() - used) / IDLE_S
+        )
+        found["memory, proportional", "MiB"] = proportional / MIB
+        found["memory, resident", "MiB"] = resident / MIB
+        for process in server.processes:
+            name = process.cmdline()[0].removeprefix("headrace: ")
+            found[f"memory, proportional, {name}", "MiB"] = process.memory_full_info().pss / MIB
+    return found
+
+
+def main() -> None:
+    """Run."""
+    args = parser(__doc__, rounds=5).parse_args()
+    report = Report("startup", args)
+    rounds = [measure() for _ in range(args.rounds + 1)][1:]
+    for name, unit in rounds[0]:
+        samples = [found[name, unit] for found in rounds]
+        report.add(Quantity(name, unit, {"headrace": samples}))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What does the engine add to a step, besides the model?
+
+Method: the engine's own scheduler, step builder, step channel and link to the detokenizer, with B
+        sequences that decode. At the channel's other end a process runs no model: it keeps its
+        core busy for 3 ms, long enough for the engine to fall asleep, and answers with as many
+        tokens as are wanted. What the engine waits beyond that is "worker": encoding, waking,
+        decoding, both ways. Sampling is not in it. Medians over the steps of a round.
+Run:    python bench/step_overhead.py --rounds 5
+"""
+
+import itertools
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.main import step_output
+from headrace.engine_proc.page_pool import PagePool
+from headrace.engine_proc.scheduler import Scheduler
+from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.step_channel import StepChannel
+from headrace.messages import (
+    FromWorker,
+    GenerateRequest,
+    Step,
+    StepResult,
+    ToDetokenizer,
+    ToWorker,
+    request_id,
+)
+from headrace.sockets import Inbox, Outbox, address
+from support.report import Quantity, Report, parser
+
+BATCHES = (1, 8, 32)
+STEPS = 300
+WARM_UP = 20
+STEP_S = 0.003  # that the worker pretends to compute
+PROMPT_TOKENS = 64
+PAGE_TOKENS = 32
+SLOT_BYTES = 1 << 20
+WAIT_S = 1.0
+PARTS = ("schedule", "build step", "worker", "update", "send")
+
+
+def answer(step: Step) -> StepResult:
+    """Return a token for each row that wants one."""
+    return StepResult(array("i", [7] * (len(step.logit_rows) // 4)).tobytes())
+
+
+def be_worker(step_fd: int, result_fd: int) -> None:
+    """Answer steps until killed."""
+    steps: StepChannel[ToWorker] = StepChannel(step_fd, ToWorker)
+    results: StepChannel[FromWorker] = StepChannel(result_fd, FromWorker)
+    while True:
+        step = steps.receive(WAIT_S)
+        if step is not None:
+            end = time.perf_counter() + STEP_S
+            result = answer(step)
+            while time.perf_counter() < end:
+                pass
+            results.send(result)
+
+
+def be_detokenizer(run_dir: str) -> None:
+    """Take what is sent until killed."""
+    inbox: Inbox[ToDetokenizer] = Inbox(address(run_dir, "detokenizer"), ToDetokenizer)
+    while True:
+        inbox.receive(1000)
+
+
+def request(number: int, max_tokens: int) -> GenerateRequest:
+    """Make a greedy request."""
+    fields: dict[str, Any] = {"id": request_id(0, number), "detokenizer": 0, "plan": b""}
+    fields |= {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "stop_token_ids": []}
+    return GenerateRequest(max_tokens=max_tokens, **fields)
+
+
+class Engine:
+    """The engine's loop, with a clock between its parts."""
+
+    def __init__(self, run_dir: str, batch: int) -> None:
+        max_tokens = WARM_UP + STEPS + 2
+        pages = batch * -(-(PROMPT_TOKENS + max_tokens) // PAGE_TOKENS)
+        self._scheduler = Scheduler(PagePool(pages, PAGE_TOKENS), batch, 8192)
+        for number in range(batch):
+            prompt = array("I", [number] * PROMPT_TOKENS).tobytes()
+            self._scheduler.add(Sequence.of(request(number, max_tokens), prompt))
+        self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, SLOT_BYTES)
+        self._results: StepChannel[FromWorker] = StepChannel.create(FromWorker, SLOT_BYTES)
+        self._outbox = Outbox(address(run_dir, "detokenizer"))
+        self.fds = (self._steps.fd, self._results.fd)
+
+    def step(self) -> list[float]:
+        """Run a step; return the milliseconds of each of `PARTS`."""
+        clock = time.perf_counter
+        times = [clock()]
+        chunks = self._scheduler.schedule()
+        times.append(clock())
+        step = build_step(chunks)
+        times.append(clock())
+        self._steps.send(step)
+        while (result := self._results.receive(WAIT_S)) is None:
+            pass
+        assert isinstance(result, StepResult)
+        times.append(clock() - STEP_S)
+        news = self._scheduler.update(chunks, array("i", result.token_ids).tolist())
+        times.append(clock() - STEP_S)
+        self._outbox.send(*step_output(news))
+        times.append(clock() - STEP_S)
+        return [(end - start) * 1e3 for start, end in itertools.pairwise(times)]
+
+
+@contextmanager
+def process(*args: str, fds: tuple[int, ...] = ()) -> Iterator[None]:
+    """Run this file as another process."""
+    child = subprocess.Popen([sys.executable, __file__, *args], pass_fds=fds)
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+def measure(batch: int) -> list[float]:
+    """Return the median milliseconds of each part, and of the sum."""
+    with tempfile.TemporaryDirectory() as run_dir, process("detokenizer", run_dir):
+        engine = Engine(run_dir, batch)
+        with process("worker", *map(str, engine.fds), fds=engine.fds):
+            for _ in range(WARM_UP):
+                engine.step()
+            parts = [engine.step() for _ in range(STEPS)]
+    columns = [statistics.median(column) for column in zip(*parts, strict=True)]
+    return [*columns, statistics.median(map(sum, parts))]
+
+
+def main() -> None:
+    """Run."""
+    args = parser(__doc__, rounds=5).parse_args()
+    report = Report("step_overhead", args)
+    systems = [f"B={batch}" for batch in BATCHES]
+    quantities = [
+        Quantity(part, "ms per step", {s: [] for s in systems}) for part in (*PARTS, "all")
+    ]
+    for _ in range(args.rounds):
+        for batch, system in zip(BATCHES, systems, strict=True):
+            for quantity, ms in zip(quantities, measure(batch), strict=True):
+                quantity.samples[system].append(ms)
+    for quantity in quantities:
+        report.add(quantity)
+    report.finish()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        be_worker(int(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[1:2] == ["detokenizer"]:
+        be_detokenizer(sys.argv[2])
+    else:
+        main()
