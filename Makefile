@@ -23,7 +23,7 @@ format: .venv/dev
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*')
 
 bench: .venv/dev
-	for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
 
 install: .venv/installed
 
