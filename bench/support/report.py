@@ -73,6 +73,7 @@ class Report:
         self.versions = {"python": platform.python_version(), **installed(PACKAGES)}
         self._options = options
         self._load = os.getloadavg()[0]
+        self.commit = commit()
         self._date = datetime.datetime.now(datetime.UTC)
 
     def add(self, quantity: Quantity) -> None:
@@ -105,7 +106,7 @@ class Report:
         return {
             "benchmark": self.name,
             "date": self._date.isoformat(timespec="seconds"),
-            "commit": commit(),
+            "commit": self.commit,
             "hardware": hardware(),
             "load_before": round(self._load, 2),
             "versions": self.versions,
@@ -227,9 +228,9 @@ def draw(report: Report, path: Path) -> None:
         axis.invert_yaxis()
         axis.set_xlabel(unit, fontsize=8)
         axis.tick_params(axis="x", labelsize=7)
-        axis.margins(x=0.15)
+        axis.margins(x=0.15, y=0.02)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].legend(fontsize=8, frameon=False)
-    figure.suptitle(f"{report.name}, {commit()}, {hardware()['processor']}", fontsize=9)
+    figure.suptitle(f"{report.name}, {report.commit}, {hardware()['processor']}", fontsize=9)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

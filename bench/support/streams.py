@@ -88,9 +88,12 @@ async def exchange_all(url: str, bodies: list[dict[str, Any]]) -> list[Stream]:
     return list(await asyncio.gather(*answers))
 
 
-def complete(url: str, prompts: list[list[int]], max_tokens: int) -> list[Stream]:
-    """Continue all prompts at once, greedily, by exactly `max_tokens` tokens each."""
-    options: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": max_tokens}
+def complete(
+    url: str, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0
+) -> list[Stream]:
+    """Continue all prompts at once by exactly `max_tokens` tokens each, greedily by default."""
+    options: dict[str, Any] = {"ignore_eos": True, "max_tokens": max_tokens}
+    options |= {"temperature": temperature, "seed": 0}
     options |= {"stream": True, "stream_options": {"include_usage": True}}
     streams = asyncio.run(exchange_all(url, [{"prompt": p, **options} for p in prompts]))
     assert all(stream.num_tokens == max_tokens for stream in streams)
