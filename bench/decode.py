@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch
 from headrace.engine_proc.worker.model import open_model
 from support import models
-from support.report import Quantity, Report, parser
+from support.report import Quantity, Report, parser, peer_version
 
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
 DECODES = ((1, 64, 64), (8, 64, 32), (32, 64, 16), (1, 2000, 32))  # sequences, context, steps
@@ -117,7 +117,6 @@ class LlamaCpp:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.version = str(self._answer()["version"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -201,16 +200,18 @@ def main() -> None:
     options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args: argparse.Namespace = options.parse_args()
     report = Report("decode", args)
-    if args.llama_python is None:
+    version = peer_version(args.llama_python, "llama-cpp-python")
+    if version is None:
         report.miss("llama.cpp: --llama-python or LLAMA_PYTHON names no Python that has it")
+    else:
+        report.versions["llama-cpp-python"] = version
     for format in args.formats:
         path = models.model_file(format)
         ours = Headrace(path, args.threads, args.kv_dtype)
         report.versions["isa"] = ours.isa
         engines: dict[str, Engine] = {OURS: ours}
-        if args.llama_python is not None:
+        if version is not None:
             theirs = LlamaCpp(args.llama_python, path, args.threads)
-            report.versions["llama-cpp-python"] = theirs.version
             engines[THEIRS] = theirs
         for quantity in measure(engines, format, args.rounds):
             report.add(quantity)

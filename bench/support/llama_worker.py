@@ -120,7 +120,6 @@ class Worker:
 def main() -> None:
     """Serve until the input ends. Arguments: the model file, the number of threads."""
     worker = Worker(sys.argv[1], int(sys.argv[2]))
-    print(json.dumps({"version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:
         command = json.loads(line)
         if "prefill" in command:

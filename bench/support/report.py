@@ -183,6 +183,15 @@ def installed(packages: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
+def peer_version(python: str | None, package: str) -> str | None:
+    """Return a package's version in another environment, or None where it is not."""
+    if python is None or not Path(python).exists():
+        return None
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    answer = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return answer.stdout.strip() or None
+
+
 def is_path(value: object) -> bool:
     """Whether an option names a place on this machine, which says nothing about a figure."""
     return isinstance(value, str) and value.startswith("/")
