@@ -17,17 +17,18 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from headrace.engine_proc.batch import build_step
 from headrace.engine_proc.main import step_output
+from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import Scheduler
+from headrace.engine_proc.scheduler import Limits, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.messages import (
     FromWorker,
     GenerateRequest,
+    Sampling,
     Step,
     StepResult,
     ToDetokenizer,
@@ -76,9 +77,14 @@ def be_detokenizer(run_dir: str) -> None:
 
 def request(number: int, max_tokens: int) -> GenerateRequest:
     """Make a greedy request."""
-    fields: dict[str, Any] = {"id": request_id(0, number), "detokenizer": 0, "plan": b""}
-    fields |= {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "seed": 0, "stop_token_ids": []}
-    return GenerateRequest(max_tokens=max_tokens, **fields)
+    return GenerateRequest(
+        id=request_id(0, number),
+        detokenizer=0,
+        max_tokens=max_tokens,
+        sampling=Sampling(),
+        stop_token_ids=[],
+        plan=b"",
+    )
 
 
 class Engine:
@@ -87,7 +93,8 @@ class Engine:
     def __init__(self, run_dir: str, batch: int) -> None:
         max_tokens = WARM_UP + STEPS + 2
         pages = batch * -(-(PROMPT_TOKENS + max_tokens) // PAGE_TOKENS)
-        self._scheduler = Scheduler(PagePool(pages, PAGE_TOKENS), batch, 8192)
+        limits = Limits(max_num_seqs=batch, max_num_batched_tokens=8192)
+        self._scheduler = Scheduler(PagePool(pages, PAGE_TOKENS), limits)
         for number in range(batch):
             prompt = array("I", [number] * PROMPT_TOKENS).tobytes()
             self._scheduler.add(Sequence.of(request(number, max_tokens), prompt))
@@ -109,7 +116,7 @@ class Engine:
             pass
         assert isinstance(result, StepResult)
         times.append(clock() - STEP_S)
-        news = self._scheduler.update(chunks, array("i", result.token_ids).tolist())
+        news = self._scheduler.update(chunks, Outcome(result, num_pooled=0))
         times.append(clock() - STEP_S)
         self._outbox.send(*step_output(news))
         times.append(clock() - STEP_S)
