@@ -195,7 +195,7 @@ def main() -> None:
     """Run."""
     options = parser(__doc__, rounds=5)
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    options.add_argument("--kv-dtype", default="float32", help="of Headrace; llama.cpp's is f16")
+    options.add_argument("--kv-dtype", default="bfloat16", help="Headrace's; llama.cpp has f16")
     options.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args: argparse.Namespace = options.parse_args()
