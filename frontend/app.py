@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.board import Board, Field, Slot
 from headrace.frontend.exchanges import Exchange, Exchanges
-from headrace.frontend.links import Links
+from headrace.links import Links
 from headrace.messages import HttpRequest
 
 JSON = b"application/json"

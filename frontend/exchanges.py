@@ -74,10 +74,8 @@ class Exchanges:
 
     def deliver(self, frames: ResponseFrames, data: Frame) -> None:
         """Hand each entry of a message to the request it is for."""
-        view, start = memoryview(data), 0
-        for id, length, last in zip(frames.ids, frames.lengths, frames.last, strict=True):
+        for id, head, entry, last in frames.split(data):
             exchange = self._open.get(id)
             if exchange is not None:
-                exchange.head = frames.heads.get(id, exchange.head)
-                exchange.deliver(view[start : start + length], last)
-            start += length
+                exchange.head = head or exchange.head
+                exchange.deliver(entry, last)

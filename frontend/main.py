@@ -13,7 +13,7 @@ from headrace.board import Field, State
 from headrace.config import FrontendConfig
 from headrace.frontend.app import Forwarder, build_app
 from headrace.frontend.exchanges import Exchanges
-from headrace.frontend.links import Links
+from headrace.links import Links
 from headrace.messages import ToFrontend
 from headrace.process import Context
 from headrace.sockets import Inbox, address

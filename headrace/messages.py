@@ -12,6 +12,7 @@ one or more *sequences* (`n`, several prompts), each with an id of its own:
 import enum
 import hashlib
 import struct
+from collections.abc import Iterator
 from typing import get_args, get_type_hints
 
 import msgspec
@@ -212,6 +213,15 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     ids: list[int]
     lengths: list[int]
     last: list[bool]
+
+    def split(
+        self, data: bytes | memoryview
+    ) -> Iterator[tuple[int, Head | None, memoryview, bool]]:
+        """Yield each request's id, its head at first, its bytes, and whether they are the last."""
+        view, start = memoryview(data), 0
+        for id, length, last in zip(self.ids, self.lengths, self.last, strict=True):
+            yield id, self.heads.get(id), view[start : start + length], last
+            start += length
 
 
 ToFrontend = ResponseFrames

@@ -1,7 +1,7 @@
 """Where a frontend sends: bodies to the tokenizer with the least to do, aborts to the engine.
 
-Nothing here waits. What a full link refuses is answered with 503 (bodies) or kept and sent again
-(aborts: losing one would leave the engine working for nobody).
+Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
+again (aborts: losing one would leave the engine working for nobody).
 """
 
 from collections import deque
