@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 import headrace
-from headrace.client import AsyncClient, ChatCompletion, Client, Completion, EventParser
+from headrace.answers import ChatCompletion, Completion, EventParser
+from headrace.client import AsyncClient, Client
 from headrace.errors import ApiError
 
 IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}

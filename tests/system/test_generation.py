@@ -10,7 +10,7 @@ import pytest
 from reference import NUM_TOKENS, Expected
 from servers import RunningServer, wait_until
 
-from headrace.client import Usage
+from headrace.answers import Usage
 
 CONCURRENT = 32
 TIMEOUT_S = 120

@@ -1,0 +1,211 @@
+"""What a server answers, decoded: whole bodies, streams of events, refusals.
+
+Shared by everything that asks: `Client` over HTTP and `Engine` without.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.errors import ApiError
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+
+T = TypeVar("T")
+Messages = str | Sequence[dict[str, Any]]
+Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+class Usage(msgspec.Struct):
+    """How many tokens a request took. Embeddings complete nothing."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class ChatMessage(msgspec.Struct):
+    """What the assistant says."""
+
+    role: str
+    content: str | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """One of `n` answers. `finish_reason` is "stop" or "length"."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct):
+    """A whole answer to a conversation."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The first answer."""
+        return self.choices[0].message.content or ""
+
+
+class TextChoice(msgspec.Struct):
+    """One continuation. `finish_reason` is "stop" or "length", None while it streams."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct):
+    """Continuations of one prompt or of several; also a piece of them, in a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | None = None
+
+    @property
+    def text(self) -> str:
+        """The first continuation."""
+        return self.choices[0].text
+
+
+class Delta(msgspec.Struct):
+    """New text of an answer."""
+
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    """News of one answer."""
+
+    index: int
+    delta: Delta
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a streamed conversation."""
+
+    choices: list[ChunkChoice]
+
+
+class Embedding(msgspec.Struct):
+    """A text as a vector: little-endian f32, which JSON has as base64."""
+
+    index: int
+    embedding: bytes
+
+
+class EmbeddingList(msgspec.Struct):
+    """What `/v1/embeddings` answers where `encoding_format` is "base64"."""
+
+    data: list[Embedding]
+    usage: Usage
+
+
+class Model(msgspec.Struct):
+    """A model that the server has."""
+
+    id: str
+    created: int
+    owned_by: str
+    max_model_len: int | None = None
+
+
+class ModelList(msgspec.Struct):
+    """What `/v1/models` answers."""
+
+    data: list[Model]
+
+
+class ErrorFields(msgspec.Struct):
+    """OpenAI's error object."""
+
+    message: str
+    code: str | int | None = None
+    param: str | None = None
+
+
+class ErrorBody(msgspec.Struct):
+    """The body of a refusal, and an event that ends a stream with an error."""
+
+    error: ErrorFields
+
+
+def decode(body: bytes | str, kind: type[T]) -> T:
+    """Decode what a server sent.
+
+    Raises:
+        ApiError: it is not what `kind` says; status 200, since the server meant no error.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ApiError(200, f"not an answer of a Headrace server: {error}") from error
+
+
+def error_of(status: int, body: bytes | str) -> ApiError:
+    """Return the error that a body tells of, in OpenAI's shape or any other."""
+    try:
+        fields = msgspec.json.decode(body, type=ErrorBody).error
+    except msgspec.DecodeError:
+        text = body if isinstance(body, str) else body.decode(errors="replace")
+        return ApiError(status, text.strip()[:500] or f"HTTP status {status}")
+    code = None if fields.code is None else str(fields.code)
+    return ApiError(status, fields.message, code, fields.param)
+
+
+class EventParser:
+    """Server-sent events out of bytes as they come; shared by both clients."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._done = False
+
+    def feed(self, data: bytes) -> Generator[str, None, None]:
+        """Yield the data of each event that is complete.
+
+        Lines end with a line feed and with nothing else: a text may hold other separators.
+
+        Raises:
+            ApiError: an event is an error: the stream began well and cannot go on.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):  # comments and other fields mean nothing here
+                continue
+            event = line[5:].strip().decode()
+            if event == "[DONE]":
+                self._done = True
+            elif event.startswith('{"error"'):
+                raise error_of(200, event)
+            else:
+                yield event
+
+    def check_end(self) -> None:
+        """Raise `ApiError` where a stream has ended before its last event."""
+        if not self._done:
+            raise ApiError(200, "the stream ended before the answer did", "stream_cut")
+
+
+def chat_body(messages: Messages, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of a conversation; a string is what the user says."""
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return {"messages": list(messages)} | options
+
+
+def first_text(event: str, kind: type[ChatChunk] | type[Completion]) -> str:
+    """Return the new text of the first answer in an event, if any."""
+    chunk = decode(event, kind)
+    if isinstance(chunk, ChatChunk):
+        return "".join(c.delta.content or "" for c in chunk.choices if c.index == 0)
+    return "".join(choice.text for choice in chunk.choices if choice.index == 0)
