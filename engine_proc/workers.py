@@ -47,7 +47,7 @@ class Worker:
 
     def __init__(self, config: EngineConfig, context: Context, rank: int) -> None:
         self._context = context
-        self._name = f"worker {rank}"
+        self._rank = rank
         self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
         self._results: StepChannel[FromWorker] = StepChannel.create(
             FromWorker, result_bytes(config)
@@ -92,11 +92,12 @@ class Worker:
             self.check()
 
     def check(self) -> None:
-        """Raise `WorkerDied` if the worker has ended."""
+        """Raise `WorkerDied` if the worker has ended, with its last words."""
         code = self._process.poll()
         if code is not None:
             reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
-            raise WorkerDied(f"{self._name} {reason}")
+            why = self._context.board.slot("worker", self._rank).last_words
+            raise WorkerDied(f"worker {self._rank} {reason}{f': {why}' if why else ''}")
 
     def stop(self) -> None:
         """End the worker at once: it holds nothing that is not rebuilt."""

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SLOT_WORDS = 64  # of 8 bytes: eight cache lines, so neighbors never share one
+SLOT_WORDS = 128  # of 8 bytes: whole cache lines, so neighbors never share one
+LAST_WORDS = 64  # here a slot's text begins, 512 bytes
 HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
 
 
@@ -87,6 +88,7 @@ class Slot:
     def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
         self.seat = seat
         self._words = words
+        self._text = words[LAST_WORDS:].cast("B")
 
     def __getitem__(self, field: int) -> int:
         return self._words[field]
@@ -107,6 +109,16 @@ class Slot:
         self.beat()
         self._words[Field.PID] = os.getpid()
         self._words[Field.STATE] = state
+
+    @property
+    def last_words(self) -> str:
+        """Why the process could not go on; "" where it did not say."""
+        return bytes(self._text).rstrip(b"\0").decode(errors="replace")
+
+    @last_words.setter
+    def last_words(self, text: str) -> None:
+        data = text.encode()[: len(self._text)]
+        self._text[: len(data)] = data
 
     def healthy(self, now_ns: int) -> bool:
         """Whether the process serves: ready, and heard of lately.

@@ -62,6 +62,8 @@ class ServerConfig:
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            one_of(f.name, getattr(self, f.name), f.metadata["choices"])
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
         at_least("max_num_queued", self.max_num_queued, 1)
@@ -104,6 +106,13 @@ def at_most(name: str, value: int, limit: int) -> None:
     """Refuse a flag above its limit."""
     if value > limit:
         raise ConfigError(f"{flag_name(name)} {value} is too large; it must be at most {limit}")
+
+
+def one_of(name: str, value: object, choices: Sequence[str] | None) -> None:
+    """Refuse a flag that is none of its choices."""
+    if choices and value not in choices:
+        allowed = ", ".join(choices)
+        raise ConfigError(f"{flag_name(name)} {value} is not known; it must be one of {allowed}")
 
 
 def plain_type(hint: Any) -> Any:

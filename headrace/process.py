@@ -122,7 +122,11 @@ def run(note: Note) -> None:
     signal.signal(signal.SIGTERM, leave)
     die_with_parent(note.parent, role.death_signal)
     config = msgspec.msgpack.decode(note.config, type=role.config)
-    pkgutil.resolve_name(role.main)(config, context)
+    try:
+        pkgutil.resolve_name(role.main)(config, context)
+    except Exception as error:
+        slot.last_words = str(error) if isinstance(error, HeadraceError) else repr(error)
+        raise
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.board import (
     HEARTBEAT_LIMIT_S,
+    LAST_WORDS,
     MAX_TOKENIZERS,
     SLOT_WORDS,
     Board,
@@ -45,6 +46,16 @@ def test_slots_are_found_by_role_and_index(board: Board) -> None:
     assert board.slot("frontend", 1) is board.slots[1]
     assert board.slot("engine") is board.slots[2]
     assert list(board.of("frontend")) == board.slots[:2]
+
+
+def test_last_words_are_read_by_others_and_cut_where_there_is_no_room(board: Board) -> None:
+    writer, other = board.slots[1], Board(board.fd, SEATS)
+    assert other.slots[1].last_words == ""
+    writer.last_words = "model.gguf: not a GGUF file \N{FOX FACE}"
+    assert other.slots[1].last_words == "model.gguf: not a GGUF file \N{FOX FACE}"
+    writer.last_words = "x" * 600
+    assert other.slots[1].last_words == "x" * 512
+    assert not other.slots[0].last_words and not other.slots[2].last_words
 
 
 def test_counting_adds(board: Board) -> None:
@@ -96,8 +107,8 @@ def test_a_worker_may_be_silent_during_a_step(board: Board) -> None:
 
 
 def test_every_field_is_within_its_slot() -> None:
-    assert max(Field) + 1 <= SLOT_WORDS
-    assert Field.FORWARDED_BYTES + MAX_TOKENIZERS <= SLOT_WORDS
+    assert max(Field) + 1 <= LAST_WORDS
+    assert Field.FORWARDED_BYTES + MAX_TOKENIZERS <= LAST_WORDS
 
 
 def test_a_seat_reads_as_role_and_number() -> None:

@@ -65,6 +65,13 @@ def test_a_value_out_of_range_is_refused_with_flag_value_and_limit(
     ServerConfig(**(fields | {name: limit}))
 
 
+def test_a_value_that_is_none_of_the_choices_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--log-level loud is not known; it must be one of debug, "
+    ):
+        ServerConfig(log_level="loud")
+
+
 def test_a_step_must_have_room_for_every_running_sequence() -> None:
     ServerConfig(max_num_seqs=8, max_num_batched_tokens=8)
     with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 7 .*--max-num-seqs 8"):
