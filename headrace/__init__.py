@@ -1,23 +1,42 @@
 """Headrace: a multi-process LLM serving engine. Importing this package costs nothing."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.calls import RequestOutput
     from headrace.client import AsyncClient, Client
-    from headrace.errors import ApiError
+    from headrace.engine import AsyncEngine, Engine
+    from headrace.errors import ApiError, EngineDied
+    from headrace.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["ApiError", "AsyncClient", "Client", "__version__"]
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "AsyncEngine",
+    "Client",
+    "Engine",
+    "EngineDied",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+HOMES = {
+    "ApiError": "headrace.errors",
+    "AsyncClient": "headrace.client",
+    "AsyncEngine": "headrace.engine",
+    "Client": "headrace.client",
+    "Engine": "headrace.engine",
+    "EngineDied": "headrace.errors",
+    "RequestOutput": "headrace.calls",
+    "SamplingParams": "headrace.sampling_params",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the client only where it is used: the server's processes need no httpx."""
-    if name in ("AsyncClient", "Client"):
-        from headrace import client
-
-        return getattr(client, name)
-    if name == "ApiError":
-        from headrace.errors import ApiError
-
-        return ApiError
+    """Import what is used, where it is used: the server's processes need neither httpx nor tqdm."""
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
     raise AttributeError(f"module 'headrace' has no attribute '{name}'")

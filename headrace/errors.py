@@ -13,6 +13,10 @@ class ModelError(HeadraceError):
     """The model's files cannot be used; the text names the file and what would be right."""
 
 
+class EngineDied(HeadraceError):
+    """The ring behind an `Engine` has ended; the text names the process that ended it, and how."""
+
+
 class RequestError(HeadraceError):
     """A request that is refused: its HTTP status and OpenAI's `type`, `code` and `param`."""
 

@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 
 class ChildDied(HeadraceError):
-    """A process of the ring ended on its own."""
+    """A process of the ring ended on its own. `why` are its last words."""
 
-    def __init__(self, seat: Seat, code: int) -> None:
+    def __init__(self, seat: Seat, code: int, why: str = "") -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        super().__init__(f"{seat} {how}; the server stops")
+        super().__init__(f"{seat} {how}{f' ({why})' if why else ''}; the server stops")
 
 
 @dataclass
@@ -88,14 +88,19 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Supervisor:
-    """One server: its board, its run directory, its children."""
+    """One server: its board, its run directory, its children.
 
-    def __init__(self, config: ServerConfig, card: ModelCard, listener: socket.socket) -> None:
+    Without a `listener` there are no frontends: who embeds the ring takes their seat.
+    """
+
+    def __init__(
+        self, config: ServerConfig, card: ModelCard, listener: socket.socket | None = None
+    ) -> None:
         self._config = config
         self._card = card
         self._listener = listener
         self.board = Board.create(seats_of(config))
-        self._run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
+        self.run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
         self._children: list[Child] = []
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,6 +112,10 @@ class Supervisor:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stopping = True
+
+    def stop_with(self, fd: int) -> None:
+        """End the server when `fd` becomes readable."""
+        self._selector.register(fd, selectors.EVENT_READ)
 
     def run(self, on_ready: Callable[[], None], on_progress: Callable[[float], None]) -> None:
         """Serve until a signal; then, and when a child dies, end every process.
@@ -127,12 +136,15 @@ class Supervisor:
             self._stop()
 
     def _start(self) -> None:
-        sweep(Path(self._run_dir).parent)
+        sweep(Path(self.run_dir).parent)
         for slot in self.board.slots:
-            if slot.seat.role == "worker":  # the engine starts these
+            role = slot.seat.role
+            if role == "worker":  # the engine starts these
                 continue
-            fds = (self._listener.fileno(),) if slot.seat.role == "frontend" else ()
-            config = self._config_of(slot.seat.role)
+            if role == "frontend" and self._listener is None:
+                continue
+            fds = (self._listener.fileno(),) if self._listener and role == "frontend" else ()
+            config = self._config_of(role)
             process = spawn(slot.seat, config, self.board, self._config.log_level, fds)
             child = Child(slot.seat, process, os.pidfd_open(process.pid))
             self._children.append(child)
@@ -141,15 +153,16 @@ class Supervisor:
     def _config_of(self, role: str) -> Any:
         c = self._config
         if role == "frontend":
+            assert self._listener is not None
             return FrontendConfig(
-                run_dir=self._run_dir,
+                run_dir=self.run_dir,
                 listen_fd=self._listener.fileno(),
                 num_tokenizers=c.tokenizer_procs,
                 max_body_bytes=c.max_body_bytes,
             )
         if role == "tokenizer":
             return TokenizerConfig(
-                run_dir=self._run_dir,
+                run_dir=self.run_dir,
                 card=self._card,
                 num_frontends=c.frontend_procs,
                 num_detokenizers=c.detokenizer_procs,
@@ -158,7 +171,7 @@ class Supervisor:
             )
         if role == "engine":
             return EngineConfig(
-                run_dir=self._run_dir,
+                run_dir=self.run_dir,
                 model_path=self._card.path,
                 max_model_len=self._card.max_model_len,
                 num_detokenizers=c.detokenizer_procs,
@@ -175,7 +188,7 @@ class Supervisor:
                 kv_cache_dtype=c.kv_cache_dtype,
             )
         return DetokenizerConfig(
-            run_dir=self._run_dir, card=self._card, num_frontends=c.frontend_procs
+            run_dir=self.run_dir, card=self._card, num_frontends=c.frontend_procs
         )
 
     def _all_ready(self) -> bool:
@@ -188,12 +201,15 @@ class Supervisor:
     def _wait(self, timeout_s: float | None) -> None:
         """Wait for a signal or the death of a child."""
         for key, _ in self._selector.select(timeout_s):
-            if key.data is not None:
-                child: Child = key.data
-                code = child.process.wait()
-                self.board.slot(child.seat.role, child.seat.index)[Field.STATE] = State.DEAD
-                if not self._stopping:
-                    raise ChildDied(child.seat, code)
+            if key.data is None:  # a signal, or a descriptor of `stop_with`
+                self._stopping = True
+                continue
+            child: Child = key.data
+            code = child.process.wait()
+            slot = self.board.slot(child.seat.role, child.seat.index)
+            slot[Field.STATE] = State.DEAD
+            if not self._stopping:
+                raise ChildDied(child.seat, code, slot.last_words)
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
@@ -207,8 +223,9 @@ class Supervisor:
                 log.warning("%s does not end; killing it", child.seat)
                 child.process.kill()
                 child.process.wait()
-        self._listener.close()
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        if self._listener is not None:
+            self._listener.close()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
 def sweep(parent: Path) -> None:

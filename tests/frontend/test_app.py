@@ -12,7 +12,7 @@ import pytest
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.frontend.app import Forwarder, build_app
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
-from headrace.frontend.links import Links
+from headrace.links import Links
 from headrace.messages import Head, HttpRequest, ResponseFrames
 
 LIMIT = 100  # bytes of a body

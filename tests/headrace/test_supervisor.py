@@ -113,4 +113,5 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def test_a_dead_child_is_named_with_how_it_died() -> None:
     killed = ChildDied(Seat("worker", 0), -signal.SIGKILL)
     assert str(killed) == "worker 0 was killed by SIGKILL; the server stops"
-    assert "engine 0 exited with 3" in str(ChildDied(Seat("engine", 0), 3))
+    ended = ChildDied(Seat("engine", 0), 3, "no memory")
+    assert str(ended) == "engine 0 exited with 3 (no memory); the server stops"

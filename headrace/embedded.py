@@ -1,0 +1,164 @@
+"""An embedded ring: a supervisor without frontends, started by the process that uses it.
+
+The owner takes the frontend's seat (`ring.py`). It says what to serve on the supervisor's standard
+input; over a socket the supervisor says where the ring is, that it is ready, and why it ended.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+from setproctitle import setproctitle
+
+from headrace import logs
+from headrace.board import Board
+from headrace.config import ModelCard, ServerConfig
+from headrace.errors import EngineDied, HeadraceError
+from headrace.launch_server import Progress
+from headrace.model_card import read_card
+from headrace.supervisor import STOP_S, Supervisor, seats_of
+
+MAX_REPORT_BYTES = 1 << 16
+
+
+class Order(msgspec.Struct):
+    """What to serve, and for which process: owner -> supervisor."""
+
+    owner: int
+    config: ServerConfig
+    card: ModelCard
+
+
+class Started(msgspec.Struct, tag=True):
+    """Where the ring is: supervisor -> owner. The board's descriptor comes along."""
+
+    run_dir: str
+
+
+class Ready(msgspec.Struct, tag=True):
+    """Every process has loaded what it needs: supervisor -> owner."""
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The ring has ended, or cannot start: supervisor -> owner, last."""
+
+    message: str
+
+
+Report = Started | Ready | Failed
+REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def serve(order: Order, control: socket.socket) -> None:
+    """Run a ring until a signal, or until its owner is gone however it went."""
+    owner = os.pidfd_open(order.owner)
+    if os.getppid() != order.owner:  # it died before the call
+        return
+    supervisor = Supervisor(order.config, order.card)
+    supervisor.stop_with(owner)
+    started = msgspec.msgpack.encode(Started(supervisor.run_dir))
+    socket.send_fds(control, [started], [supervisor.board.fd])
+    progress = Progress()
+
+    def on_ready() -> None:
+        progress.clear()
+        control.send(msgspec.msgpack.encode(Ready()))
+
+    supervisor.run(on_ready, progress.show)
+
+
+def main() -> None:
+    """Be the supervisor; the socket is the descriptor in argv[1]."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    order = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Order)
+    setproctitle("headrace: supervisor")
+    logs.setup("supervisor", order.config.log_level)
+    with contextlib.suppress(BrokenPipeError):  # an owner that is gone need not be told
+        try:
+            serve(order, control)
+        except HeadraceError as error:
+            control.send(msgspec.msgpack.encode(Failed(str(error))))
+
+
+class EmbeddedServer:
+    """The owner's handle of a ring: its supervisor, its run directory, its board."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Start a ring, which is ready once the owner has taken the frontend's seat.
+
+        Raises:
+            ConfigError, ModelError: there is no such model, or it cannot be used.
+        """
+        card = read_card(config)
+        self.config = config
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headrace.embedded", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the owner
+            )
+        self.run_dir = ""
+        try:
+            order = msgspec.msgpack.encode(Order(os.getpid(), config, card))
+            assert self.process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+                pipe.write(order)
+            started = self._join()
+            self.run_dir = started.run_dir
+        except BaseException:
+            self.stop()
+            raise
+
+    def _join(self) -> Started:
+        """Wait until there is a run directory and a board, and look at the board."""
+        data, fds, _, _ = socket.recv_fds(
+            self.control, MAX_REPORT_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+        )
+        started = self._read(data)
+        assert isinstance(started, Started)
+        self.board = Board(fds[0], seats_of(self.config))
+        os.close(fds[0])  # the memory is mapped
+        return started
+
+    def receive(self) -> Report:
+        """Wait for the next report; the last one is raised.
+
+        Raises:
+            EngineDied: the ring has ended; the text says which process did, and why.
+        """
+        return self._read(self.control.recv(MAX_REPORT_BYTES))
+
+    def _read(self, data: bytes) -> Report:
+        if not data:
+            code = self.process.wait()
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            )
+            raise EngineDied(f"the supervisor {how}; the engine stops")
+        report = REPORTS.decode(data)
+        if isinstance(report, Failed):
+            raise EngineDied(report.message)
+        return report
+
+    def stop(self) -> None:
+        """End the ring and leave nothing of it."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_S + 1)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # the kernel then kills its children
+            self.process.wait()
+        self.control.close()
+        if self.run_dir:  # still there where the supervisor was killed
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""How text is generated: vLLM's names, most of them OpenAI's too."""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The fields of a request that say how its text is generated; None is the server's default.
+
+    Values are checked where the server checks them, and refused with `ApiError`.
+    """
+
+    n: int | None = None  # answers to each prompt
+    max_tokens: int | None = None  # default: 16, in a conversation all that the context has left
+    temperature: float | None = None  # 0 is greedy; default: 1
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None  # by token id
+    stop: str | list[str] | None = None  # text that ends an answer, and is not part of it
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False

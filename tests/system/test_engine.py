@@ -1,0 +1,200 @@
+"""The engine within a program, with a real model: exact, and gone when it should be."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from reference import NUM_TOKENS, Expected
+from servers import wait_until
+
+from headrace import AsyncEngine, Engine, SamplingParams
+from headrace.errors import ApiError, ConfigError, EngineDied, ModelError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+ENDLESS = SamplingParams(max_tokens=8000, ignore_eos=True)
+START_S = 60
+STOP_S = 5
+PROGRAM = """
+import os, time
+from headrace import Engine, SamplingParams
+engine = Engine()
+if os.fork() == 0:  # a fork neither ends the ring nor keeps it
+    os.close(1), os.close(2)
+    time.sleep(60)
+    os._exit(0)
+texts = engine.stream("x", SamplingParams(max_tokens=8000, ignore_eos=True))
+next(texts)
+print("runs", flush=True)
+for _ in texts:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """An engine with two processes of each kind that can have several."""
+    with Engine(tokenizer_procs=2, detokenizer_procs=2) as made:
+        yield made
+
+
+@pytest.fixture
+def run_dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the run directories of the test's engines are."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path
+
+
+def ring_of(process: psutil.Process) -> dict[str, psutil.Process]:
+    """Return the processes of the engines of a process, by title."""
+    everyone = process.children(recursive=True)
+    return {p.cmdline()[0]: p for p in everyone if p.cmdline()[0].startswith("headrace: ")}
+
+
+def survivors(ring: list[psutil.Process]) -> list[str]:
+    """Return who of a ring is still there when it should have ended."""
+    _, alive = psutil.wait_procs(ring, timeout=STOP_S)
+    return [p.name() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def memory_files() -> list[str]:
+    """Return what shared memory of engines this process has open."""
+    opened = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            opened.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return [file for file in opened if file.startswith("/memfd:headrace")]
+
+
+def test_greedy_answers_equal_transformers(engine: Engine, expected: list[Expected]) -> None:
+    outputs = engine.generate([case.prompt_ids for case in expected], GREEDY, stop_token_ids=[])
+    answers = engine.chat([case.messages for case in expected], GREEDY)
+    for case, output, answer in zip(expected, outputs, answers, strict=True):
+        assert output.text == answer.text == case.text(NUM_TOKENS)
+        assert output.outputs[0].finish_reason == case.finish_reason(NUM_TOKENS)
+        assert output.usage.completion_tokens == len(case.ids)
+
+
+def test_threads_and_streams_are_exact(engine: Engine, expected: list[Expected]) -> None:
+    def text(case: Expected) -> str:
+        return "".join(engine.stream_chat(case.prompt, GREEDY))
+
+    with ThreadPoolExecutor(len(expected)) as pool:
+        assert list(pool.map(text, expected)) == [case.text(NUM_TOKENS) for case in expected]
+
+
+def test_what_the_server_refuses_is_raised(engine: Engine) -> None:
+    with pytest.raises(ApiError, match="400 invalid_value: top_p: must be above 0"):
+        engine.generate("x", SamplingParams(top_p=0))
+    with pytest.raises(ApiError, match="context_length_exceeded"):
+        engine.generate(["x", "y " * 9000], SamplingParams(max_tokens=1))
+    with pytest.raises(ApiError, match="Expected"):
+        engine.generate("x", n="three")
+
+
+def test_a_closed_stream_frees_its_place(engine: Engine) -> None:
+    titles = sorted(ring_of(psutil.Process()))
+    assert "headrace: engine" in titles
+    assert not any("frontend" in title for title in titles)
+    with contextlib.closing(engine.stream("x", ENDLESS)) as texts:
+        next(texts)
+    (output,) = engine.generate("1, 2, 3,", SamplingParams(max_tokens=2))
+    assert output.usage.completion_tokens == 2
+
+
+async def test_async_engine_is_exact_and_leaves_nothing(
+    expected: list[Expected], run_dirs: Path
+) -> None:
+    in_shared_memory = set(os.listdir("/dev/shm"))
+    mine_in_memory = memory_files()
+    mine = set(ring_of(psutil.Process()).values())
+    async with AsyncEngine() as engine:
+        ring = [p for p in ring_of(psutil.Process()).values() if p not in mine]
+        assert list(run_dirs.iterdir())
+        answers = await asyncio.gather(*(engine.chat(c.messages, GREEDY) for c in expected))
+        assert [answer.text for (answer,) in answers] == [c.text(NUM_TOKENS) for c in expected]
+        texts = [text async for text in engine.stream_chat(expected[0].prompt, GREEDY)]
+        assert "".join(texts) == expected[0].text(NUM_TOKENS)
+    del engine
+    gc.collect()
+    assert not survivors(ring)
+    assert not list(run_dirs.iterdir())
+    assert set(os.listdir("/dev/shm")) == in_shared_memory
+    assert memory_files() == mine_in_memory
+
+
+@pytest.mark.parametrize(
+    ("victim", "says"),
+    [
+        ("worker 0", "worker 0 died, exit code -9"),
+        ("supervisor", "the supervisor was killed by SIGKILL"),
+    ],
+)
+def test_death_of_a_process_is_an_error_that_names_it(
+    victim: str, says: str, run_dirs: Path
+) -> None:
+    mine = set(ring_of(psutil.Process()).values())
+    with Engine() as engine:
+        everyone = psutil.Process().children(recursive=True)
+        ring = [p for p in everyone if p.cmdline()[0].startswith("headrace: ") and p not in mine]
+        texts = engine.stream("x", ENDLESS)
+        next(texts)
+        next(p for p in ring if p.cmdline()[0] == f"headrace: {victim}").kill()
+        with pytest.raises(EngineDied, match=says):
+            list(texts)
+        with pytest.raises(EngineDied, match=says):
+            engine.generate("x")
+    assert not survivors(ring)
+    assert not list(run_dirs.iterdir())
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        ready, _, _ = select.select([program.stdout], [], [], START_S)
+        assert ready and program.stdout.readline() == "runs\n"
+        ring = list(ring_of(psutil.Process(program.pid)).values())
+        assert len(ring) == 5, ring
+        (fork,) = set(psutil.Process(program.pid).children(recursive=True)) - set(ring)
+        program.send_signal(ending)
+        assert not survivors(ring)
+        fork.kill()
+        _, said = program.communicate(timeout=STOP_S)
+    assert program.returncode == -ending
+    assert ("KeyboardInterrupt" in said) == (ending == signal.SIGINT)
+    wait_until(lambda: not list(run_dirs.iterdir()), "the run directory is removed")
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "error", "says"),
+    [
+        ("/no/such/model", {}, ModelError, "^/no/such/model: no such file or folder$"),
+        (None, {"max_model_len": 1000000}, ConfigError, "^--max-model-len 1000000 is more than "),
+        (
+            None,
+            {"kv_cache_memory_bytes": 1000000},
+            EngineDied,
+            r"^engine 0 exited with 3 \(--kv-cache-memory-bytes 1000000 holds ",
+        ),
+    ],
+)
+def test_a_bad_start_is_one_clear_line(
+    model: str | None, flags: dict[str, int], error: type[Exception], says: str, run_dirs: Path
+) -> None:
+    with pytest.raises(error, match=says) as failure:
+        Engine(model, **flags)
+    assert "\n" not in str(failure.value)
+    assert not list(run_dirs.iterdir())
