@@ -42,8 +42,8 @@ for _ in texts:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """An engine with two processes of each kind that can have several."""
-    with Engine(tokenizer_procs=2, detokenizer_procs=2) as made:
+    """An engine with two processes of each kind that can have several, exact as transformers is."""
+    with Engine(tokenizer_procs=2, detokenizer_procs=2, kv_cache_dtype="float32") as made:
         yield made
 
 
@@ -118,7 +118,7 @@ async def test_async_engine_is_exact_and_leaves_nothing(
     in_shared_memory = set(os.listdir("/dev/shm"))
     mine_in_memory = memory_files()
     mine = set(ring_of(psutil.Process()).values())
-    async with AsyncEngine() as engine:
+    async with AsyncEngine(kv_cache_dtype="float32") as engine:
         ring = [p for p in ring_of(psutil.Process()).values() if p not in mine]
         assert list(run_dirs.iterdir())
         answers = await asyncio.gather(*(engine.chat(c.messages, GREEDY) for c in expected))
