@@ -7,11 +7,16 @@ import msgspec
 
 from headrace.board import Field, State
 from headrace.config import DetokenizerConfig
+from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
+from headrace.detokenizer_proc.openai_responses import JSON
 from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.text import Vocabulary, load_vocabulary
+from headrace.errors import QueueFull
 from headrace.messages import (
+    EmbeddingPlan,
     FinishReason,
     Head,
+    Plan,
     ReplyPlan,
     ResponseFrames,
     StepOutput,
@@ -84,8 +89,8 @@ class Replies:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._plans = msgspec.msgpack.Decoder(ReplyPlan)
-        self._replies: dict[int, Reply] = {}
+        self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
+        self._replies: dict[int, Reply | EmbeddingReply] = {}
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -100,26 +105,54 @@ class Replies:
         for id, count, finished in zip(output.ids, output.counts, output.finished, strict=True):
             new = ids[start : start + count].tolist()
             start += count
-            request = request_of(id)
             if finished is FinishReason.ABORT:
-                self._replies.pop(request, None)
-                continue
-            opening = self._start(id, output) if id in output.started else b""
-            reply = self._replies.get(request)
-            if reply is None:  # aborted, or ended by a stop string the engine had not heard of
-                continue
-            data, stopped_here = reply.feed(id - request, new, finished)
-            if stopped_here:
+                self._replies.pop(request_of(id), None)
+            elif finished is FinishReason.REFUSED:
+                refuse(outgoing, request_of(id))
+            elif id in output.embeddings:
+                self._take_embedding(outgoing, id, output)
+            elif self._take_tokens(outgoing, id, new, finished, output):
                 stops.append(Stop(id))
-            self._emit(outgoing, request, reply, opening + data)
         return outgoing, stops
+
+    def _take_tokens(
+        self,
+        outgoing: dict[int, Frames],
+        id: int,
+        new: list[int],
+        finished: FinishReason | None,
+        output: StepOutput,
+    ) -> bool:
+        """Take a sequence's tokens; return whether the engine is to stop it."""
+        request = request_of(id)
+        opening = self._start(id, output) if id in output.started else b""
+        reply = self._replies.get(request)
+        if reply is None:  # aborted, or ended by a stop string the engine had not heard of
+            return False
+        assert isinstance(reply, Reply)
+        logprobs = output.logprobs.get(id, [])
+        data, stopped_here = reply.feed(id - request, new, finished, logprobs)
+        self._emit(outgoing, request, reply, opening + data)
+        return stopped_here
 
     def _start(self, id: int, output: StepOutput) -> bytes:
         plan = self._plans.decode(output.started[id])
-        reply = self._replies.setdefault(request_of(id), Reply(plan))
-        return reply.open(plan, self._vocabulary, output.cached.get(id, 0))
+        assert isinstance(plan, ReplyPlan)
+        reply = self._replies.setdefault(request_of(id), Reply(plan, self._vocabulary))
+        assert isinstance(reply, Reply)
+        return reply.open(plan, id, output)
 
-    def _emit(self, outgoing: dict[int, Frames], request: int, reply: Reply, data: bytes) -> None:
+    def _take_embedding(self, outgoing: dict[int, Frames], id: int, output: StepOutput) -> None:
+        plan = self._plans.decode(output.started[id])
+        assert isinstance(plan, EmbeddingPlan)
+        reply = self._replies.setdefault(request_of(id), EmbeddingReply(plan))
+        assert isinstance(reply, EmbeddingReply)
+        data = reply.take(plan, output.embeddings[id])
+        self._emit(outgoing, request_of(id), reply, data)
+
+    def _emit(
+        self, outgoing: dict[int, Frames], request: int, reply: Reply | EmbeddingReply, data: bytes
+    ) -> None:
         complete = reply.is_complete
         if not data and not complete:
             return
@@ -128,3 +161,10 @@ class Replies:
         outgoing.setdefault(frontend_of(request), Frames()).add(request, head, data, complete)
         if complete:
             del self._replies[request]
+
+
+def refuse(outgoing: dict[int, Frames], request: int) -> None:
+    """Answer a request that the engine has no place for. Nothing of it has been answered yet."""
+    error = QueueFull()
+    frames = outgoing.setdefault(frontend_of(request), Frames())
+    frames.add(request, Head(error.status, JSON), msgspec.json.encode(error.body()), True)

@@ -44,6 +44,15 @@ def event(body: Object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
+class Choice(NamedTuple):
+    """A whole answer, one of `n`."""
+
+    text: str
+    finished: FinishReason
+    logprobs: Object | None = None
+    prompt_logprobs: list[Object | None] | None = None
+
+
 class Renderer:
     """Renders one reply, whose sequences share a plan but for their index."""
 
@@ -59,18 +68,32 @@ class Renderer:
         """Return a sequence's first event: in a chat, the role."""
         if not self._plan.chat:
             return b""
-        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
-    def delta(self, index: int, text: str, finished: FinishReason | None) -> bytes:
+    def delta(
+        self,
+        index: int,
+        text: str,
+        finished: FinishReason | None,
+        logprobs: Object | None = None,
+    ) -> bytes:
         """Return the events of new text, of the end, or of both."""
         if not self._plan.chat:
-            return self._chunk(index, text, finished)
-        events = self._chunk(index, {"content": text}, None) if text else b""
-        return events + (b"" if finished is None else self._chunk(index, {}, finished))
+            return self._chunk(index, text, finished, logprobs)
+        events = b""
+        if text or logprobs is not None:
+            events = self._chunk(index, {"content": text}, None, logprobs)
+        return events + (b"" if finished is None else self._chunk(index, {}, finished, None))
 
-    def _chunk(self, index: int, content: Object | str, finished: FinishReason | None) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        content: Object | str,
+        finished: FinishReason | None,
+        logprobs: Object | None,
+    ) -> bytes:
         choice: Object = {"index": index, "delta" if self._plan.chat else "text": content}
-        choice |= {"logprobs": None, "finish_reason": finish_name(finished)}
+        choice |= {"logprobs": logprobs, "finish_reason": finish_name(finished)}
         return event(self._body([choice], None))
 
     def closing(self, usage: Usage) -> bytes:
@@ -96,15 +119,27 @@ class Renderer:
             "system_fingerprint": None,
         }
 
-    def whole(self, texts: list[str], finished: list[FinishReason], usage: Usage) -> bytes:
-        """Return the body of an answer that does not stream."""
+    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
+        """Return the body of an answer that does not stream.
+
+        vLLM's `prompt_logprobs` belong to the choice in a completion, to the body in a chat.
+        """
         choices = []
-        for index, (text, reason) in enumerate(zip(texts, finished, strict=True)):
-            content: Object = {"text": text}
+        for index, answer in enumerate(answers):
+            content: Object = {"text": answer.text}
             if self._plan.chat:
-                content = {"message": {"role": "assistant", "content": text, "refusal": None}}
-            end: Object = {"logprobs": None, "finish_reason": finish_name(reason)}
+                content = {
+                    "message": {"role": "assistant", "content": answer.text, "refusal": None}
+                }
+            end: Object = {
+                "logprobs": answer.logprobs,
+                "finish_reason": finish_name(answer.finished),
+            }
+            if self._plan.prompt_logprobs and not self._plan.chat:
+                end["prompt_logprobs"] = answer.prompt_logprobs
             choices.append({"index": index} | content | end)
         kind = "chat.completion" if self._plan.chat else "text_completion"
         body = self._identity(kind) | {"choices": choices, "usage": usage.body()}
+        if self._plan.prompt_logprobs and self._plan.chat:
+            body["prompt_logprobs"] = answers[0].prompt_logprobs
         return msgspec.json.encode(body)

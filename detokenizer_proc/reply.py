@@ -1,60 +1,22 @@
 """One reply: its sequences' text so far, and the bytes it becomes."""
 
-from dataclasses import dataclass, field
+from array import array
 
-from headrace.detokenizer_proc.openai_responses import Renderer, Usage
-from headrace.detokenizer_proc.stops import StopMatcher
-from headrace.detokenizer_proc.text import TextStream, Vocabulary
-from headrace.messages import FinishReason, ReplyPlan
-
-
-@dataclass(slots=True)
-class SequenceText:
-    """The text of one sequence."""
-
-    plan: ReplyPlan
-    stream: TextStream
-    stops: StopMatcher
-    num_tokens: int = 0
-    num_cached: int = 0  # prompt tokens found in the prefix cache
-    finished: FinishReason | None = None
-    parts: list[str] = field(default_factory=list)  # kept where the reply does not stream
-
-    @classmethod
-    def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
-        """Begin as `plan` says."""
-        stops = StopMatcher(plan.stop, plan.include_stop)
-        return cls(plan, vocabulary.stream(plan.skip_special_tokens), stops)
-
-    def feed(self, ids: list[int], finished: FinishReason | None) -> str:
-        """Take new tokens and return the text that became certain.
-
-        A stop token ends the text without being part of it. A stop string sets `finished`, and
-        what comes after it is not looked at.
-        """
-        text = ""
-        for position, id in enumerate(ids):
-            self.num_tokens += 1
-            is_stop_token = finished is FinishReason.STOP and position == len(ids) - 1
-            if is_stop_token and not self.plan.include_stop:
-                break
-            text += self.stops.feed(self.stream.feed(id))
-            if self.stops.stopped:
-                self.finished = FinishReason.STOP
-                return text
-        if finished is not None:
-            text += self.stops.feed(self.stream.flush())
-            text += "" if self.stops.stopped else self.stops.flush()
-            self.finished = FinishReason.STOP if self.stops.stopped else finished
-        return text
+from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken
+from headrace.detokenizer_proc.openai_responses import Choice, Renderer, Usage
+from headrace.detokenizer_proc.sequence_text import SequenceText
+from headrace.detokenizer_proc.text import Vocabulary
+from headrace.messages import FinishReason, ReplyPlan, StepOutput, TokenLogprob
 
 
 class Reply:
     """The answer to one request, of one or more sequences."""
 
-    def __init__(self, plan: ReplyPlan) -> None:
+    def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary) -> None:
         self._plan = plan
+        self._vocabulary = vocabulary
         self._renderer = Renderer(plan)
+        self._forms = LogprobForms(vocabulary, plan.logprobs or 0)
         self._sequences: dict[int, SequenceText] = {}
         self.head_sent = False
 
@@ -70,20 +32,30 @@ class Reply:
             s.finished is not None for s in self._sequences.values()
         )
 
-    def open(self, plan: ReplyPlan, vocabulary: Vocabulary, num_cached: int = 0) -> bytes:
-        """Begin a sequence; return the bytes to write."""
-        sequence = self._sequences[plan.index] = SequenceText.open(plan, vocabulary)
-        sequence.num_cached = num_cached
-        if not self._plan.stream:
+    def open(self, plan: ReplyPlan, id: int, output: StepOutput) -> bytes:
+        """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
+        sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)
+        sequence.num_cached = output.cached.get(id, 0)
+        sequence.prompt = prompt_tokens(id, output)
+        echoed = sequence.prompt if plan.echo and plan.logprobs is not None else []
+        if not plan.stream:
             sequence.parts.append(plan.echo)
+            sequence.told += echoed
             return b""
         opening = self._renderer.opening(plan.index)
         if plan.echo:
-            opening += self._renderer.delta(plan.index, plan.echo, None)
+            logprobs = self._logprobs(sequence, echoed)
+            opening += self._renderer.delta(plan.index, plan.echo, None, logprobs)
         return opening
 
-    def feed(self, index: int, ids: list[int], finished: FinishReason | None) -> tuple[bytes, bool]:
-        """Take a sequence's news.
+    def feed(
+        self,
+        index: int,
+        ids: list[int],
+        finished: FinishReason | None,
+        logprobs: list[TokenLogprob],
+    ) -> tuple[bytes, bool]:
+        """Take a sequence's news; `logprobs` has one per id, or is empty.
 
         Returns:
             The bytes to write, and whether a stop string has just ended the sequence, which the
@@ -92,17 +64,29 @@ class Reply:
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
-        text = sequence.feed(ids, finished)
+        text, told = sequence.feed(ids, finished, logprobs)
         stopped_here = sequence.finished is not None and finished is None
         if not self._plan.stream:
             sequence.parts.append(text)
+            sequence.told += told
             return (self._whole() if self.is_complete else b""), stopped_here
         data = b""
-        if text or sequence.finished is not None:
-            data = self._renderer.delta(index, text, sequence.finished)
+        if text or told or sequence.finished is not None:
+            logprobs_told = self._logprobs(sequence, told)
+            data = self._renderer.delta(index, text, sequence.finished, logprobs_told)
         if self.is_complete:
             data += self._renderer.closing(self._usage())
         return data, stopped_here
+
+    def _logprobs(self, sequence: SequenceText, told: list[ToldToken]) -> Object | None:
+        """Return `logprobs` of the tokens that follow those told before."""
+        if not told:
+            return None
+        if self._plan.chat:
+            return self._forms.chat(told)
+        offset = sequence.told_length
+        sequence.told_length += sum(len(self._forms.text(token.id)) for token in told)
+        return self._forms.completion(told, offset)
 
     def _usage(self) -> Usage:
         sequences = self._sequences.values()
@@ -115,6 +99,30 @@ class Reply:
 
     def _whole(self) -> bytes:
         ordered = [self._sequences[index] for index in sorted(self._sequences)]
-        texts = ["".join(s.parts) for s in ordered]
-        finished = [s.finished for s in ordered if s.finished is not None]
-        return self._renderer.whole(texts, finished, self._usage())
+        best_of, n = self._plan.best_of, self._plan.n
+        best: list[SequenceText] = []
+        for first in range(0, len(ordered), best_of):
+            group = ordered[first : first + best_of]
+            if n < best_of:
+                group.sort(key=lambda sequence: sequence.mean_logprob, reverse=True)
+            best += group[:n]
+        return self._renderer.whole([self._choice(sequence) for sequence in best], self._usage())
+
+    def _choice(self, sequence: SequenceText) -> Choice:
+        assert sequence.finished is not None
+        wants_prompt = self._plan.prompt_logprobs
+        return Choice(
+            "".join(sequence.parts),
+            sequence.finished,
+            self._logprobs(sequence, sequence.told),
+            self._forms.prompt(sequence.prompt) if wants_prompt else None,
+        )
+
+
+def prompt_tokens(id: int, output: StepOutput) -> list[ToldToken]:
+    """Return a prompt's tokens where their likelihood was wanted, else nothing."""
+    ids = array("I", output.prompts.get(id, b""))
+    return [
+        ToldToken(token, likely)
+        for token, likely in zip(ids, [None, *output.prompt_logprobs.get(id, ())], strict=False)
+    ]

@@ -5,6 +5,7 @@ token that completes it. What never becomes a character is U+FFFD, as in decodin
 """
 
 import codecs
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ from tokenizers.decoders import DecodeStream
 
 from headrace.errors import ModelError
 from headrace.tokenizer_json import read_tokenizer_json
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TextStream(Protocol):
@@ -32,6 +35,10 @@ class Vocabulary(Protocol):
     """Opens the text streams of one tokenizer."""
 
     def stream(self, skip_special_tokens: bool) -> TextStream: ...
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return what a token is by itself; an unknown id is nothing."""
+        ...
 
 
 class ByteStream:
@@ -75,6 +82,10 @@ class ByteLevelVocabulary:
         """Open a stream."""
         return ByteStream(self._token_bytes, self._special if skip_special_tokens else frozenset())
 
+    def token_bytes(self, id: int) -> bytes:
+        """Return what a token is by itself; an unknown id is nothing."""
+        return self._token_bytes[id] if id < len(self._token_bytes) else b""
+
 
 class LibraryStream:
     """A stream over `tokenizers`' own, for decoders that look at neighboring tokens."""
@@ -113,6 +124,15 @@ class LibraryVocabulary:
     def stream(self, skip_special_tokens: bool) -> TextStream:
         """Open a stream."""
         return LibraryStream(self._tokenizer, skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return what a token is by itself; an unknown id is nothing.
+
+        SentencePiece writes a space as U+2581, and a byte that is no character as `<0xE2>`.
+        """
+        token = self._tokenizer.id_to_token(id) or ""
+        byte = BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 def byte_characters() -> list[str]:

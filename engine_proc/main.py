@@ -124,7 +124,7 @@ class Engine:
                 self._drop(request)
                 ended = self._scheduler.abort(request)
                 self._slot.add(Field.ABORTED, len(ended))
-                self._send([News(s, [], FinishReason.ABORT) for s in ended if s.has_started])
+                self._send([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
             case Stop(id):
                 self._slot.add(Field.FINISHED, self._scheduler.end(id) is not None)
             case _:

@@ -171,6 +171,8 @@ class ModelCard:
     eos_token_ids: list[int]
     chat_template: str | None
     special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
+    embeds: bool = False  # an embedding model: it generates no text
+    embedding_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

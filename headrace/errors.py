@@ -28,6 +28,11 @@ class RequestError(HeadraceError):
         super().__init__(message)
         self.param = param
 
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """Return the error in OpenAI's shape."""
+        fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        return {"error": fields}
+
 
 class InvalidBody(RequestError):
     """The body is not the JSON this route takes."""
@@ -75,17 +80,33 @@ class MethodNotAllowed(RequestError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt leaves no room for what is to be generated."""
+    """The prompt is too long, or leaves no room for what is to be generated."""
 
     code = "context_length_exceeded"
 
     def __init__(self, num_prompt: int, max_tokens: int | None, limit: int, param: str) -> None:
         wish = "at least one new token" if max_tokens is None else f"{max_tokens} new ones"
+        asked = "" if max_tokens == 0 else f" and {wish} were asked for"
         super().__init__(
-            f"this model's maximum context length is {limit} tokens; the prompt has {num_prompt} "
-            f"and {wish} were asked for",
+            f"this model's maximum context length is {limit} tokens; the {param} has {num_prompt}"
+            f"{asked}",
             param,
         )
+
+
+class WrongKind(RequestError):
+    """Text was asked of an embedding model, or embeddings of one that generates."""
+
+    code = "unsupported_model"
+
+
+class QueueFull(RequestError):
+    """Too many requests wait already."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("too many requests are waiting (--max-num-queued); try again later")
 
 
 class ApiError(HeadraceError):

@@ -146,6 +146,11 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     skip_special_tokens: bool
     echo: str = ""  # goes before the first token's text
     shares_prompt: bool = False  # another sequence of the request counts this prompt's tokens
+    logprobs: int | None = None  # likeliest tokens told with each one; None is no logprobs
+    prompt_logprobs: bool = False  # tell those of the prompt, in vLLM's form
+    best_of: int = 1  # sequences per prompt, ...
+    n: int = 1  # ... of which the likeliest are told
+    min_tokens: int = 0  # stop strings count after so many
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):

@@ -1,5 +1,6 @@
 """A generation request's body, made into the sequences it asks for."""
 
+import hashlib
 import secrets
 from array import array
 from dataclasses import dataclass
@@ -8,21 +9,36 @@ from typing import Protocol
 import msgspec
 
 from headrace.config import ModelCard
-from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound
-from headrace.messages import GenerateRequest, HttpRequest, ReplyPlan, Sampling
+from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
+from headrace.messages import (
+    SEQUENCE_BITS,
+    EmbeddingPlan,
+    GenerateRequest,
+    HttpRequest,
+    ReplyPlan,
+    Sampling,
+)
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.openai_requests import (
     COMPLETION_MAX_TOKENS,
-    MAX_SEQUENCES_PER_REQUEST,
     ChatRequest,
     CompletionRequest,
-    SamplingFields,
+    EmbeddingRequest,
     decode_chat,
     decode_completion,
-    stop_strings,
+    decode_embedding,
+    prompt_list,
+)
+from headrace.tokenizer_proc.sampling_fields import (
+    MAX_SEQUENCES_PER_REQUEST,
+    bias_of,
+    check_token_ids,
 )
 
 SEED_MASK = 2**64 - 1
+KEY_BYTES = 8
+
+Generation = ChatRequest | CompletionRequest
 
 
 class Encodes(Protocol):
@@ -63,91 +79,197 @@ class GenerationPlanner:
     def chat(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
         """Plan a `/v1/chat/completions` request."""
         request = decode_chat(body)
-        self._check_model(request)
+        self._check_model(request.model, embeds=False)
         ids = self._encoder.encode(self._template.render(request), add_special_tokens=False)
+        prompt = Prompt(last_tokens(ids, request.truncate_prompt_tokens))
         wanted = request.max_completion_tokens or request.max_tokens
-        return self._plan(http, request, [Prompt(ids)], wanted, None, "messages")
+        return self._plan(http, request, [prompt], wanted, None, "messages")
 
     def completion(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
         """Plan a `/v1/completions` request."""
         request = decode_completion(body)
-        self._check_model(request)
-        prompts = [self._prompt(p, request.echo) for p in prompt_list(request)]
+        self._check_model(request.model, embeds=False)
+        prompts = [self._prompt(request, prompt) for prompt in prompt_list(request.prompt)]
         default = COMPLETION_MAX_TOKENS
         return self._plan(http, request, prompts, request.max_tokens, default, "prompt")
 
-    def _check_model(self, request: SamplingFields) -> None:
-        if request.model is not None and request.model != self._card.name:
-            raise ModelNotFound(request.model, self._card.name)
+    def embedding(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
+        """Plan a `/v1/embeddings` request."""
+        request = decode_embedding(body)
+        self._check_model(request.model, embeds=True)
+        self._check_dimensions(request.dimensions)
+        texts = prompt_list(request.input)
+        check_number(len(texts), 1, "input")
+        prompts = [self._text(text, request) for text in texts]
+        requests = [
+            GenerateRequest(
+                id=http.id + index,
+                detokenizer=self._detokenizer(http),
+                max_tokens=1,
+                sampling=Sampling(),
+                stop_token_ids=[],
+                plan=self._plans.encode(self._embedding_plan(request, prompts, index)),
+                priority=request.priority or 0,
+                key=share_key(http, request.user),
+                embeds=True,
+            )
+            for index in range(len(prompts))
+        ]
+        return Sequences(requests, prompts)
 
-    def _prompt(self, prompt: str | list[int], echo: bool) -> Prompt:
-        if isinstance(prompt, str):
-            ids = self._encoder.encode(prompt, add_special_tokens=True)
-            return Prompt(ids, prompt if echo else "")
-        for id in prompt:
-            if not 0 <= id < self._card.vocab_size:
-                raise InvalidValue(
-                    f"prompt: {id} is not a token id; they go from 0 to "
-                    f"{self._card.vocab_size - 1}",
-                    "prompt",
-                )
-        return Prompt(array("I", prompt), self._encoder.decode(prompt) if echo else "")
+    def _embedding_plan(
+        self, request: EmbeddingRequest, prompts: list["array[int]"], index: int
+    ) -> EmbeddingPlan:
+        return EmbeddingPlan(
+            model=self._card.name,
+            num_sequences=len(prompts),
+            num_prompt_tokens=len(prompts[index]),
+            index=index,
+            base64=request.encoding_format == "base64",
+            dimensions=request.dimensions,
+        )
+
+    def _check_model(self, name: str | None, embeds: bool) -> None:
+        if name is not None and name != self._card.name:
+            raise ModelNotFound(name, self._card.name)
+        if self._card.embeds and not embeds:
+            raise WrongKind(f"'{self._card.name}' embeds and generates no text; see /v1/embeddings")
+        if embeds and not self._card.embeds:
+            raise WrongKind(f"'{self._card.name}' generates text and has no embeddings")
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        size = self._card.embedding_size
+        if dimensions is not None and size is not None and not 1 <= dimensions <= size:
+            raise InvalidValue(
+                f"dimensions: must be between 1 and {size}, not {dimensions}", "dimensions"
+            )
+
+    def _detokenizer(self, http: HttpRequest) -> int:
+        return (http.id >> SEQUENCE_BITS) % self._num_detokenizers
+
+    def _ids(self, text: str | list[int], param: str) -> "array[int]":
+        if isinstance(text, str):
+            return self._encoder.encode(text, add_special_tokens=True)
+        check_token_ids(param, text, self._card.vocab_size)
+        return array("I", text)
+
+    def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
+        ids = last_tokens(self._ids(prompt, "prompt"), request.truncate_prompt_tokens)
+        if not request.echo:
+            return Prompt(ids)
+        is_whole_text = isinstance(prompt, str) and request.truncate_prompt_tokens is None
+        return Prompt(ids, str(prompt) if is_whole_text else self._encoder.decode(ids.tolist()))
+
+    def _text(self, text: str | list[int], request: EmbeddingRequest) -> "array[int]":
+        """Return what is embedded; a text that is cut keeps the token that ends all texts."""
+        ids = self._ids(text, "input")
+        limit = request.truncate_prompt_tokens
+        if limit is not None and len(ids) > limit:
+            ends = self._encoder.encode("", add_special_tokens=True)[-1:]
+            ids = ids[: limit - 1] + ids[-1:] if ends == ids[-1:] else ids[:limit]
+        if not ids:
+            raise InvalidValue("input: must have at least one token", "input")
+        if len(ids) > self._card.max_model_len:
+            raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, "input")
+        return ids
 
     def _plan(
         self,
         http: HttpRequest,
-        request: SamplingFields,
+        request: Generation,
         prompts: list[Prompt],
         wanted: int | None,
         default: int | None,
         param: str,
     ) -> Sequences:
-        n = request.n or 1
-        if len(prompts) * n > MAX_SEQUENCES_PER_REQUEST:
-            raise InvalidValue(
-                f"n: {len(prompts)} prompts x n={n} is more than {MAX_SEQUENCES_PER_REQUEST} "
-                "sequences in one request",
-                "n",
-            )
-        chat = isinstance(request, ChatRequest)
-        kind = "chatcmpl" if chat else "cmpl"
-        response_id = f"{kind}-{secrets.token_hex(12)}"
-        seed = self._seed + http.id if request.seed is None else request.seed
+        num_each = request.num_sequences
+        check_number(len(prompts), num_each, "n")
+        first = self._reply_plan(http, request, len(prompts) * num_each)
+        sampling = self._sampling(http, request)
         requests = []
-        for index in range(len(prompts) * n):
-            prompt = prompts[index // n]
-            plan = ReplyPlan(
-                response_id=response_id,
-                model=self._card.name,
-                created=int(http.received_at),
-                chat=chat,
-                stream=bool(request.stream),
-                include_usage=bool(request.stream_options and request.stream_options.include_usage),
-                num_sequences=len(prompts) * n,
+        for index in range(len(prompts) * num_each):
+            prompt = prompts[index // num_each]
+            plan = msgspec.structs.replace(
+                first,
                 num_prompt_tokens=len(prompt.ids),
                 index=index,
-                stop=stop_strings(request),
-                include_stop=request.include_stop_str_in_output,
-                skip_special_tokens=request.skip_special_tokens,
                 echo=prompt.echo,
-                shares_prompt=index % n > 0,
+                shares_prompt=index % num_each > 0,
             )
+            max_tokens = self._max_tokens(len(prompt.ids), wanted, default, param)
+            check_min_tokens(request, max_tokens)
+            seed = (sampling.seed + index) & SEED_MASK
             requests.append(
                 GenerateRequest(
                     id=http.id + index,
-                    detokenizer=(http.id >> 16) % self._num_detokenizers,
-                    max_tokens=self._max_tokens(len(prompt.ids), wanted, default, param),
-                    sampling=Sampling(
-                        temperature=1.0 if request.temperature is None else request.temperature,
-                        top_p=1.0 if request.top_p is None else request.top_p,
-                        top_k=min(max(request.top_k or 0, 0), self._card.vocab_size),
-                        seed=(seed + index) & SEED_MASK,
-                    ),
+                    detokenizer=self._detokenizer(http),
+                    max_tokens=max_tokens,
+                    sampling=msgspec.structs.replace(sampling, seed=seed),
                     stop_token_ids=self._stop_token_ids(request),
                     plan=self._plans.encode(plan),
+                    priority=request.priority or 0,
+                    key=share_key(http, request.user),
+                    salt=(request.cache_salt or "").encode(),
                 )
             )
-        return Sequences(requests, [prompts[i // n].ids for i in range(len(requests))])
+        return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
+
+    def _reply_plan(self, http: HttpRequest, request: Generation, num_sequences: int) -> ReplyPlan:
+        """Return what the plans of all sequences of a request have in common."""
+        chat = isinstance(request, ChatRequest)
+        options = request.stream_options
+        return ReplyPlan(
+            response_id=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            model=self._card.name,
+            created=int(http.received_at),
+            chat=chat,
+            stream=bool(request.stream),
+            include_usage=options is not None and options.include_usage,
+            num_sequences=num_sequences,
+            num_prompt_tokens=0,
+            index=0,
+            stop=request.stops,
+            include_stop=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            logprobs=request.num_logprobs,
+            prompt_logprobs=request.prompt_logprobs is not None,
+            best_of=request.num_sequences,
+            n=request.n or 1,
+            min_tokens=request.min_tokens or 0,
+        )
+
+    def _sampling(self, http: HttpRequest, request: Generation) -> Sampling:
+        """Return how a request's tokens are chosen, with the seed of its first sequence."""
+        num_logprobs = request.num_logprobs
+        chooses = request.num_sequences > (request.n or 1)
+        watches_prompt = request.prompt_logprobs
+        if isinstance(request, CompletionRequest) and request.echo and watches_prompt is None:
+            watches_prompt = num_logprobs
+        return Sampling(
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=min(max(request.top_k or 0, 0), self._card.vocab_size),
+            min_p=request.min_p or 0.0,
+            seed=(self._seed + http.id if request.seed is None else request.seed) & SEED_MASK,
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=request.repetition_penalty or 1.0,
+            logit_bias=bias_of(request, self._card.vocab_size),
+            bad_words=self._bad_words(request),
+            min_tokens=request.min_tokens or 0,
+            logprobs=0 if chooses and num_logprobs is None else num_logprobs,
+            prompt_logprobs=watches_prompt,
+        )
+
+    def _bad_words(self, request: Generation) -> list[list[int]]:
+        """Return each bad word as it is written at the start of a text, and after a space."""
+        words: list[list[int]] = []
+        for word in request.bad_words or ():
+            for text in (word.lstrip(), " " + word.lstrip()):
+                ids = self._encoder.encode(text, add_special_tokens=False).tolist()
+                if ids and ids not in words:
+                    words.append(ids)
+        return words
 
     def _max_tokens(
         self, num_prompt: int, wanted: int | None, default: int | None, param: str
@@ -160,16 +282,39 @@ class GenerationPlanner:
             raise ContextLengthExceeded(num_prompt, wanted, self._card.max_model_len, param)
         return wanted or min(default or left, left)
 
-    def _stop_token_ids(self, request: SamplingFields) -> list[int]:
+    def _stop_token_ids(self, request: Generation) -> list[int]:
+        stops = request.stop_token_ids or []
+        check_token_ids("stop_token_ids", stops, self._card.vocab_size)
         eos = [] if request.ignore_eos else self._card.eos_token_ids
-        return [*eos, *(request.stop_token_ids or ())]
+        return [*eos, *stops]
 
 
-def prompt_list(request: CompletionRequest) -> list[str] | list[list[int]]:
-    """Return the prompts of a request as a list of prompts, each text or token ids."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if prompt and isinstance(prompt[0], int):
-        return [prompt]  # a list that starts with an id is all ids
-    return prompt  # type: ignore[return-value]
+def check_number(num_prompts: int, num_each: int, param: str) -> None:
+    """Refuse a request of too many sequences."""
+    if num_prompts * num_each > MAX_SEQUENCES_PER_REQUEST:
+        what = f"{num_prompts} prompts x {num_each}" if num_each > 1 else f"{num_prompts} prompts"
+        raise InvalidValue(
+            f"{param}: {what} is more than {MAX_SEQUENCES_PER_REQUEST} sequences in one request",
+            param,
+        )
+
+
+def check_min_tokens(request: Generation, max_tokens: int) -> None:
+    """Refuse to generate more than there may be."""
+    if (request.min_tokens or 0) > max_tokens:
+        raise InvalidValue(
+            f"min_tokens: must be at most max_tokens, {max_tokens}, not {request.min_tokens}",
+            "min_tokens",
+        )
+
+
+def last_tokens(ids: "array[int]", limit: int | None) -> "array[int]":
+    """Return the last `limit` tokens of a prompt: what is generated follows its end."""
+    return ids if limit is None else ids[-limit:]
+
+
+def share_key(http: HttpRequest, user: str | None) -> int:
+    """Return whose share a request counts towards: its API key's, else its user's."""
+    if http.key or not user:
+        return http.key
+    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=KEY_BYTES).digest(), "little")

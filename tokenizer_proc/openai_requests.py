@@ -6,53 +6,22 @@ never dropped in silence. https://platform.openai.com/docs/api-reference
 """
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from headrace.errors import InvalidBody, InvalidValue, Unsupported
+from headrace.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.sampling_fields import SamplingFields, check_ranges, check_sampling
 
-B = TypeVar("B")
-
-MAX_STOP_STRINGS = 32
-MAX_SEQUENCES_PER_REQUEST = 128
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
-
-
-class StreamOptions(msgspec.Struct):
-    """`stream_options`."""
-
-    include_usage: bool = False
 
 
 class ResponseFormat(msgspec.Struct):
     """`response_format`."""
 
     type: str = "text"
-
-
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """What both kinds of generation take. The second group is vLLM's and SGLang's."""
-
-    model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-
-    top_k: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
 
 
 class TextPart(msgspec.Struct):
@@ -81,6 +50,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are told with each one generated; None is no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(SamplingFields, kw_only=True):
     """The body of `/v1/completions`. A prompt is text or token ids; there may be several."""
@@ -90,6 +64,28 @@ class CompletionRequest(SamplingFields, kw_only=True):
     echo: bool = False
     suffix: str | None = None
     best_of: int | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many continuations of each prompt are generated."""
+        return self.best_of or self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are told with each one generated; None is no logprobs."""
+        return self.logprobs
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/embeddings`. The input is text or token ids; there may be several."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
 
 
 class Body:
@@ -116,11 +112,37 @@ class Body:
             raise InvalidBody(f"the body is not valid JSON: {error}") from None
 
 
+class TextOrIds:
+    """Decoders for a body with a field that is text, texts, token ids, or lists of token ids.
+
+    msgspec takes no union of two list types, so the forms are tried in turn.
+    """
+
+    def __init__(self, kind: type[msgspec.Struct], name: str) -> None:
+        self._name = name
+        self._forms = [
+            Body(msgspec.defstruct("Form", [(name, form)], bases=(kind,), kw_only=True))
+            for form in (str | list[str], list[int], list[list[int]])
+        ]
+
+    def decode(self, body: bytes | memoryview) -> Any:
+        """Decode a body; raises as `Body.decode` does."""
+        for form in self._forms:
+            try:
+                return form.decode(body)
+            except InvalidBody as error:
+                if error.param is None or not error.param.startswith(self._name):
+                    raise
+        raise InvalidBody(
+            f"{self._name}: must be a string, a list of strings, a list of token ids, or a list "
+            "of lists of token ids",
+            self._name,
+        )
+
+
 CHAT = Body(ChatRequest)
-COMPLETION_BODIES = [
-    Body(msgspec.defstruct("Text", [("prompt", kind)], bases=(CompletionRequest,), kw_only=True))
-    for kind in (str | list[str], list[int], list[list[int]])
-]
+COMPLETION = TextOrIds(CompletionRequest, "prompt")
+EMBEDDING = TextOrIds(EmbeddingRequest, "input")
 
 
 def decode_chat(body: bytes | memoryview) -> ChatRequest:
@@ -129,8 +151,8 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
     check_sampling(request)
     if not request.messages:
         raise InvalidValue("messages: must have at least one message", "messages")
-    if request.logprobs or request.top_logprobs:
-        raise Unsupported("logprobs: not supported by this server yet", "logprobs")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidValue("top_logprobs: only allowed with 'logprobs': true", "top_logprobs")
     if request.tools:
         raise Unsupported("tools: not supported by this server yet", "tools")
     if request.response_format is not None and request.response_format.type != "text":
@@ -144,73 +166,46 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
 
 def decode_completion(body: bytes | memoryview) -> CompletionRequest:
     """Decode and check the body of `/v1/completions`."""
-    request = _decode_prompt_union(body)
+    request: CompletionRequest = COMPLETION.decode(body)
     check_sampling(request)
-    if request.logprobs is not None:
-        raise Unsupported("logprobs: not supported by this server yet", "logprobs")
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+        raise InvalidValue(
+            f"logprobs: must be between 0 and {MAX_LOGPROBS}, not {request.logprobs}", "logprobs"
+        )
     if request.suffix:
         raise Unsupported("suffix: not supported by this server", "suffix")
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        raise Unsupported("best_of: not supported by this server yet", "best_of")
-    if isinstance(request.prompt, list) and not request.prompt:
-        raise InvalidValue("prompt: must not be empty", "prompt")
+    if request.best_of is not None:
+        check_best_of(request, request.best_of)
+    check_not_empty(request.prompt, "prompt")
     return request
 
 
-def _decode_prompt_union(body: bytes | memoryview) -> CompletionRequest:
-    """msgspec takes no union of two list types, so the forms of `prompt` are tried in turn."""
-    first: InvalidBody | None = None
-    for form in COMPLETION_BODIES:
-        try:
-            request: CompletionRequest = form.decode(body)
-            return request
-        except InvalidBody as error:
-            if error.param is None or not error.param.startswith("prompt"):
-                raise
-            first = first or error
-    assert first is not None
-    raise InvalidBody(
-        "prompt: must be a string, a list of strings, a list of token ids, or a list of lists of "
-        "token ids",
-        "prompt",
-    )
+def check_best_of(request: CompletionRequest, best_of: int) -> None:
+    """Refuse fewer candidates than answers, and candidates of a stream."""
+    if best_of < (request.n or 1):
+        raise InvalidValue(f"best_of: must be at least n, {request.n}, not {best_of}", "best_of")
+    if request.stream and best_of > (request.n or 1):
+        raise InvalidValue("best_of: what is best is not known while it streams", "best_of")
 
 
-def check_sampling(request: SamplingFields) -> None:
-    """Refuse values outside their ranges; the text says what would be right."""
-    _check_range("max_tokens", request.max_tokens, 1, None)
-    if isinstance(request, ChatRequest):
-        _check_range("max_completion_tokens", request.max_completion_tokens, 1, None)
-    _check_range("temperature", request.temperature, 0, 2)
-    _check_range("n", request.n, 1, MAX_SEQUENCES_PER_REQUEST)
-    _check_range("top_k", request.top_k, -1, None)
-    _check_range("seed", request.seed, -(2**63), 2**63 - 1)
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise InvalidValue(f"top_p: must be above 0 and at most 1, not {request.top_p}", "top_p")
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
-        if getattr(request, name):
-            raise Unsupported(f"{name}: not supported by this server yet", name)
-    if request.stream_options is not None and not request.stream:
-        raise InvalidValue("stream_options: only allowed with 'stream': true", "stream_options")
-    stops = stop_strings(request)
-    if len(stops) > MAX_STOP_STRINGS or "" in stops:
-        raise InvalidValue(
-            f"stop: must be at most {MAX_STOP_STRINGS} strings, none of them empty", "stop"
-        )
-    for id in request.stop_token_ids or ():
-        if not 0 <= id < 2**31:
-            raise InvalidValue(f"stop_token_ids: {id} is not a token id", "stop_token_ids")
+def decode_embedding(body: bytes | memoryview) -> EmbeddingRequest:
+    """Decode and check the body of `/v1/embeddings`."""
+    request: EmbeddingRequest = EMBEDDING.decode(body)
+    check_ranges(request)
+    check_not_empty(request.input, "input")
+    return request
 
 
-def _check_range(name: str, value: float | None, low: float, high: float | None) -> None:
-    if value is None or (value >= low and (high is None or value <= high)):
-        return
-    allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-    raise InvalidValue(f"{name}: must be {allowed}, not {value}", name)
+def check_not_empty(prompt: str | list[Any], name: str) -> None:
+    """Refuse a list of no prompts. An empty text is refused for having no tokens."""
+    if isinstance(prompt, list) and not prompt:
+        raise InvalidValue(f"{name}: must not be empty", name)
 
 
-def stop_strings(request: SamplingFields) -> list[str]:
-    """Return `stop` as a list."""
-    if request.stop is None:
-        return []
-    return [request.stop] if isinstance(request.stop, str) else request.stop
+def prompt_list(prompt: str | list[Any]) -> list[str | list[int]]:
+    """Return the prompts of a request as a list of prompts, each text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and isinstance(prompt[0], int):
+        return [prompt]  # a list that starts with an id is all ids
+    return prompt

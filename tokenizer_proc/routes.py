@@ -29,13 +29,7 @@ class Answer:
 
 def error_answer(error: RequestError) -> Answer:
     """Return an error in OpenAI's shape."""
-    fields = {
-        "message": str(error),
-        "type": error.type,
-        "param": error.param,
-        "code": error.code,
-    }
-    return Answer(error.status, msgspec.json.encode({"error": fields}))
+    return Answer(error.status, msgspec.json.encode(error.body()))
 
 
 class Routes:
@@ -55,6 +49,7 @@ class Routes:
         self._handlers: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": planner.chat},
             "/v1/completions": {"POST": planner.completion},
+            "/v1/embeddings": {"POST": planner.embedding},
             "/v1/models": {"GET": self._models},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics},

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.detokenizer_proc.openai_responses import Renderer, Usage, finish_name
+from headrace.detokenizer_proc.openai_responses import Choice, Renderer, Usage, finish_name
 from headrace.messages import FinishReason, ReplyPlan
 
 IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}
@@ -110,8 +110,8 @@ def test_usage_is_absent_where_it_is_not_wanted() -> None:
 
 def test_a_whole_chat() -> None:
     renderer = make_renderer(chat=True, stream=False)
-    reasons = [FinishReason.STOP, FinishReason.LENGTH]
-    body = json.loads(renderer.whole(["a", "b"], reasons, Usage(3, 4, 2)))
+    answers = [Choice("a", FinishReason.STOP), Choice("b", FinishReason.LENGTH)]
+    body = json.loads(renderer.whole(answers, Usage(3, 4, 2)))
     assert body == IDENTITY | {
         "object": "chat.completion",
         "choices": [
@@ -128,9 +128,8 @@ def test_a_whole_chat() -> None:
 
 
 def test_a_whole_completion() -> None:
-    body = json.loads(
-        make_renderer(chat=False, stream=False).whole(["a"], [FinishReason.STOP], Usage(3, 1, 0))
-    )
+    renderer = make_renderer(chat=False, stream=False)
+    body = json.loads(renderer.whole([Choice("a", FinishReason.STOP)], Usage(3, 1, 0)))
     assert body == text_chunk("a", "stop") | {"usage": Usage(3, 1, 0).body()}
 
 

@@ -1,26 +1,31 @@
 """A reply's sequences become bytes, and its end is where all of them have ended."""
 
+import base64
 import json
 from array import array
 from typing import Any
 
 import msgspec
+import pytest
 
 from headrace.detokenizer_proc.main import Frames, Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.text import ByteStream, TextStream
 from headrace.messages import (
+    EmbeddingPlan,
     FinishReason,
     Head,
     ReplyPlan,
     ResponseFrames,
     StepOutput,
     Stop,
+    TokenLogprob,
     request_id,
 )
 
 END = 0
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
+REFUSED = FinishReason.REFUSED
 
 
 class ByteVocabulary:
@@ -29,6 +34,12 @@ class ByteVocabulary:
     def stream(self, skip_special_tokens: bool) -> TextStream:
         table = [b"<end>", *(bytes([byte]) for byte in range(1, 256))]
         return ByteStream(table, frozenset([END] if skip_special_tokens else []))
+
+    def token_bytes(self, id: int) -> bytes:
+        return bytes([id]) if id else b"<end>"
+
+
+NOTHING = StepOutput({}, [], [], [])
 
 
 def make_plan(**fields: Any) -> ReplyPlan:
@@ -51,12 +62,22 @@ def make_plan(**fields: Any) -> ReplyPlan:
 
 def open_reply(**fields: Any) -> tuple[Reply, bytes]:
     plan = make_plan(**fields)
-    reply = Reply(plan)
+    reply = Reply(plan, ByteVocabulary())
     opening = b""
     for index in range(plan.num_sequences):
         sequence = msgspec.structs.replace(plan, index=index, shares_prompt=index > 0)
-        opening += reply.open(sequence, ByteVocabulary())
+        opening += reply.open(sequence, index, NOTHING)
     return reply, opening
+
+
+def feed(
+    reply: Reply,
+    index: int,
+    ids: list[int],
+    finished: FinishReason | None,
+    logprobs: list[TokenLogprob] | None = None,
+) -> tuple[bytes, bool]:
+    return reply.feed(index, ids, finished, logprobs or [])
 
 
 def ids(text: str) -> list[int]:
@@ -78,9 +99,9 @@ def streamed(data: bytes) -> list[tuple[str, str | None]]:
 
 def test_a_whole_answer_comes_with_the_last_token() -> None:
     reply, _ = open_reply()
-    assert reply.feed(0, ids("He"), None) == (b"", False)
+    assert feed(reply, 0, ids("He"), None) == (b"", False)
     assert not reply.is_complete
-    body, _ = reply.feed(0, ids("llo"), LENGTH)
+    body, _ = feed(reply, 0, ids("llo"), LENGTH)
     assert reply.is_complete
     assert only_choice(body) == ("Hello", "length")
     assert json.loads(body)["usage"] == {
@@ -94,7 +115,7 @@ def test_a_whole_answer_comes_with_the_last_token() -> None:
 def test_a_stop_token_ends_the_text_without_being_in_it() -> None:
     for skip in (True, False):
         reply, _ = open_reply(skip_special_tokens=skip)
-        body, stopped_here = reply.feed(0, [*ids("Hi"), END], STOP)
+        body, stopped_here = feed(reply, 0, [*ids("Hi"), END], STOP)
         assert only_choice(body) == ("Hi", "stop")
         assert json.loads(body)["usage"]["completion_tokens"] == 3
         assert not stopped_here, "the engine knows"
@@ -102,13 +123,13 @@ def test_a_stop_token_ends_the_text_without_being_in_it() -> None:
 
 def test_the_stop_token_is_in_the_text_where_that_is_wanted() -> None:
     reply, _ = open_reply(skip_special_tokens=False, include_stop=True)
-    assert only_choice(reply.feed(0, [*ids("Hi"), END], STOP)[0]) == ("Hi<end>", "stop")
+    assert only_choice(feed(reply, 0, [*ids("Hi"), END], STOP)[0]) == ("Hi<end>", "stop")
 
 
 def test_a_stop_string_ends_the_text_and_the_engine_is_to_be_told() -> None:
     reply, _ = open_reply(stop=["ll"])
-    assert reply.feed(0, ids("Hel"), None) == (b"", False)
-    body, stopped_here = reply.feed(0, ids("lo"), None)
+    assert feed(reply, 0, ids("Hel"), None) == (b"", False)
+    body, stopped_here = feed(reply, 0, ids("lo"), None)
     assert only_choice(body) == ("He", "stop")
     assert stopped_here
     assert json.loads(body)["usage"]["completion_tokens"] == 4, "the token after it is not read"
@@ -116,34 +137,34 @@ def test_a_stop_string_ends_the_text_and_the_engine_is_to_be_told() -> None:
 
 def test_a_stop_string_in_the_last_token_is_a_stop() -> None:
     reply, _ = open_reply(stop=["o"])
-    body, stopped_here = reply.feed(0, ids("Hello"), LENGTH)
+    body, stopped_here = feed(reply, 0, ids("Hello"), LENGTH)
     assert only_choice(body) == ("Hell", "stop")
     assert not stopped_here, "the engine has ended it too"
 
 
 def test_text_held_for_a_stop_string_comes_with_the_end() -> None:
     reply, _ = open_reply(stop=["END"])
-    assert only_choice(reply.feed(0, ids("the EN"), LENGTH)[0]) == ("the EN", "length")
+    assert only_choice(feed(reply, 0, ids("the EN"), LENGTH)[0]) == ("the EN", "length")
 
 
 def test_an_incomplete_character_is_replaced_at_the_end() -> None:
     reply, _ = open_reply()
-    assert only_choice(reply.feed(0, ids("é")[:1], LENGTH)[0]) == ("\ufffd", "length")
+    assert only_choice(feed(reply, 0, ids("é")[:1], LENGTH)[0]) == ("\ufffd", "length")
 
 
 def test_tokens_after_a_stop_string_are_not_looked_at() -> None:
     reply, _ = open_reply(stop=["!"], num_sequences=2)
-    assert reply.feed(0, ids("a!"), None) == (b"", True)
-    assert reply.feed(0, ids("more"), LENGTH) == (b"", False)
-    body, _ = reply.feed(1, ids("b"), LENGTH)
+    assert feed(reply, 0, ids("a!"), None) == (b"", True)
+    assert feed(reply, 0, ids("more"), LENGTH) == (b"", False)
+    body, _ = feed(reply, 1, ids("b"), LENGTH)
     assert [c["text"] for c in json.loads(body)["choices"]] == ["a", "b"]
 
 
 def test_choices_are_in_order_however_they_end() -> None:
     reply, _ = open_reply(num_sequences=3)
-    assert reply.feed(2, ids("c"), LENGTH)[0] == b""
-    assert reply.feed(0, ids("a"), STOP)[0] == b""
-    body = json.loads(reply.feed(1, ids("bb"), LENGTH)[0])
+    assert feed(reply, 2, ids("c"), LENGTH)[0] == b""
+    assert feed(reply, 0, ids("a"), STOP)[0] == b""
+    body = json.loads(feed(reply, 1, ids("bb"), LENGTH)[0])
     assert [c["index"] for c in body["choices"]] == [0, 1, 2]
     assert [c["finish_reason"] for c in body["choices"]] == ["stop", "length", "length"]
     assert body["usage"]["prompt_tokens"] == 3, "a prompt that is shared counts once"
@@ -152,9 +173,9 @@ def test_choices_are_in_order_however_they_end() -> None:
 
 def test_a_reply_is_not_complete_before_its_last_sequence_has_come() -> None:
     plan = make_plan(num_sequences=2)
-    reply = Reply(plan)
-    reply.open(plan, ByteVocabulary())
-    assert reply.feed(0, ids("a"), LENGTH) == (b"", False)
+    reply = Reply(plan, ByteVocabulary())
+    reply.open(plan, 0, NOTHING)
+    assert feed(reply, 0, ids("a"), LENGTH) == (b"", False)
     assert not reply.is_complete
 
 
@@ -162,22 +183,22 @@ def test_a_stream_gives_text_as_it_becomes_certain() -> None:
     reply, opening = open_reply(stream=True)
     data = opening
     for token in ids("é!"):
-        data += reply.feed(0, [token], None)[0]
-    data += reply.feed(0, [END], STOP)[0]
+        data += feed(reply, 0, [token], None)[0]
+    data += feed(reply, 0, [END], STOP)[0]
     assert streamed(data) == [("é", None), ("!", None), ("", "stop")]
 
 
 def test_the_echo_goes_before_the_text() -> None:
     reply, _ = open_reply(echo="1, 2,")
-    assert only_choice(reply.feed(0, ids(" 3"), LENGTH)[0]) == ("1, 2, 3", "length")
+    assert only_choice(feed(reply, 0, ids(" 3"), LENGTH)[0]) == ("1, 2, 3", "length")
     reply, opening = open_reply(echo="1, 2,", stream=True)
-    data = opening + reply.feed(0, ids(" 3"), LENGTH)[0]
+    data = opening + feed(reply, 0, ids(" 3"), LENGTH)[0]
     assert streamed(data) == [("1, 2,", None), (" 3", "length")]
 
 
 def test_a_stop_string_in_the_echo_stops_nothing() -> None:
     reply, _ = open_reply(echo="stop!", stop=["!"])
-    assert only_choice(reply.feed(0, ids("no"), LENGTH)[0]) == ("stop!no", "length")
+    assert only_choice(feed(reply, 0, ids("no"), LENGTH)[0]) == ("stop!no", "length")
 
 
 # What one step brings for several frontends
@@ -268,3 +289,195 @@ def test_frames_of_a_request_are_adjacent() -> None:
     assert frames.data() == b"a1a2b"
     expected = ResponseFrames({A: head, B: head}, [A, B], [4, 1], [False, False])
     assert frames.message() == expected
+
+
+def test_a_refused_request_is_a_429_and_leaves_nothing() -> None:
+    replies = Replies(ByteVocabulary())
+    started = {C: make_plan(stream=True)}
+    outgoing, stops = replies.take(*make_output((C, "", REFUSED), started=started))
+    message = outgoing[1].message()
+    assert (message.heads, message.last) == ({C: Head(429, "application/json")}, [True])
+    error = json.loads(outgoing[1].data())["error"]
+    assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+    assert "--max-num-queued" in error["message"]
+    assert (stops, len(replies)) == ([], 0)
+
+
+# How likely tokens were
+
+
+def likely(logprob: float, *top: tuple[str, float], rank: int = 1) -> TokenLogprob:
+    return TokenLogprob(logprob, rank, [(ord(text), logprob) for text, logprob in top])
+
+
+def test_logprobs_of_a_chat() -> None:
+    reply, _ = open_reply(chat=True, logprobs=1)
+    data, _ = feed(reply, 0, ids("ab"), LENGTH, [likely(-0.5, ("a", -0.5)), likely(-2, ("c", -1))])
+    (choice,) = json.loads(data)["choices"]
+    assert choice["logprobs"] == {
+        "content": [
+            {
+                "token": "a",
+                "logprob": -0.5,
+                "bytes": [97],
+                "top_logprobs": [{"token": "a", "logprob": -0.5, "bytes": [97]}],
+            },
+            {
+                "token": "b",
+                "logprob": -2,
+                "bytes": [98],
+                "top_logprobs": [{"token": "c", "logprob": -1, "bytes": [99]}],
+            },
+        ],
+        "refusal": None,
+    }
+
+
+def test_logprobs_of_a_completion_have_the_token_itself() -> None:
+    reply, _ = open_reply(logprobs=1)
+    given = [likely(-0.5, ("a", -0.5)), likely(-2, ("c", -1))]
+    (choice,) = json.loads(feed(reply, 0, ids("ab"), LENGTH, given)[0])["choices"]
+    assert choice["logprobs"] == {
+        "text_offset": [0, 1],
+        "token_logprobs": [-0.5, -2],
+        "tokens": ["a", "b"],
+        "top_logprobs": [{"a": -0.5}, {"b": -2, "c": -1}],
+    }
+
+
+def test_no_logprob_is_lost_while_text_is_held_back() -> None:
+    reply, opening = open_reply(stream=True, logprobs=0, stop=["ab!"])
+    data = opening
+    for token in ids("aab"):
+        data += feed(reply, 0, [token], None, [likely(-token)])[0]
+    data += feed(reply, 0, [END], STOP, [likely(-7)])[0]
+    chunks = [json.loads(e[6:])["choices"][0] for e in data.decode().split("\n\n")[:-2]]
+    told = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
+    assert [one["tokens"] for one in told] == [["a"], ["a"], ["b"]]
+    assert [one["text_offset"] for one in told] == [[0], [1], [2]]
+    assert "".join(chunk["text"] for chunk in chunks) == "aab"
+
+
+def test_a_token_that_is_no_character_shows_its_bytes() -> None:
+    reply, _ = open_reply(chat=True, logprobs=0)
+    data, _ = feed(reply, 0, ids("é"), LENGTH, [likely(-1), likely(-1)])
+    content = json.loads(data)["choices"][0]["logprobs"]["content"]
+    assert [(one["token"], one["bytes"]) for one in content] == [
+        ("\ufffd", [0xC3]),
+        ("\ufffd", [0xA9]),
+    ]
+
+
+def test_what_cannot_be_has_openais_lowest_number() -> None:
+    reply, _ = open_reply(logprobs=0)
+    (choice,) = json.loads(feed(reply, 0, ids("a"), LENGTH, [likely(float("-inf"))])[0])["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [-9999.0]
+
+
+def watched_output(prompt: str) -> StepOutput:
+    told = [likely(-i, ("z", -0.5), rank=i) for i in range(1, len(prompt))]
+    plans = array("I", ids(prompt)).tobytes()
+    return StepOutput({}, [], [], [], prompts={0: plans}, prompt_logprobs={0: told})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_echo_has_logprobs_but_for_its_first_token(stream: bool) -> None:
+    plan = make_plan(echo="abc", logprobs=0, stream=stream)
+    reply = Reply(plan, ByteVocabulary())
+    data = reply.open(plan, 0, watched_output("abc"))
+    data += feed(reply, 0, ids("d"), LENGTH, [likely(-9)])[0]
+    if stream:
+        events = data.decode().split("\n\n")[:-2]
+        logprobs = [json.loads(e[6:])["choices"][0]["logprobs"] for e in events]
+    else:
+        logprobs = [json.loads(data)["choices"][0]["logprobs"]]
+    assert [x for one in logprobs for x in one["tokens"]] == ["a", "b", "c", "d"]
+    assert [x for one in logprobs for x in one["token_logprobs"]] == [None, -1, -2, -9]
+    assert [x for one in logprobs for x in one["text_offset"]] == [0, 1, 2, 3]
+
+
+def test_prompt_logprobs_are_vllms() -> None:
+    for chat in (True, False):
+        plan = make_plan(chat=chat, prompt_logprobs=True)
+        reply = Reply(plan, ByteVocabulary())
+        reply.open(plan, 0, watched_output("abz"))
+        body = json.loads(feed(reply, 0, ids("d"), LENGTH)[0])
+        told = body["prompt_logprobs"] if chat else body["choices"][0]["prompt_logprobs"]
+        assert told == [
+            None,
+            {
+                "98": {"logprob": -1, "rank": 1, "decoded_token": "b"},
+                "122": {"logprob": -0.5, "rank": 1, "decoded_token": "z"},
+            },
+            {"122": {"logprob": -2, "rank": 2, "decoded_token": "z"}},
+        ]
+
+
+def test_the_best_of_several_are_told_and_all_are_counted() -> None:
+    reply, _ = open_reply(num_sequences=6, best_of=3, n=2)
+    means = [-3.0, -1.0, -2.0, -5.0, -6.0, -4.0]
+    for index, mean in enumerate(means):
+        tokens = ids(chr(ord("a") + index) * (1 + index % 2))
+        data, _ = feed(reply, index, tokens, LENGTH, [likely(mean)] * len(tokens))
+    body = json.loads(data)
+    assert [(c["index"], c["text"]) for c in body["choices"]] == [
+        (0, "bb"),
+        (1, "c"),
+        (2, "ff"),
+        (3, "dd"),
+    ]
+    assert body["usage"]["completion_tokens"] == 9
+    assert all(choice["logprobs"] is None for choice in body["choices"])
+
+
+def test_stop_strings_wait_for_min_tokens() -> None:
+    reply, _ = open_reply(stop=["!"], min_tokens=2)
+    body, stopped_here = feed(reply, 0, ids("!!a!"), None)
+    assert only_choice(body) == ("!!a", "stop")
+    assert stopped_here
+
+
+# Embeddings
+
+
+def embedding_output(vectors: dict[int, list[float]], **fields: Any) -> tuple[StepOutput, bytes]:
+    plans = {}
+    for id in vectors:
+        plan = EmbeddingPlan("tiny", 2, 5, id - A, **({"base64": False} | fields))
+        plans[id] = msgspec.msgpack.encode(plan)
+    num = len(vectors)
+    raw = {id: array("f", vector).tobytes() for id, vector in vectors.items()}
+    return StepOutput(plans, list(vectors), [0] * num, [STOP] * num, embeddings=raw), b""
+
+
+def test_embeddings_are_answered_together_and_in_order() -> None:
+    replies = Replies(ByteVocabulary())
+    assert replies.take(*embedding_output({A + 1: [0.5, 0.25]})) == ({}, [])
+    outgoing, _ = replies.take(*embedding_output({A: [1, 0]}))
+    assert outgoing[0].message().heads == {A: Head(200, "application/json")}
+    assert json.loads(outgoing[0].data()) == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [1, 0]},
+            {"object": "embedding", "index": 1, "embedding": [0.5, 0.25]},
+        ],
+        "model": "tiny",
+        "usage": {"prompt_tokens": 10, "total_tokens": 10},
+    }
+    assert len(replies) == 0
+
+
+def test_embeddings_in_base64_and_shortened() -> None:
+    replies = Replies(ByteVocabulary())
+    vectors: dict[int, list[float]] = {A: [3, 4, 12], A + 1: [0, 0, 1]}
+    outgoing, _ = replies.take(*embedding_output(vectors, base64=True, dimensions=2))
+    told = [one["embedding"] for one in json.loads(outgoing[0].data())["data"]]
+    decoded = [array("f", base64.b64decode(text)).tolist() for text in told]
+    assert decoded == [pytest.approx([0.6, 0.8]), [0, 0]]
+
+
+def test_embeddings_nobody_waits_for_are_forgotten() -> None:
+    replies = Replies(ByteVocabulary())
+    replies.take(*embedding_output({A: [1, 0]}))
+    replies.take(*make_output((A + 1, "", ABORT)))
+    assert len(replies) == 0

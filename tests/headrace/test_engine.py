@@ -24,7 +24,7 @@ from headrace.errors import ApiError, ConfigError, EngineDied
 from headrace.links import Links
 from headrace.messages import HttpRequest
 from headrace.sampling_params import SamplingParams
-from headrace.tokenizer_proc.openai_requests import SamplingFields
+from headrace.tokenizer_proc.sampling_fields import SamplingFields
 
 T = TypeVar("T")
 DEADLINE_S = 20

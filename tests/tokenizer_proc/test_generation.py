@@ -8,8 +8,21 @@ import msgspec
 import pytest
 
 from headrace.config import ModelCard
-from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound
-from headrace.messages import GenerateRequest, HttpRequest, ReplyPlan, request_id
+from headrace.errors import (
+    ContextLengthExceeded,
+    InvalidValue,
+    ModelNotFound,
+    RequestError,
+    WrongKind,
+)
+from headrace.messages import (
+    EmbeddingPlan,
+    GenerateRequest,
+    HttpRequest,
+    ReplyPlan,
+    Sampling,
+    request_id,
+)
 from headrace.tokenizer_proc.generation import GenerationPlanner, Sequences
 
 ID = request_id(0, 5)
@@ -27,7 +40,9 @@ class ByteEncoder:
         return bytes(ids).decode()
 
 
-def make_planner(max_model_len: int = 100, num_detokenizers: int = 1) -> GenerationPlanner:
+def make_planner(
+    max_model_len: int = 100, num_detokenizers: int = 1, embeds: bool = False
+) -> GenerationPlanner:
     card = ModelCard(
         path="/model",
         name="tiny",
@@ -36,6 +51,8 @@ def make_planner(max_model_len: int = 100, num_detokenizers: int = 1) -> Generat
         eos_token_ids=[EOS],
         chat_template="{% for m in messages %}{{ m.content }}{% endfor %}:",
         special_tokens={},
+        embeds=embeds,
+        embedding_size=4 if embeds else None,
     )
     return GenerationPlanner(card, ByteEncoder(), num_detokenizers, seed=1000)
 
@@ -166,7 +183,7 @@ def test_choices_of_several_prompts_are_in_order_of_the_prompts() -> None:
 
 def test_too_many_sequences_in_one_request_are_refused() -> None:
     assert len(completion(prompt=["a"] * 64, n=2).requests) == 128
-    with pytest.raises(InvalidValue, match="43 prompts x n=3") as refused:
+    with pytest.raises(InvalidValue, match="43 prompts x 3") as refused:
         completion(prompt=["a"] * 43, n=3)
     assert refused.value.param == "n"
 
@@ -223,3 +240,153 @@ def test_another_models_name_is_refused(plan: Any) -> None:
     plan(model="tiny")
     with pytest.raises(ModelNotFound, match="'gpt-4' does not exist; this server has 'tiny'"):
         plan(model="gpt-4")
+
+
+def test_every_wish_reaches_the_engine() -> None:
+    request = only(
+        completion(
+            temperature=0.5,
+            min_p=0.1,
+            presence_penalty=-1,
+            frequency_penalty=0.5,
+            repetition_penalty=1.5,
+            logit_bias={"7": -100, "8": 1.5},
+            min_tokens=3,
+            bad_words=["no", " way"],
+            logprobs=2,
+            prompt_logprobs=1,
+            priority=-3,
+            cache_salt="mine",
+        )
+    )
+    assert request.sampling == Sampling(
+        temperature=0.5,
+        min_p=0.1,
+        seed=1000 + ID,
+        presence_penalty=-1,
+        frequency_penalty=0.5,
+        repetition_penalty=1.5,
+        logit_bias={7: -100, 8: 1.5},
+        bad_words=[list(b"no"), list(b" no"), list(b"way"), list(b" way")],
+        min_tokens=3,
+        logprobs=2,
+        prompt_logprobs=1,
+    )
+    assert (request.priority, request.salt) == (-3, b"mine")
+    plan = plan_of(request)
+    assert (plan.logprobs, plan.prompt_logprobs, plan.min_tokens) == (2, True, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is not a token id"),
+        ({"logit_bias": {"256": 1}}, "logit_bias: 256 is not a token id; they go from 0 to 255"),
+        ({"logit_bias": {"5": 101}}, "logit_bias: 101.0 for 5 is not between -100 and 100"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: -1 is not a token id"),
+        ({"min_tokens": 17}, "min_tokens: must be at most max_tokens, 16, not 17"),
+    ],
+)
+def test_what_the_model_does_not_know_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        completion(**fields)
+    assert str(refused.value).startswith(says)
+
+
+def test_candidates_are_more_than_answers_and_are_compared() -> None:
+    requests = completion(n=2, best_of=3, prompt=["a", "b"]).requests
+    assert len(requests) == 6
+    assert {request.sampling.logprobs for request in requests} == {0}
+    plan = plan_of(requests[0])
+    assert (plan.num_sequences, plan.best_of, plan.n, plan.logprobs) == (6, 3, 2, None)
+    assert only(completion(n=1, best_of=1)).sampling.logprobs is None
+
+
+def test_an_echo_with_logprobs_watches_the_prompt() -> None:
+    assert only(completion(echo=True, logprobs=2)).sampling.prompt_logprobs == 2
+    assert only(completion(echo=True)).sampling.prompt_logprobs is None
+
+
+def test_a_prompt_may_be_cut_to_its_end() -> None:
+    assert completion(truncate_prompt_tokens=1).prompts[0].tolist() == [ord("i")]
+    assert bytes(chat(truncate_prompt_tokens=2).prompts[0].tolist()) == b"i:"
+    assert plan_of(only(completion(truncate_prompt_tokens=1, echo=True))).echo == "i"
+
+
+def test_shares_go_by_api_key_then_by_user() -> None:
+    nobody, me, again, you = (only(completion(user=u)).key for u in (None, "me", "me", "you"))
+    assert nobody == 0
+    assert me == again != you
+    keyed = msgspec.structs.replace(HTTP, key=9)
+    body = json.dumps({"prompt": "Hi", "user": "me"}).encode()
+    assert only(make_planner().completion(keyed, body)).key == 9
+
+
+def embedding(**fields: Any) -> Sequences:
+    body = json.dumps({"input": "Hi"} | fields).encode()
+    return make_planner(max_model_len=8, embeds=True).embedding(HTTP, body)
+
+
+def test_each_text_is_embedded_by_a_sequence() -> None:
+    sequences = embedding(input=["Hi", "you"], encoding_format="base64", dimensions=2)
+    assert [prompt.tolist() for prompt in sequences.prompts] == [[1, *b"Hi"], [1, *b"you"]]
+    assert [(r.id, r.embeds, r.max_tokens) for r in sequences.requests] == [
+        (ID, True, 1),
+        (ID + 1, True, 1),
+    ]
+    plan = msgspec.msgpack.decode(sequences.requests[1].plan, type=EmbeddingPlan)
+    assert plan == EmbeddingPlan("tiny", 2, 4, 1, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"input": ""}, None),
+        ({"input": [[]]}, "input: must have at least one token"),
+        ({"input": [300]}, "input: 300 is not a token id"),
+        (
+            {"input": "too long a text"},
+            "this model's maximum context length is 8 tokens; the input",
+        ),
+        ({"dimensions": 5}, "dimensions: must be between 1 and 4, not 5"),
+        ({"input": ["x"] * 129}, "input: 129 prompts is more than 128"),
+        ({"model": "other"}, "the model 'other'"),
+    ],
+)
+def test_an_embedding_that_cannot_be_is_refused(fields: dict[str, Any], says: str | None) -> None:
+    if says is None:  # a text of nothing but special tokens has an embedding
+        assert embedding(**fields).prompts[0].tolist() == [1]
+        return
+    with pytest.raises(RequestError) as refused:
+        embedding(**fields)
+    assert str(refused.value).startswith(says)
+
+
+def test_a_long_text_may_be_cut() -> None:
+    cut = embedding(input="a long text", truncate_prompt_tokens=4)
+    assert cut.prompts[0].tolist() == [1, *b"a l"]
+
+
+class FramedEncoder(ByteEncoder):
+    """Puts 1 before and 2 after a text, as BERT's tokenizer does."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> "array[int]":
+        return array("I", [1, *text.encode(), 2])
+
+
+def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:
+    planner = make_planner(max_model_len=8, embeds=True)
+    planner._encoder = FramedEncoder()
+    body = json.dumps({"input": "a long text", "truncate_prompt_tokens": 4}).encode()
+    assert planner.embedding(HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
+
+
+def test_a_model_does_what_it_is_for() -> None:
+    with pytest.raises(WrongKind, match="generates text and has no embeddings"):
+        make_planner().embedding(HTTP, b'{"input": "Hi"}')
+    for method, body in [
+        ("chat", b'{"messages": [{"role": "user"}]}'),
+        ("completion", b'{"prompt": "Hi"}'),
+    ]:
+        with pytest.raises(WrongKind, match="embeds and generates no text"):
+            getattr(make_planner(embeds=True), method)(HTTP, body)

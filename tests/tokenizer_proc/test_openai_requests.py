@@ -9,12 +9,18 @@ from hypothesis import strategies as st
 
 from headrace.errors import InvalidBody, InvalidValue, RequestError, Unsupported
 from headrace.tokenizer_proc.openai_requests import (
-    MAX_STOP_STRINGS,
     ChatRequest,
     CompletionRequest,
+    EmbeddingRequest,
     decode_chat,
     decode_completion,
-    stop_strings,
+    decode_embedding,
+)
+from headrace.tokenizer_proc.sampling_fields import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
 )
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -126,8 +132,20 @@ def test_a_wrong_type_deep_inside_is_located() -> None:
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
-        ("stop_token_ids", [-1]),
-        ("stop_token_ids", [1, 2**31]),
+        ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1)),
+        ("bad_words", [""]),
+        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)),
+        ("logit_bias", {str(id): 1 for id in range(MAX_LOGIT_BIASES + 1)}),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("min_p", 1.1),
+        ("min_tokens", -1),
+        ("top_logprobs", 21),
+        ("top_logprobs", 5),  # without logprobs
+        ("prompt_logprobs", 21),
+        ("truncate_prompt_tokens", 0),
+        ("priority", 2**31),
         ("stream_options", {"include_usage": True}),
         ("messages", []),
     ],
@@ -154,9 +172,17 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> No
         ("seed", -(2**63)),
         ("stop", []),
         ("stop", ["x"] * MAX_STOP_STRINGS),
-        ("stop_token_ids", [0, 2**31 - 1]),
+        ("stop_token_ids", [0] * MAX_STOP_TOKEN_IDS),
+        ("bad_words", ["x"] * MAX_BAD_WORDS),
         ("logit_bias", {}),
-        ("presence_penalty", 0),
+        ("logit_bias", {str(id): 1 for id in range(MAX_LOGIT_BIASES)}),
+        ("presence_penalty", -2),
+        ("frequency_penalty", 2),
+        ("repetition_penalty", 1e-3),
+        ("min_p", 1),
+        ("min_tokens", 0),
+        ("prompt_logprobs", 20),
+        ("priority", -(2**31)),
         ("response_format", {"type": "text"}),
         ("logprobs", False),
         ("tools", []),
@@ -174,10 +200,6 @@ def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> Non
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("logit_bias", {"5": 1}),
-        ("logprobs", True),
         ("tools", [{"type": "function"}]),
         ("response_format", {"type": "json_object"}),
     ],
@@ -188,21 +210,64 @@ def test_what_a_chat_asks_for_in_vain_is_refused(name: str, value: object) -> No
     assert refused.value.param == name
 
 
-@pytest.mark.parametrize(("name", "value"), [("suffix", "x"), ("logprobs", 1), ("best_of", 2)])
-def test_what_a_completion_asks_for_in_vain_is_refused(name: str, value: object) -> None:
-    with pytest.raises(Unsupported, match=f"^{name}: ") as refused:
-        completion(**{name: value})
-    assert refused.value.param == name
+def test_a_suffix_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"^suffix: "):
+        completion(suffix="x")
 
 
-def test_best_of_all_of_them_is_no_wish() -> None:
-    assert completion(best_of=2, n=2).n == 2
+def test_log_probabilities_of_a_prompt_do_not_stream() -> None:
+    with pytest.raises(Unsupported, match=r"^prompt_logprobs: "):
+        chat(prompt_logprobs=1, stream=True)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}, {"best_of": 0}]
+)
+def test_a_best_of_that_cannot_be_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidValue, match=r"^best_of: "):
+        completion(**fields)
+
+
+@pytest.mark.parametrize("logprobs", [-1, 21])
+def test_logprobs_of_a_completion_have_a_range(logprobs: int) -> None:
+    with pytest.raises(InvalidValue, match=r"^logprobs: must be between 0 and 20"):
+        completion(logprobs=logprobs)
+
+
+def test_how_many_sequences_and_logprobs_are_wanted() -> None:
+    assert [chat(n=3).num_sequences, completion(n=2, best_of=5).num_sequences] == [3, 5]
+    assert completion(best_of=2, n=2, stream=True).num_sequences == 2
+    wanted = [chat(), chat(logprobs=True), chat(logprobs=True, top_logprobs=4)]
+    assert [request.num_logprobs for request in wanted] == [None, 0, 4]
+    assert [completion().num_logprobs, completion(logprobs=0).num_logprobs] == [None, 0]
+
+
+def embedding(**fields: Any) -> EmbeddingRequest:
+    return decode_embedding(json.dumps({"input": "Hello"} | fields).encode())
+
+
+@pytest.mark.parametrize("text", ["text", ["one", "two"], [1, 2, 3], [[1, 2], [3]]])
+def test_every_form_of_input_is_taken(text: object) -> None:
+    assert embedding(input=text).input == text
+
+
+@pytest.mark.parametrize("text", [None, 5, {"a": 1}, ["one", 2]])
+def test_any_other_input_is_refused(text: object) -> None:
+    with pytest.raises(InvalidBody, match=r"^input: must be a string"):
+        embedding(input=text)
+
+
+def test_an_embedding_is_of_something_in_some_form() -> None:
+    with pytest.raises(InvalidValue, match=r"^input: must not be empty"):
+        embedding(input=[])
+    with pytest.raises(InvalidBody, match="encoding_format"):
+        embedding(encoding_format="int8")
 
 
 def test_stop_is_a_string_a_list_or_nothing() -> None:
-    assert stop_strings(chat()) == []
-    assert stop_strings(chat(stop="a")) == ["a"]
-    assert stop_strings(chat(stop=["a", "b"])) == ["a", "b"]
+    assert chat().stops == []
+    assert chat(stop="a").stops == ["a"]
+    assert chat(stop=["a", "b"]).stops == ["a", "b"]
 
 
 anything = st.recursive(

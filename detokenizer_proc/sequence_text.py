@@ -1,0 +1,68 @@
+"""The text of one sequence, and how likely its tokens were."""
+
+from dataclasses import dataclass, field
+
+from headrace.detokenizer_proc.logprobs import ToldToken
+from headrace.detokenizer_proc.stops import StopMatcher
+from headrace.detokenizer_proc.text import TextStream, Vocabulary
+from headrace.messages import FinishReason, ReplyPlan, TokenLogprob
+
+
+@dataclass(slots=True)
+class SequenceText:
+    """The text of one sequence."""
+
+    plan: ReplyPlan
+    stream: TextStream
+    stops: StopMatcher
+    num_tokens: int = 0
+    num_cached: int = 0  # prompt tokens found in the prefix cache
+    sum_logprobs: float = 0.0
+    prompt: list[ToldToken] = field(default_factory=list)  # where its likelihood is wanted
+    finished: FinishReason | None = None
+    parts: list[str] = field(default_factory=list)  # kept where the reply does not stream
+    told: list[ToldToken] = field(default_factory=list)  # the same
+    told_length: int = 0  # of the text of all tokens told
+
+    @classmethod
+    def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
+        """Begin as `plan` says."""
+        stops = StopMatcher(plan.stop, plan.include_stop)
+        return cls(plan, vocabulary.stream(plan.skip_special_tokens), stops)
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely the text is, per token."""
+        return self.sum_logprobs / max(1, self.num_tokens)
+
+    def feed(
+        self, ids: list[int], finished: FinishReason | None, logprobs: list[TokenLogprob]
+    ) -> tuple[str, list[ToldToken]]:
+        """Take new tokens; return the text that became certain, and its tokens where wanted.
+
+        A stop token ends the text without being part of it. A stop string sets `finished`, and
+        what comes after it is not looked at.
+        """
+        text, told = "", []
+        for position, id in enumerate(ids):
+            self.num_tokens += 1
+            likely = logprobs[position] if logprobs else None
+            self.sum_logprobs += likely.logprob if likely else 0.0
+            is_stop_token = finished is FinishReason.STOP and position == len(ids) - 1
+            if is_stop_token and not self.plan.include_stop:
+                break
+            if likely is not None and self.plan.logprobs is not None:
+                told.append(ToldToken(id, likely))
+            text += self._certain(self.stream.feed(id))
+            if self.stops.stopped:
+                self.finished = FinishReason.STOP
+                return text, told
+        if finished is not None:
+            text += self._certain(self.stream.flush())
+            text += "" if self.stops.stopped else self.stops.flush()
+            self.finished = FinishReason.STOP if self.stops.stopped else finished
+        return text, told
+
+    def _certain(self, text: str) -> str:
+        """Return what cannot be part of a stop string; before min_tokens, nothing is."""
+        return text if self.num_tokens <= self.plan.min_tokens else self.stops.feed(text)

@@ -1,0 +1,153 @@
+"""The fields that say how a request is sampled, and their ranges.
+
+OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
+"""
+
+import msgspec
+
+from headrace.errors import InvalidValue, Unsupported
+from headrace.messages import MAX_LOGPROBS
+
+MAX_SEQUENCES_PER_REQUEST = 128
+MAX_STOP_STRINGS = 32
+MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 128
+MAX_LOGIT_BIASES = 1024  # these three fit messages.MAX_BIASES together
+RANGES: dict[str, tuple[float, float | None]] = {
+    "max_tokens": (1, None),
+    "max_completion_tokens": (1, None),
+    "temperature": (0, 2),
+    "n": (1, MAX_SEQUENCES_PER_REQUEST),
+    "best_of": (1, MAX_SEQUENCES_PER_REQUEST),
+    "seed": (-(2**63), 2**63 - 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "top_logprobs": (0, MAX_LOGPROBS),
+    "top_k": (-1, None),
+    "min_p": (0, 1),
+    "min_tokens": (0, None),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+    "truncate_prompt_tokens": (1, None),
+    "priority": (-(2**31), 2**31 - 1),
+}
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What both kinds of generation take. The second group is vLLM's and SGLang's."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """`stop` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def num_sequences(self) -> int:
+        """How many continuations of each prompt are generated."""
+        return self.n or 1
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are told with each one generated; None is no logprobs."""
+        raise NotImplementedError
+
+
+def check_ranges(request: msgspec.Struct) -> None:
+    """Refuse numbers outside their ranges; the text says what would be right."""
+    for name, (low, high) in RANGES.items():
+        value = getattr(request, name, None)
+        if value is None or (value >= low and (high is None or value <= high)):
+            continue
+        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise InvalidValue(f"{name}: must be {allowed}, not {value}", name)
+
+
+def check_sampling(request: SamplingFields) -> None:
+    """Refuse what cannot be honored."""
+    check_ranges(request)
+    if request.top_p is not None and not 0 < request.top_p <= 1:
+        raise InvalidValue(f"top_p: must be above 0 and at most 1, not {request.top_p}", "top_p")
+    if request.repetition_penalty is not None and request.repetition_penalty <= 0:
+        given = request.repetition_penalty
+        raise InvalidValue(
+            f"repetition_penalty: must be above 0, not {given}", "repetition_penalty"
+        )
+    if request.stream_options is not None and not request.stream:
+        raise InvalidValue("stream_options: only allowed with 'stream': true", "stream_options")
+    if request.prompt_logprobs is not None and request.stream:
+        raise Unsupported("prompt_logprobs: not available with 'stream': true", "prompt_logprobs")
+    check_words("stop", request.stops, MAX_STOP_STRINGS)
+    check_words("bad_words", request.bad_words or [], MAX_BAD_WORDS)
+    check_length("stop_token_ids", len(request.stop_token_ids or ()), MAX_STOP_TOKEN_IDS)
+    check_length("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIASES)
+
+
+def check_words(name: str, words: list[str], limit: int) -> None:
+    """Refuse too many strings, and empty ones."""
+    if len(words) > limit or "" in words:
+        raise InvalidValue(f"{name}: must be at most {limit} strings, none of them empty", name)
+
+
+def check_length(name: str, length: int, limit: int) -> None:
+    """Refuse a field of too many entries."""
+    if length > limit:
+        raise InvalidValue(f"{name}: must have at most {limit} entries, not {length}", name)
+
+
+def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
+    """Refuse ids that are no tokens; the text names the first."""
+    for id in ids:
+        if not 0 <= id < vocab_size:
+            raise InvalidValue(
+                f"{name}: {id} is not a token id; they go from 0 to {vocab_size - 1}", name
+            )
+
+
+def bias_of(request: SamplingFields, vocab_size: int) -> dict[int, float]:
+    """Return `logit_bias` by token id."""
+    biases: dict[int, float] = {}
+    for key, bias in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit()):
+            raise InvalidValue(f"logit_bias: {key!r} is not a token id", "logit_bias")
+        check_token_ids("logit_bias", [int(key)], vocab_size)
+        if not -100 <= bias <= 100:
+            raise InvalidValue(
+                f"logit_bias: {bias} for {key} is not between -100 and 100", "logit_bias"
+            )
+        biases[int(key)] = bias
+    return biases
