@@ -25,7 +25,8 @@ from headrace.engine_proc.worker.model import open_model
 from support import models
 from support.report import Quantity, Report, parser, peer_version
 
-FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1")
+FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_1", "INT8")
+ROUNDED = "INT8"  # Headrace's `--quantization int8` of the BF16 file, beside llama.cpp's Q8_0
 DECODES = ((1, 64, 64), (8, 64, 32), (32, 64, 16), (1, 2000, 32))  # sequences, context, steps
 PREFILL_TOKENS = 512
 PAGE_TOKENS = 32
@@ -45,8 +46,8 @@ class Engine(Protocol):
 class Headrace:
     """The CPU executor, in this process."""
 
-    def __init__(self, path: Path, threads: int, kv_dtype: str) -> None:
-        model = open_model(path)
+    def __init__(self, format: str, threads: int, kv_dtype: str) -> None:
+        model = open_model(models.model_file("BF16" if format == ROUNDED else format))
         self._num_pages = sum(b * self._pages(c + s) for b, c, s in DECODES)
         self._num_pages += self._pages(PREFILL_TOKENS)
         self._executor = CpuExecutor(
@@ -54,6 +55,7 @@ class Headrace:
             model.weights,
             num_pages=self._num_pages,
             page_tokens=PAGE_TOKENS,
+            weight_dtype="int8" if format == ROUNDED else "packed",
             kv_dtype=kv_dtype,
             threads=threads,
         )
@@ -109,7 +111,8 @@ class Headrace:
 class LlamaCpp:
     """llama.cpp in a process of its own; see `support/llama_worker.py`."""
 
-    def __init__(self, python: str, path: Path, threads: int) -> None:
+    def __init__(self, python: str, format: str, threads: int) -> None:
+        path = models.model_file("Q8_0" if format == ROUNDED else format)
         worker = Path(__file__).parent / "support" / "llama_worker.py"
         self._process = subprocess.Popen(
             [python, str(worker), str(path), str(threads)],
@@ -206,12 +209,11 @@ def main() -> None:
     else:
         report.versions["llama-cpp-python"] = version
     for format in args.formats:
-        path = models.model_file(format)
-        ours = Headrace(path, args.threads, args.kv_dtype)
+        ours = Headrace(format, args.threads, args.kv_dtype)
         report.versions["isa"] = ours.isa
         engines: dict[str, Engine] = {OURS: ours}
         if version is not None:
-            theirs = LlamaCpp(args.llama_python, path, args.threads)
+            theirs = LlamaCpp(args.llama_python, format, args.threads)
             engines[THEIRS] = theirs
         for quantity in measure(engines, format, args.rounds):
             report.add(quantity)
