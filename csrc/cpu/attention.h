@@ -41,13 +41,21 @@ void softmax_row(float *scores, int num_keys, int first, int last, float softcap
     *sum = V::sum(total);
 }
 
+// Where the page of a token begins.
+inline size_t page_offset(const AttentionTile &tile, int token) {
+    return tile.pages[token / tile.page_tokens] * tile.page_stride;
+}
+
+// Pages lie anywhere, so a tile prefetches from the page that comes next what it reads from its
+// own: line by line, for a burst would fill the queue and hold up what follows.
 // `scores` is room for [rows, segment_tokens].
 template <class V>
 void attend_segment(const AttentionTile &tile, int segment, float *scores, const Partial &partial) {
     const int segment_begin = segment * segment_tokens;
     int begin = tile.first_key(0) / lanes * lanes;
     begin = begin < segment_begin ? segment_begin : begin;
-    int end = tile.first_position + tile.num_tokens;
+    const int last = tile.first_position + tile.num_tokens - 1;
+    int end = last + 1;
     end = end > segment_begin + segment_tokens ? segment_begin + segment_tokens : end;
     const int rows = tile.rows();
 
@@ -55,14 +63,9 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
     for (int key = begin, next; key < end; key = next) {
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
         const int stop = next < end ? next : end;
-        const uint8_t *page = tile.keys + tile.pages[key / tile.page_tokens] * tile.page_stride;
-        if (next < end) { // pages lie anywhere: only we know which comes next
-            const uint8_t *next_page =
-                tile.keys + tile.pages[next / tile.page_tokens] * tile.page_stride;
-            for (size_t i = 0; i < tile.page_tokens / lanes * key_block; i += 64) {
-                __builtin_prefetch(next_page + i);
-            }
-        }
+        const uint8_t *page = tile.keys + page_offset(tile, key);
+        const uint8_t *next_page = next < end ? tile.keys + page_offset(tile, next)
+                                              : tile.values + page_offset(tile, begin);
         const Operands operands{page + key % tile.page_tokens / lanes * key_block,
                                 key_block,
                                 tile.head_dim,
@@ -70,21 +73,22 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
                                 tile.head_dim,
                                 scores + (key - begin),
                                 segment_tokens,
-                                false};
+                                false,
+                                next_page - page};
         gemm<V>(tile.format, operands, rows, blocks_of(stop - key), nullptr);
     }
 
     for (int row = 0; row < rows; ++row) {
-        const int first = tile.first_key(row) - begin, last = tile.position(row) - begin;
+        const int first = tile.first_key(row) - begin, newest = tile.position(row) - begin;
         float *row_scores = scores + row * segment_tokens;
-        if (last < 0 || first >= end - begin) { // all in other segments
+        if (newest < 0 || first >= end - begin) { // all in other segments
             for (int i = 0; i < end - begin; ++i) {
                 row_scores[i] = 0.0f;
             }
             partial.maximum[row] = -__builtin_inff();
             partial.sum[row] = 0.0f;
         } else {
-            softmax_row<V>(row_scores, padded(end - begin), first, last, tile.softcap,
+            softmax_row<V>(row_scores, padded(end - begin), first, newest, tile.softcap,
                            partial.maximum + row, partial.sum + row);
         }
     }
@@ -93,7 +97,10 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
     for (int key = begin, next; key < end; key = next) {
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
         const int stop = next < end ? next : end; // rows never written may hold anything
-        const uint8_t *page = tile.values + tile.pages[key / tile.page_tokens] * tile.page_stride;
+        const uint8_t *page = tile.values + page_offset(tile, key);
+        const uint8_t *next_page = next < end     ? tile.values + page_offset(tile, next)
+                                   : next <= last ? tile.keys + page_offset(tile, next)
+                                                  : page;
         const size_t token_bytes = block_bytes(tile.format, 2) / 2;
         const Operands operands{page + key % tile.page_tokens * token_bytes,
                                 value_block,
@@ -102,7 +109,8 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
                                 segment_tokens,
                                 partial.values,
                                 partial.stride,
-                                key != begin};
+                                key != begin,
+                                next_page - page};
         gemm<V>(tile.format, operands, rows, blocks_of(tile.head_dim), nullptr);
     }
 }

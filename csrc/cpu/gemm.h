@@ -128,7 +128,7 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
                 for (int b = 0; b < W::chunk_bytes; b += 64) {
-                    __builtin_prefetch(chunk + n * o.block_bytes + prefetch_bytes + b);
+                    __builtin_prefetch(chunk + n * o.block_bytes + o.ahead + b);
                 }
             }
 #pragma GCC unroll 8
@@ -169,26 +169,33 @@ template <class V, class W, int num_rows> constexpr int tile_blocks() {
     return fitting < 6 ? fitting : 6;
 }
 
-// Rows in tiles of `num_rows`, as many blocks to a tile as the registers hold. Blocks go outside:
-// those of one tile stay in the cache for all rows. Returns the first row not done.
+// Blocks in tiles of `width`, the rest in narrower ones, over rows [first_row, last_row). Blocks go
+// outside: those of one tile stay in the cache for all rows.
+template <class V, class W, int num_rows, int width>
+void gemm_columns(const Operands &o, int first_row, int last_row, int n, int num_blocks) {
+    for (; n + width <= num_blocks; n += width) {
+        for (int m = first_row; m < last_row; m += num_rows) {
+            gemm_tile<V, W, num_rows, width>(o.at_block(n).at_row(m));
+        }
+    }
+    if constexpr (width > 1) {
+        // A page of keys is two blocks. Quantized weights need no such tiles, and they cost a
+        // build.
+        constexpr int narrower = W::unit > 2 ? 1 : width > 4 ? 4 : width > 2 ? 2 : 1;
+        gemm_columns<V, W, num_rows, narrower>(o, first_row, last_row, n, num_blocks);
+    }
+}
+
+// Rows in tiles of `num_rows`, as many blocks to a tile as the registers hold. Returns the
+// first row not done.
 template <class V, class W, int num_rows>
 int gemm_rows(const Operands &o, int first_row, int rows, int num_blocks) {
     if constexpr (num_rows > V::max_sums) {
         return first_row;
     } else {
-        constexpr int wide = tile_blocks<V, W, num_rows>();
         const int last_row = first_row + (rows - first_row) / num_rows * num_rows;
-        int n = 0;
-        for (; n + wide <= num_blocks; n += wide) {
-            for (int m = first_row; m < last_row; m += num_rows) {
-                gemm_tile<V, W, num_rows, wide>(o.at_block(n).at_row(m));
-            }
-        }
-        for (; n < num_blocks; ++n) {
-            for (int m = first_row; m < last_row; m += num_rows) {
-                gemm_tile<V, W, num_rows, 1>(o.at_block(n).at_row(m));
-            }
-        }
+        gemm_columns<V, W, num_rows, tile_blocks<V, W, num_rows>()>(o, first_row, last_row, 0,
+                                                                    num_blocks);
         return last_row;
     }
 }

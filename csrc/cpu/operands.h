@@ -15,6 +15,7 @@ struct Operands {
     float *out;
     int out_stride;
     bool accumulate; // start the sums from `out` rather than from zero
+    ptrdiff_t ahead; // prefetch this far from what is read
 
     Operands at_row(int row) const {
         Operands moved = *this;

@@ -50,7 +50,8 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
     } else {
         const float *x = p.x + size_t(row) * p.x_stride;
         state.model.kernels->gemm(
-            weight.format, {first, bytes, weight.cols, x, p.x_stride, out, p.out_stride, false},
+            weight.format,
+            {first, bytes, weight.cols, x, p.x_stride, out, p.out_stride, false, prefetch_bytes},
             rows, blocks, state.model.workspace.scratch[thread].as<float>());
     }
     if (p.bias && !p.bias->empty()) {
