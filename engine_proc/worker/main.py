@@ -11,7 +11,7 @@ from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
 from headrace.engine_proc.worker.executor import Batch, Executor
 from headrace.engine_proc.worker.model import Model, open_model
-from headrace.engine_proc.worker.sampler import ROW, sample
+from headrace.engine_proc.worker.sampler import ROW, Sampler
 from headrace.messages import FromWorker, Step, StepResult, ToWorker, WorkerReady
 from headrace.process import Context
 
@@ -42,13 +42,14 @@ def main(config: WorkerConfig, context: Context) -> None:
     model = open_model(config.model_path)
     num_pages = pages_within(config.kv_cache_memory_bytes, model, KV[config.kv_cache_dtype])
     executor = make_executor(config, model, num_pages, progress)
+    sampler = Sampler(model.spec.vocab_size)
     context.slot.enter(State.READY)
     results.send(WorkerReady(num_pages, PAGE_TOKENS))
     while True:
         context.slot.beat()
         step = steps.receive(IDLE_S)
         if step is not None:
-            results.send(execute(executor, step))
+            results.send(execute(executor, sampler, step))
 
 
 def pages_within(memory_bytes: int, model: Model, kv_dtype: KVDtype) -> int:
@@ -71,7 +72,7 @@ def make_executor(
     )
 
 
-def execute(executor: Executor, step: Step) -> StepResult:
+def execute(executor: Executor, sampler: Sampler, step: Step) -> StepResult:
     """Run one step."""
     sequences = np.frombuffer(step.sequences, np.int32)
     table = np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1)
@@ -82,6 +83,11 @@ def execute(executor: Executor, step: Step) -> StepResult:
         page_table=table,
         logit_rows=np.frombuffer(step.logit_rows, np.int32),
     )
-    logits = executor.forward(batch)
-    rows = np.frombuffer(step.rows, ROW)
-    return StepResult(sample(logits, rows).tobytes() if len(batch.logit_rows) else b"")
+    token_ids, logprobs = sampler.sample(
+        executor.forward(batch),
+        np.frombuffer(step.rows, ROW),
+        np.frombuffer(step.history, np.int32),
+        np.frombuffer(step.bias_tokens, np.int32),
+        np.frombuffer(step.bias, np.float32),
+    )
+    return StepResult(token_ids.tobytes(), logprobs)

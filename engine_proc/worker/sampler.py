@@ -1,19 +1,21 @@
-"""From logits to tokens: greedy, temperature, top-k, top-p.
+"""From logits to tokens and log probabilities: `csrc/sampler.cpp`, as numpy arrays.
 
 The random part is Gumbel noise, a pure function of (seed, position, token): the token that
 maximizes `logit / temperature + noise` has the softmax's distribution, and what else is in the
-batch cannot change it. Top-p and top-k only narrow the candidates.
+batch cannot change it. Min_p, top-k and top-p each keep the best tokens, the lower token first
+among equals: the k best, and the fewest that reach top-p of what was left before.
 """
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core import load_core
+from headrace.engine_proc.worker.cpu_executor import ISAS, Isa
 from headrace.engine_proc.worker.executor import Floats, Int32s
-
-U64s = npt.NDArray[np.uint64]
-
-LIKELY = 1024  # candidates sorted first for top-p; more only where these do not reach it
-
 
 ROW = np.dtype(  # messages.SAMPLING_ROW
     [
@@ -25,54 +27,108 @@ ROW = np.dtype(  # messages.SAMPLING_ROW
         *((name, "<i4") for name in ("bias_start", "num_bias")),
     ]
 )
+NO_TOKENS = np.empty(0, np.int32)
+NO_BIAS = np.empty(0, np.float32)
 
 
-def sample(logits: Floats, rows: npt.NDArray[np.void]) -> Int32s:
-    """Return a token per row of `logits`, [rows, vocab]; `rows` are of `ROW`."""
-    tokens: Int32s = logits.argmax(axis=1).astype(np.int32)
-    for place, row in enumerate(rows):
-        if row["temperature"] > 0:
-            scores = logits[place].astype(np.float64) / row["temperature"]
-            kept = candidates(scores, int(row["top_k"]), float(row["top_p"]))
-            noise = gumbel(kept, row["seed"], row["position"])
-            tokens[place] = kept[np.argmax(scores[kept] + noise)]
-    return tokens
+class SampleStep(Structure):
+    """`SampleStep` of csrc/sampler.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "rows", "history", "bias_tokens", "bias")),
+        *((name, c_void_p) for name in ("token_ids", "logprobs")),
+        ("stride", c_int64),
+        *((name, c_int32) for name in ("num_rows", "num_history", "num_bias")),
+    )
 
 
-def candidates(scores: npt.NDArray[np.float64], top_k: int, top_p: float) -> npt.NDArray[np.intp]:
-    """Return the tokens that top-k, then top-p leave; at least one."""
-    kept = np.arange(len(scores))
-    if 0 < top_k < len(scores):
-        kept = np.argpartition(scores, -top_k)[-top_k:]
-    if top_p >= 1:
-        return kept
-    weights = np.exp(scores[kept] - scores[kept].max())
-    target = top_p * weights.sum()
-    num_sorted = min(LIKELY, len(kept))
-    while True:
-        best = np.argpartition(weights, -num_sorted)[-num_sorted:]
-        best = best[np.argsort(-weights[best], kind="stable")]
-        mass = np.cumsum(weights[best])
-        if mass[-1] >= target or num_sorted == len(kept):
-            # The token that reaches the target is the last one in.
-            return kept[best[: int(np.searchsorted(mass, target)) + 1]]
-        num_sorted = len(kept)
+class Sampler:
+    """Samples the rows of one step after another. Not for several threads at once.
+
+    Args:
+        threads: of one step, the caller's included. By default, one per core we may use.
+        isa: the instruction set; it changes the speed and no result.
+
+    Raises:
+        MemoryError: there is too little, or this processor lacks `isa`.
+    """
+
+    def __init__(
+        self, vocab_size: int, *, threads: int | None = None, isa: Isa | str = Isa.BEST
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.core = declare(load_core())
+        num_threads = threads or len(os.sched_getaffinity(0))
+        number = ISAS.index(Isa(isa))
+        self.state = c_void_p(self.core.headrace_sampler_create(vocab_size, num_threads, number))
+        if not self.state:
+            raise MemoryError(f"a sampler of {vocab_size} tokens does not fit, or {isa} is lacking")
+
+    def __del__(self) -> None:
+        if getattr(self, "state", None):
+            self.core.headrace_sampler_destroy(self.state)
+
+    def sample(
+        self,
+        logits: Floats,
+        rows: npt.NDArray[np.void],
+        history: Int32s = NO_TOKENS,
+        bias_tokens: Int32s = NO_TOKENS,
+        bias: Floats = NO_BIAS,
+    ) -> tuple[Int32s, bytes]:
+        """Choose a token for each row.
+
+        A row whose logits are all minus infinity gets token 0. Tokens beyond the vocabulary, in
+        `history` or among the biases, are passed over.
+
+        Args:
+            logits: [rows, vocab_size], not changed.
+            rows: [rows] of `ROW`.
+            history, bias_tokens, bias: what the rows point into.
+
+        Returns:
+            The token of each row, [rows], and `messages.StepResult.logprobs`.
+
+        Raises:
+            ValueError: a row points out of range.
+        """
+        assert logits.shape == (len(rows), self.vocab_size)
+        assert logits.dtype == np.float32
+        assert rows.dtype == ROW
+        assert bias_tokens.shape == bias.shape
+        if logits.strides[1] != logits.itemsize:
+            logits = np.ascontiguousarray(logits)
+        arrays = [np.ascontiguousarray(array) for array in (rows, history, bias_tokens, bias)]
+        token_ids = np.empty(len(rows), np.int32)
+        num_logprobs = int(rows["num_logprobs"].clip(-1).sum()) + len(rows)
+        logprobs = ctypes.create_string_buffer(8 * num_logprobs)
+        step = SampleStep(
+            logits.ctypes.data,
+            *(array.ctypes.data for array in arrays),
+            token_ids.ctypes.data,
+            ctypes.addressof(logprobs),
+            logits.strides[0] // logits.itemsize,
+            len(rows),
+            len(history),
+            len(bias),
+        )
+        status: int = self.core.headrace_sampler_sample(self.state, ctypes.byref(step))
+        if status == 1:
+            raise ValueError("a row names a target, a history or biases beyond their range")
+        if status == 2:
+            raise MemoryError(f"a step of {len(rows)} rows does not fit")
+        return token_ids, logprobs.raw
 
 
-def gumbel(
-    tokens: npt.NDArray[np.intp], seed: np.uint64, position: np.uint64
-) -> npt.NDArray[np.float64]:
-    """Return standard Gumbel noise for (seed, position, token)."""
-    key = mix(mix(np.atleast_1d(seed)) + np.atleast_1d(position))
-    bits = mix(key + tokens.astype(np.uint64)) >> np.uint64(12)
-    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-52  # exact, so neither 0 nor 1
-    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
-    return noise
-
-
-def mix(x: U64s) -> U64s:
-    """SplitMix64's step (Steele, Lea and Flood, 2014): a counter made into random bits."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+def declare(core: ctypes.CDLL) -> ctypes.CDLL:
+    """Give the functions of csrc/sampler.cpp their types."""
+    for name, result, arguments in (
+        ("create", c_void_p, (c_int32, c_int32, c_int32)),
+        ("destroy", None, (c_void_p,)),
+        ("sample", c_int32, (c_void_p, POINTER(SampleStep))),
+    ):
+        function = core[f"headrace_sampler_{name}"]
+        function.restype = result
+        function.argtypes = arguments
+        setattr(core, f"headrace_sampler_{name}", function)
+    return core

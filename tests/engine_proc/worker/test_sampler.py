@@ -1,56 +1,55 @@
 """Sampled tokens have the right distribution and depend on nothing but their own row."""
 
+import functools
+import struct
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+from reference_sampler import Doubles, Rows, make_rows
 
 from headrace.engine_proc.worker.executor import Floats, Int32s
-from headrace.engine_proc.worker.sampler import (
-    LIKELY,
-    ROW,
-    candidates,
-    gumbel,
-    sample,
-)
+from headrace.engine_proc.worker.sampler import ROW, Sampler
+from headrace.messages import SAMPLING_ROW
 
-Rows = npt.NDArray[np.void]
 DRAWS = 20000
 # Upper 0.1% point of chi-square by degrees of freedom: with fixed seeds this is no lottery.
-CHI_SQUARE_LIMIT = {1: 10.83, 2: 13.82, 4: 18.47, 7: 24.32}
+CHI_SQUARE_LIMIT = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 7: 24.32}
+
+make_sampler = functools.cache(Sampler)  # one serves many tests: nothing may be left behind
 
 
-def make_rows(
-    num_rows: int,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    seed: int = 1,
-) -> Rows:
-    """Return rows of one sequence at successive positions."""
-    rows = np.zeros(num_rows, ROW)
-    rows["seed"], rows["position"] = seed, np.arange(num_rows)
-    rows["temperature"], rows["top_p"], rows["top_k"] = temperature, top_p, top_k
-    rows["repetition_penalty"], rows["num_logprobs"], rows["target"] = 1, -1, -1
-    return rows
+def sample(logits: npt.ArrayLike, rows: Rows) -> Int32s:
+    """Draw a token per row; one row of logits serves all."""
+    table = np.asarray(logits, np.float32)
+    table = np.broadcast_to(table, (len(rows), table.shape[-1]))
+    return make_sampler(table.shape[1]).sample(table, rows)[0]
 
 
-def softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    weights = np.exp(scores - scores.max())
-    probabilities: npt.NDArray[np.float64] = weights / weights.sum()
+def softmax(scores: npt.ArrayLike) -> Doubles:
+    weights = np.exp(np.asarray(scores, np.float64) - np.max(scores))
+    probabilities: Doubles = weights / weights.sum()
     return probabilities
 
 
-def chi_square(drawn: Int32s, probabilities: npt.NDArray[np.float64]) -> float:
-    """Return how far the counts of `drawn` are from what `probabilities` say."""
+def assert_follows(drawn: Int32s, probabilities: Doubles) -> None:
+    """Assert that the counts of `drawn` are what `probabilities` say, by chi-square."""
     counts = np.bincount(drawn, minlength=len(probabilities))
     assert not counts[probabilities == 0].any(), "an impossible token was drawn"
     possible = probabilities > 0
     expected = len(drawn) * probabilities[possible]
-    return float(((counts[possible] - expected) ** 2 / expected).sum())
+    distance = float(((counts[possible] - expected) ** 2 / expected).sum())
+    assert distance < CHI_SQUARE_LIMIT[int(possible.sum()) - 1]
 
 
 def random_logits(num_rows: int, vocab_size: int) -> Floats:
     return np.random.default_rng(0).normal(0, 3, (num_rows, vocab_size)).astype(np.float32)
+
+
+def test_a_row_is_laid_out_as_in_the_messages() -> None:
+    numbers = tuple(range(16))
+    row = np.frombuffer(SAMPLING_ROW.pack(*numbers), ROW)[0]
+    assert tuple(row) == numbers
 
 
 def test_greedy_takes_the_largest_logit() -> None:
@@ -60,46 +59,151 @@ def test_greedy_takes_the_largest_logit() -> None:
     assert tokens.dtype == np.int32
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
-    assert sample(np.array([[1, 5, 5]], np.float32), make_rows(1, temperature=0)).tolist() == [1]
+@pytest.mark.parametrize("temperature", [0, 1e-30])
+def test_greedy_takes_the_first_of_equals(temperature: float) -> None:
+    logits = np.zeros(500)
+    logits[[70, 300, 301]] = 5
+    assert sample(logits, make_rows(1, temperature=temperature)).tolist() == [70]
 
 
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
     logits = random_logits(2, 1000)
     rows = make_rows(2)
     rows["temperature"][0] = 0
-    alone = sample(logits[1:], rows[np.array([1])])
+    alone = sample(logits[1:], rows[1:])
     assert sample(logits, rows).tolist() == [logits[0].argmax(), alone[0]]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_samples_follow_the_softmax(temperature: float) -> None:
-    logits = np.array([2, 1, 0.5, 0, 0, -0.5, -1, -2], np.float32)
-    drawn = sample(np.tile(logits, (DRAWS, 1)), make_rows(DRAWS, temperature))
-    probabilities = softmax(logits.astype(np.float64) / temperature)
-    assert chi_square(drawn, probabilities) < CHI_SQUARE_LIMIT[7]
+    logits = np.array([2, 1, 0.5, 0, 0, -0.5, -1, -2])
+    drawn = sample(logits, make_rows(DRAWS, temperature=temperature))
+    assert_follows(drawn, softmax(logits / temperature))
+
+
+def test_samples_of_a_large_vocabulary_follow_the_softmax() -> None:
+    logits = np.full(5000, -3.0)  # most tokens are skipped without taking their noise's logarithm
+    logits[[3, 700, 4999]] = 6, 5, 5.5
+    drawn = sample(logits, make_rows(DRAWS))
+    groups = np.full(5000, 3)
+    groups[[3, 700, 4999]] = 0, 1, 2
+    assert_follows(groups[drawn], np.bincount(groups, weights=softmax(logits)))
 
 
 def test_samples_of_successive_seeds_follow_the_softmax() -> None:
-    logits = np.array([1, 0, 0.5], np.float32)
-    rows = make_rows(DRAWS)
-    rows["seed"], rows["position"] = np.arange(DRAWS), 12
-    drawn = sample(np.tile(logits, (DRAWS, 1)), rows)
-    assert chi_square(drawn, softmax(logits.astype(np.float64))) < CHI_SQUARE_LIMIT[2]
+    logits = np.array([1, 0, 0.5])
+    drawn = sample(logits, make_rows(DRAWS, seed=np.arange(DRAWS), position=12))
+    assert_follows(drawn, softmax(logits))
 
 
 def test_top_k_samples_follow_the_softmax_of_what_is_left() -> None:
-    logits = np.array([0, 2, 1, -1, 1.5, -3], np.float32)
-    drawn = sample(np.tile(logits, (DRAWS, 1)), make_rows(DRAWS, top_k=3))
-    left = np.where(logits >= 1, logits, -np.inf).astype(np.float64)
-    assert chi_square(drawn, softmax(left)) < CHI_SQUARE_LIMIT[2]
+    drawn = sample([0, 2, 1, -1, 1.5, -3], make_rows(DRAWS, top_k=3))
+    assert_follows(drawn, softmax([-np.inf, 2, 1, -np.inf, 1.5, -np.inf]))
+
+
+def test_top_p_samples_follow_the_softmax_of_what_is_left() -> None:
+    logits = np.log([0.1, 0.4, 0.2, 0.3])
+    assert_follows(sample(logits, make_rows(DRAWS, top_p=0.65)), np.array([0, 0.4, 0, 0.3]) / 0.7)
+    assert_follows(sample(logits, make_rows(DRAWS, top_p=0.75)), np.array([0, 4, 2, 3]) / 9)
+
+
+def test_top_p_counts_only_what_top_k_left() -> None:
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert set(sample(logits, make_rows(100, top_p=0.55, top_k=2)).tolist()) == {0}
+    assert set(sample(logits, make_rows(100, top_p=0.55)).tolist()) == {0, 1}
+
+
+def test_top_p_counts_only_what_min_p_left() -> None:
+    logits = np.log([0.4, 0.3, 0.2, 0.1])
+    assert set(sample(logits, make_rows(100, top_p=0.55, min_p=0.7)).tolist()) == {0}
+
+
+def test_min_p_samples_follow_the_softmax_of_what_is_left() -> None:
+    logits = np.log([0.08, 0.4, 0.11, 0.25, 0.16])
+    drawn = sample(logits, make_rows(DRAWS, min_p=0.25))
+    assert_follows(drawn, np.array([0, 0.4, 0.11, 0.25, 0.16]) / 0.92)
+
+
+def test_min_p_is_about_the_probabilities_after_temperature() -> None:
+    logits = np.log([0.4, 0.1])
+    assert set(sample(logits, make_rows(100, min_p=0.3)).tolist()) == {0}
+    assert set(sample(logits, make_rows(100, min_p=0.3, temperature=2)).tolist()) == {0, 1}
+
+
+def draw_after(history: list[int], logits: npt.ArrayLike, **fields: float) -> Int32s:
+    rows = make_rows(DRAWS, num_history=len(history), **fields)
+    table = np.broadcast_to(np.asarray(logits, np.float32), (DRAWS, len(np.asarray(logits))))
+    return make_sampler(table.shape[1]).sample(table, rows, np.array(history, np.int32))[0]
+
+
+def test_presence_penalty_is_taken_once_from_generated_tokens() -> None:
+    drawn = draw_after([3, 0, 2, 2, 1], np.zeros(4), num_prompt=1, presence_penalty=1.5)
+    assert_follows(drawn, softmax([-1.5, -1.5, -1.5, 0]))
+
+
+def test_frequency_penalty_is_taken_as_often_as_a_token_was_generated() -> None:
+    drawn = draw_after([3, 0, 2, 2, 1], np.zeros(4), num_prompt=2, frequency_penalty=0.7)
+    assert_follows(drawn, softmax([0, -0.7, -1.4, 0]))
+
+
+def test_repetition_penalty_divides_what_is_positive_and_multiplies_the_rest() -> None:
+    drawn = draw_after([0, 1, 1, 2], [2, -1, 0, 1, -1], num_prompt=2, repetition_penalty=2)
+    assert_follows(drawn, softmax([1, -2, 0, 1, -1]))
+
+
+def test_penalties_come_after_biases_and_repetition_first() -> None:
+    rows = make_rows(DRAWS, num_history=1, num_bias=1, repetition_penalty=2, presence_penalty=0.5)
+    logits = np.zeros((DRAWS, 2), np.float32)
+    history, bias = np.array([1], np.int32), np.array([3], np.float32)
+    drawn, _ = make_sampler(2).sample(logits, rows, history, history, bias)
+    assert_follows(drawn, softmax([0, 3 / 2 - 0.5]))
+
+
+def test_biased_samples_follow_the_softmax() -> None:
+    logits = np.tile(np.array([0, 1, 2, -1], np.float32), (DRAWS, 1))
+    tokens, bias = (
+        np.array([1, 2, 2, 0, 0], np.int32),
+        np.array([9, -2, 0.5, 1, -np.inf], np.float32),
+    )
+    rows = make_rows(DRAWS, bias_start=1, num_bias=4)
+    drawn, _ = make_sampler(4).sample(logits, rows, bias_tokens=tokens, bias=bias)
+    assert_follows(drawn, softmax([-np.inf, 1, 0.5, -1]))
+    assert (logits == [0, 1, 2, -1]).all(), "the caller's logits were changed"
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_p": 0.9}, {"top_k": 3}, {"temperature": 0}])
+def test_the_one_token_that_is_not_banned_is_drawn(fields: dict[str, float]) -> None:
+    banned = np.delete(np.arange(100, dtype=np.int32), 77)
+    rows = make_rows(50, num_bias=99, num_history=3, repetition_penalty=1.3, **fields)
+    bias = np.full(99, -np.inf, np.float32)
+    history = np.array([1, 77, 77], np.int32)
+    drawn, _ = make_sampler(100).sample(random_logits(50, 100), rows, history, banned, bias)
+    assert set(drawn.tolist()) == {77}
+
+
+def test_where_every_token_is_banned_the_first_is_drawn() -> None:
+    rows = make_rows(3, temperature=[0, 1, 1], top_p=[1, 1, 0.5])
+    assert sample(np.full(70, -np.inf), rows).tolist() == [0, 0, 0]
+
+
+def test_tokens_the_vocabulary_does_not_have_are_passed_over() -> None:
+    odd = np.array([-1, 70, 2**31 - 1], np.int32)
+    rows = make_rows(2, num_history=3, num_bias=3, presence_penalty=1)
+    logits = random_logits(2, 70)
+    drawn, _ = make_sampler(70).sample(logits, rows, odd, odd, np.ones(3, np.float32))
+    assert drawn.tolist() == sample(logits, make_rows(2)).tolist()
+
+
+def test_an_impossible_token_is_never_drawn() -> None:
+    logits = np.full(8, -np.inf)
+    logits[[3, 5]] = 0
+    for rows in (make_rows(500), make_rows(500, top_p=0.99), make_rows(500, top_k=4)):
+        assert set(sample(logits, rows).tolist()) == {3, 5}
 
 
 def test_successive_draws_are_independent() -> None:
-    logits = np.zeros((DRAWS, 2), np.float32)
-    drawn = sample(logits, make_rows(DRAWS))
-    changes = (drawn[1:] != drawn[:-1]).astype(np.int32)
-    assert chi_square(changes, np.array([0.5, 0.5])) < CHI_SQUARE_LIMIT[1]
+    drawn = sample(np.zeros(2), make_rows(DRAWS))
+    assert_follows((drawn[1:] != drawn[:-1]).astype(np.int32), np.array([0.5, 0.5]))
 
 
 def test_a_very_low_temperature_is_nearly_greedy() -> None:
@@ -114,94 +218,61 @@ def test_same_seed_and_position_give_the_same_token() -> None:
 
 
 def test_other_seeds_give_other_tokens() -> None:
-    logits = np.zeros((64, 1000), np.float32)
-    one, other = (sample(logits, make_rows(64, seed=seed)) for seed in (5, 6))
+    one, other = (sample(np.zeros(1000), make_rows(64, seed=seed)) for seed in (5, 6))
     assert (one == other).sum() < 5
 
 
 def test_other_positions_give_other_tokens() -> None:
-    drawn = sample(np.zeros((64, 1000), np.float32), make_rows(64))
-    assert len(set(drawn.tolist())) > 55
+    assert len(set(sample(np.zeros(1000), make_rows(64)).tolist())) > 55
 
 
-def test_tokens_do_not_depend_on_batch_mates_or_row_order() -> None:
-    logits = random_logits(24, 3000)
-    rows = make_rows(24, temperature=1.3)
-    rows["top_k"][::3], rows["top_p"][::2], rows["temperature"][::5] = 20, 0.8, 0
-    together = sample(logits, rows)
-    order = np.random.default_rng(1).permutation(24)
-    assert sample(logits[order], rows[order]).tolist() == together[order].tolist()
-    for row in range(24):
-        alone = sample(logits[row : row + 1], rows[np.array([row])])
-        assert alone.tolist() == [together[row]]
+def test_a_target_is_not_sampled_but_reported() -> None:
+    logits = np.log(np.array([[0.5, 0.2, 0.3]], np.float32))
+    rows = make_rows(1, target=1, num_logprobs=0, temperature=0)
+    tokens, logprobs = make_sampler(3).sample(logits, rows)
+    assert tokens.tolist() == [1]
+    logprob, rank = struct.unpack("<fi", logprobs)
+    assert (logprob, rank) == (pytest.approx(np.log(0.2)), 3)
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 50, 999])
-def test_top_k_keeps_the_k_best(top_k: int) -> None:
-    scores = random_logits(1, 1000)[0].astype(np.float64)
-    kept = candidates(scores, top_k, 1.0)
-    assert set(kept.tolist()) == set(np.argsort(-scores)[:top_k].tolist())
+def test_logprobs_are_those_of_the_model() -> None:
+    logits = np.log(np.array([[0.2, 0.4, 0.2, 0.2]], np.float32))
+    rows = make_rows(1, temperature=0, num_logprobs=3, num_bias=1)
+    bias = np.array([9], np.float32)
+    tokens, logprobs = make_sampler(4).sample(
+        logits, rows, bias_tokens=np.array([2], np.int32), bias=bias
+    )
+    assert tokens.tolist() == [2]
+    logprob, rank, *top = struct.unpack("<fiififif", logprobs)
+    assert (logprob, rank) == (pytest.approx(np.log(0.2)), 2)
+    assert top[::2] == [1, 0, 2]
+    assert top[1::2] == pytest.approx(np.log([0.4, 0.2, 0.2]))
 
 
-@pytest.mark.parametrize("top_k", [0, 1000, 5000])
-def test_top_k_of_zero_or_all_keeps_all(top_k: int) -> None:
-    scores = random_logits(1, 1000)[0].astype(np.float64)
-    assert sorted(candidates(scores, top_k, 1.0).tolist()) == list(range(1000))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target": 70},
+        {"num_logprobs": -2},
+        {"num_history": 4},
+        {"history_start": -1},
+        {"history_start": 3, "num_history": 1},
+        {"bias_start": 2, "num_bias": 1},
+        {"num_bias": -1},
+    ],
+)
+def test_a_row_that_points_out_of_range_is_refused(fields: dict[str, float]) -> None:
+    history = np.zeros(3, np.int32)
+    with pytest.raises(ValueError, match="range"):
+        make_sampler(70).sample(
+            random_logits(2, 70),
+            make_rows(2, **fields),
+            history,
+            history[:2],
+            np.zeros(2, np.float32),
+        )
 
 
-@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])  # flat: more than LIKELY are needed
-def test_top_p_keeps_the_fewest_that_reach_it(top_p: float, scale: float) -> None:
-    scores = random_logits(1, 5000)[0].astype(np.float64) * scale
-    order = np.argsort(-scores)
-    mass = np.cumsum(softmax(scores)[order])
-    num_kept = 1 + int((mass < top_p).sum())
-    assert set(candidates(scores, 0, top_p).tolist()) == set(order[:num_kept].tolist())
-
-
-def test_a_flat_distribution_needs_more_than_the_likely_ones() -> None:
-    assert len(candidates(np.zeros(4 * LIKELY), 0, 0.5)) == 2 * LIKELY
-
-
-def test_top_p_counts_only_what_top_k_left() -> None:
-    scores = np.log(np.array([0.4, 0.3, 0.2, 0.1]))
-    assert set(candidates(scores, 2, 0.55).tolist()) == {0}
-    assert set(candidates(scores, 0, 0.55).tolist()) == {0, 1}
-
-
-def test_an_impossible_token_is_never_drawn() -> None:
-    logits = np.full((500, 8), -np.inf, np.float32)
-    logits[:, 3], logits[:, 5] = 0, 0
-    for rows in (make_rows(500), make_rows(500, top_p=0.99), make_rows(500, top_k=4)):
-        assert set(sample(logits, rows).tolist()) == {3, 5}
-
-
-def test_noise_is_gumbels() -> None:
-    noise = gumbel(np.arange(100000), np.uint64(3), np.uint64(4))
-    assert np.isfinite(noise).all()
-    assert abs(noise.mean() - 0.57722) < 0.02
-    assert abs(noise.var() - np.pi**2 / 6) < 0.05
-
-
-def test_noise_of_the_next_seed_is_not_that_of_the_next_position() -> None:
-    # The sequences of one request have successive seeds.
-    tokens = np.arange(100)
-    one = gumbel(tokens, np.uint64(8), np.uint64(4))
-    assert not np.isin(gumbel(tokens, np.uint64(7), np.uint64(5)), one).any()
-
-
-def test_noise_of_a_token_does_not_depend_on_the_other_candidates() -> None:
-    seed, position = np.uint64(2**64 - 1), np.uint64(7)
-    whole = gumbel(np.arange(100), seed, position)
-    assert (gumbel(np.array([90, 7, 8]), seed, position) == whole[[90, 7, 8]]).all()
-
-
-@pytest.mark.parametrize("bits", [0, 2**64 - 1])
-def test_noise_is_finite_whatever_the_random_bits(
-    bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        return np.full_like(x, bits)
-
-    monkeypatch.setattr("headrace.engine_proc.worker.sampler.mix", mix)
-    assert np.isfinite(gumbel(np.arange(2), np.uint64(0), np.uint64(0))).all()
+def test_no_rows_are_no_tokens() -> None:
+    tokens, logprobs = make_sampler(70).sample(random_logits(0, 70), make_rows(0))
+    assert (tokens.shape, tokens.dtype, logprobs) == ((0,), np.int32, b"")
