@@ -59,11 +59,14 @@ def test_greedy_takes_the_largest_logit() -> None:
     assert tokens.dtype == np.int32
 
 
-@pytest.mark.parametrize("temperature", [0, 1e-30])
-def test_greedy_takes_the_first_of_equals(temperature: float) -> None:
-    logits = np.zeros(500)
-    logits[[70, 300, 301]] = 5
-    assert sample(logits, make_rows(1, temperature=temperature)).tolist() == [70]
+@pytest.mark.parametrize("fields", [{}, {"top_k": 100}, {"top_p": 0.7}, {"min_p": 1}])
+@pytest.mark.parametrize("temperature", [0, 1e-30])  # noise is lost in the scores' rounding
+def test_greedy_takes_the_first_of_equals(temperature: float, fields: dict[str, float]) -> None:
+    logits = random_logits(1, 500)[0]
+    equals = np.random.default_rng(1).permutation(500)[:90]
+    logits[equals] = 20
+    rows = make_rows(20, temperature=temperature, **fields)
+    assert set(sample(logits, rows).tolist()) == {equals.min()}
 
 
 def test_greedy_and_sampled_rows_share_a_batch() -> None:
@@ -105,6 +108,10 @@ def test_top_p_samples_follow_the_softmax_of_what_is_left() -> None:
     logits = np.log([0.1, 0.4, 0.2, 0.3])
     assert_follows(sample(logits, make_rows(DRAWS, top_p=0.65)), np.array([0, 0.4, 0, 0.3]) / 0.7)
     assert_follows(sample(logits, make_rows(DRAWS, top_p=0.75)), np.array([0, 4, 2, 3]) / 9)
+
+
+def test_the_token_that_reaches_top_p_is_the_last_and_among_equals_the_lower_ones_stay() -> None:
+    assert_follows(sample(np.zeros(4), make_rows(DRAWS, top_p=0.5)), np.array([0.5, 0.5, 0, 0]))
 
 
 def test_top_p_counts_only_what_top_k_left() -> None:
@@ -179,6 +186,15 @@ def test_the_one_token_that_is_not_banned_is_drawn(fields: dict[str, float]) -> 
     history = np.array([1, 77, 77], np.int32)
     drawn, _ = make_sampler(100).sample(random_logits(50, 100), rows, history, banned, bias)
     assert set(drawn.tolist()) == {77}
+
+
+def test_even_an_infinite_logit_can_be_banned() -> None:
+    logits = random_logits(1, 100)
+    logits[0, 63], logits[0, 9] = np.inf, 50
+    banned, bias = np.array([63], np.int32), np.array([-np.inf], np.float32)
+    for rows in (make_rows(1, num_bias=1), make_rows(1, num_bias=1, temperature=0)):
+        drawn, _ = make_sampler(100).sample(logits, rows, bias_tokens=banned, bias=bias)
+        assert drawn.tolist() == [9]
 
 
 def test_where_every_token_is_banned_the_first_is_drawn() -> None:

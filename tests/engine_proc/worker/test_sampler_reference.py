@@ -147,6 +147,17 @@ def test_a_large_vocabulary_whose_rows_are_padded(spread: float) -> None:
     assert_same(step, make_sampler(20011).sample(*step))
 
 
+@pytest.mark.parametrize("fields", [{}, {"top_k": 100}, {"top_p": 0.7}])
+def test_equals_whose_noise_is_rounded_to_whole_numbers(fields: dict[str, float]) -> None:
+    rng = np.random.default_rng(2)
+    logits = rng.normal(0, 3, (50, 500)).astype(np.float32)
+    logits[:, rng.permutation(500)[:90]] = 20
+    no_tokens = np.empty(0, np.int32)
+    rows = make_rows(50, temperature=2e-15, **fields)
+    step = (logits, rows, no_tokens, no_tokens, np.empty(0, np.float32))
+    assert_same(step, make_sampler(500).sample(*step))
+
+
 def test_logits_of_any_layout() -> None:
     logits, *others = large_step(3)
     result = make_sampler(20011).sample(logits, *others)
