@@ -1,18 +1,12 @@
 """How long does sampling one row take, for what a request may ask?
 
 Method: rows of normally distributed logits, a hard case for top_p: 0.9 of the mass are thousands
-        of tokens, where a trained model mostly has tens. The C++ sampler takes 32, 8 and 1 rows,
-        then the plain numpy of the tests, which sorts, takes one; so they take turns. The first
-        round is thrown away; medians are reported, divided by the number of rows.
+        of tokens, where a trained model mostly has tens. The C++ sampler takes B rows at a time,
+        then the plain numpy of the tests, which sorts, takes one.
 Run:    python bench/sampler.py --threads 2 --rounds 20
 """
 
-import argparse
-import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,12 +16,13 @@ import numpy as np
 
 from headrace.engine_proc.worker.cpu_executor import Isa
 from headrace.engine_proc.worker.sampler import NO_BIAS, NO_TOKENS, Sampler
+from support.report import Quantity, Report, parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 import reference_sampler
 
 VOCAB_SIZES = (49152, 151936)
-ROWS = (1, 8, 32)
+ROWS = (32, 8, 1)  # the last with warm caches
 HISTORY = 2000  # tokens that penalties look at, half of them the prompt's
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.1}
 CASES: dict[str, dict[str, float]] = {
@@ -43,19 +38,10 @@ CASES: dict[str, dict[str, float]] = {
 }
 
 
-def take_turns(contenders: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Return each contender's median in microseconds."""
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(rounds + 1):
-        for name, contender in contenders.items():
-            start = time.perf_counter()
-            contender()
-            times[name].append((time.perf_counter() - start) * 1e6)
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}
-
-
-def measure(sampler: Sampler, fields: dict[str, float], rounds: int) -> dict[str, float]:
-    """Return microseconds per row."""
+def contenders(
+    sampler: Sampler, fields: dict[str, float]
+) -> dict[str, tuple[int, Callable[[], object]]]:
+    """Return, by system, how many rows it takes and what takes them."""
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (max(ROWS), sampler.vocab_size)).astype(np.float32)
     rows = reference_sampler.make_rows(max(ROWS), **fields)
@@ -70,41 +56,34 @@ def measure(sampler: Sampler, fields: dict[str, float], rounds: int) -> dict[str
     def ours(num_rows: int) -> Callable[[], object]:
         return lambda: sampler.sample(logits[:num_rows], rows[:num_rows], history)
 
-    contenders: dict[str, Callable[[], object]]
-    contenders = {f"rows_{count}": ours(count) for count in reversed(ROWS)}
-    contenders["numpy"] = plain
-    taken = take_turns(contenders, rounds)
-    for count in ROWS:
-        taken[f"rows_{count}"] /= count
-    return {name: round(us, 1) for name, us in taken.items()}
+    return {f"B={count}": (count, ours(count)) for count in ROWS} | {"numpy": (1, plain)}
 
 
-def commit() -> str:
-    """Return the short hash of the checkout."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+def measure(name: str, sampler: Sampler, fields: dict[str, float], rounds: int) -> Quantity:
+    """Return microseconds per row; the first round is thrown away."""
+    systems = contenders(sampler, fields)
+    samples: dict[str, list[float]] = {system: [] for system in systems}
+    for _ in range(rounds + 1):
+        for system, (num_rows, run) in systems.items():
+            start = time.perf_counter()
+            run()
+            samples[system].append((time.perf_counter() - start) * 1e6 / num_rows)
+    samples = {system: taken[1:] for system, taken in samples.items()}
+    return Quantity(f"{name}, {sampler.vocab_size} tokens", "us per row", samples)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--isa", default=Isa.BEST)
-    args = parser.parse_args()
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    print("us per row            vocab     numpy " + "".join(f"{f'{n} rows':>9}" for n in ROWS))
+    """Run."""
+    options = parser(__doc__, rounds=20)
+    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options.add_argument("--isa", default=str(Isa.BEST), choices=[*map(str, Isa)])
+    args = options.parse_args()
+    report = Report("sampler", args)
     for vocab_size in VOCAB_SIZES:
         sampler = Sampler(vocab_size, threads=args.threads, isa=args.isa)
-        table = results[str(vocab_size)] = {}
         for name, fields in CASES.items():
-            table[name] = measure(sampler, fields, args.rounds)
-            print(
-                f"{name:20} {vocab_size:6} {table[name]['numpy']:9.1f} "
-                + "".join(f"{table[name][f'rows_{count}']:9.1f}" for count in ROWS)
-            )
-    machine = {"machine": platform.machine(), "cores": os.cpu_count()}
-    options = {"threads": args.threads, "isa": args.isa}
-    print(json.dumps({"bench": "sampler", **results, **options, **machine, "commit": commit()}))
+            report.add(measure(name, sampler, fields, args.rounds))
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -88,17 +88,19 @@ INLINED int count_above(const float *logits, int n, float limit) {
 }
 
 INLINED uint64_t bits_above(const float *logits, int n, float limit) {
-    uint64_t bits = 0;
-    if (n == block_tokens) {
-        for (int i = 0; i < block_tokens; ++i) {
+    if (n < block_tokens) {
+        uint64_t bits = 0;
+        for (int i = 0; i < n; ++i) {
             bits |= uint64_t(logits[i] > limit) << i;
         }
         return bits;
     }
-    for (int i = 0; i < n; ++i) {
-        bits |= uint64_t(logits[i] > limit) << i;
+    uint32_t low = 0, high = 0; // lanes as wide as the logits
+    for (int i = 0; i < block_tokens / 2; ++i) {
+        low |= uint32_t(logits[i] > limit) << i;
+        high |= uint32_t(logits[block_tokens / 2 + i] > limit) << i;
     }
-    return bits;
+    return uint64_t(high) << 32 | low;
 }
 
 INLINED void weigh(const float *logits, int n, const Softmax &softmax, double *weights) {

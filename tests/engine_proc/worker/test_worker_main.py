@@ -1,0 +1,86 @@
+"""A step's columns reach the sampler, and what it brings can be read by the engine."""
+
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.engine_proc.outcome import Outcome
+from headrace.engine_proc.sampling_rows import SamplingRows
+from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.main import execute
+from headrace.engine_proc.worker.sampler import Sampler
+from headrace.messages import GenerateRequest, Sampling, Step
+
+LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+NO_DRAFTS = array("i")
+
+
+class Unmoved:
+    """An executor whose model says the same whatever it reads."""
+
+    spec: Any = None
+
+    def forward(self, batch: Batch) -> Floats:
+        return np.tile(LOGITS, (len(batch.logit_rows), 1))
+
+    def embed(self, batch: Batch) -> Floats:
+        raise NotImplementedError
+
+
+def sequence_of(generated: list[int], **sampling: Any) -> Sequence:
+    request = GenerateRequest(1, 0, 9, Sampling(**sampling), [0], b"")
+    sequence = Sequence.of(request, array("I", [3, 1]).tobytes())
+    sequence.tokens.extend(generated)
+    return sequence
+
+
+def run(rows: SamplingRows, num_rows: int) -> Outcome:
+    tokens = np.arange(max(1, num_rows), dtype=np.int32)
+    step = Step(
+        token_ids=tokens.tobytes(),
+        positions=tokens.tobytes(),
+        sequences=np.zeros_like(tokens).tobytes(),
+        page_table=np.zeros(1, np.int32).tobytes(),
+        logit_rows=tokens[:num_rows].tobytes(),
+        rows=bytes(rows.rows),
+        history=rows.history.tobytes(),
+        bias_tokens=rows.bias_tokens.tobytes(),
+        bias=rows.bias.tobytes(),
+    )
+    return Outcome(execute(Unmoved(), Sampler(len(LOGITS)), step), num_pooled=0)
+
+
+def test_each_sequence_is_sampled_as_it_asks() -> None:
+    rows = SamplingRows()
+    rows.draw(sequence_of([]), NO_DRAFTS)
+    rows.draw(sequence_of([], logit_bias={2: 5.0}), NO_DRAFTS)
+    rows.draw(sequence_of([], min_tokens=1), NO_DRAFTS)  # its stop token is 0
+    rows.draw(sequence_of([0], presence_penalty=1.0), NO_DRAFTS)
+    rows.draw(sequence_of([0, 0], frequency_penalty=1.0), array("i", [1]))
+    rows.draw(sequence_of([0], repetition_penalty=2.0), NO_DRAFTS)  # 1 is in the prompt
+    outcome = run(rows, 6)
+    assert [outcome.token() for _ in range(6)] == [0, 2, 1, 1, 2, 2]
+
+
+def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
+    rows = SamplingRows()
+    rows.watch(sequence_of([], prompt_logprobs=1), 1)
+    rows.draw(sequence_of([]), NO_DRAFTS)
+    rows.draw(sequence_of([], logprobs=2, logit_bias={3: 9.0}), NO_DRAFTS)
+    outcome = run(rows, 3)
+    assert outcome.token() == 1
+    watched = outcome.logprob(1)
+    assert (outcome.token(), outcome.token()) == (0, 3)
+    drawn = outcome.logprob(2)
+    assert (watched.logprob, watched.rank) == (pytest.approx(np.log(0.3)), 2)
+    assert watched.top == [(0, pytest.approx(np.log(0.4)))]
+    assert (drawn.logprob, drawn.rank) == (pytest.approx(np.log(0.1)), 4)
+    assert drawn.top == [(0, pytest.approx(np.log(0.4))), (1, pytest.approx(np.log(0.3)))]
+
+
+def test_a_step_may_want_no_token() -> None:
+    with pytest.raises(StopIteration):
+        run(SamplingRows(), 0).token()
