@@ -27,6 +27,7 @@ ROW = np.dtype(  # messages.SAMPLING_ROW
         *((name, "<i4") for name in ("bias_start", "num_bias")),
     ]
 )
+MAX_THREADS = 8
 NO_TOKENS = np.empty(0, np.int32)
 NO_BIAS = np.empty(0, np.float32)
 
@@ -46,7 +47,8 @@ class Sampler:
     """Samples the rows of one step after another. Not for several threads at once.
 
     Args:
-        threads: of one step, the caller's included. By default, one per core we may use.
+        threads: of one step, the caller's included. By default, one per core we may use, at most
+            8: each holds 40 bytes per token of the vocabulary.
         isa: the instruction set; it changes the speed and no result.
 
     Raises:
@@ -58,7 +60,7 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self.core = declare(load_core())
-        num_threads = threads or len(os.sched_getaffinity(0))
+        num_threads = threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
         number = ISAS.index(Isa(isa))
         self.state = c_void_p(self.core.headrace_sampler_create(vocab_size, num_threads, number))
         if not self.state:

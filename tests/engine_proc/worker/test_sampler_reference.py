@@ -74,7 +74,7 @@ row_fields = st.fixed_dictionaries(
     {},
     optional={
         "temperature": st.sampled_from([0, 1, 1e-3, 1e-9, 1e-30]) | float32s(0.25, 4),
-        "top_p": st.sampled_from([0.5, 0.9, 0.99]) | float32s(1e-6, 1),
+        "top_p": st.sampled_from([0, 0.5, 0.9, 0.99]) | float32s(0, 1),
         "min_p": st.sampled_from([0.05, 1]) | float32s(0, 1),
         "top_k": st.integers(0, 100) | st.just(2**31 - 1),
         "presence_penalty": float32s(-2, 2),
