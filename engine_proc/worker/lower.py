@@ -53,6 +53,7 @@ INERT = frozenset(
         "pad_token_id",
         "pretraining_tp",  # transformers dropped the code that split by it
         "resid_pdrop",
+        "residual_dropout",
         "return_dict",
         "torch_dtype",
         "transformers.js_config",
@@ -73,9 +74,7 @@ def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise ModelError(
-            f"model_type {model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
-        )
+        raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
     fields = Fields(config, f"a {model_type} model")
     spec = FAMILIES[model_type](fields)
     fields.refuse_unread(INERT)
@@ -174,6 +173,41 @@ def layer_types(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
     return [kind == SLIDING for kind in types]
 
 
+def ropes_by_type(
+    fields: Fields, *, head_dim: int, thetas: tuple[float, float]
+) -> tuple[RopeTable, ...]:
+    """Lower the RoPE of full layers and that of sliding ones: newer configs nest them by type.
+
+    Args:
+        head_dim: the family's default.
+        thetas: the bases, where the tables have none of their own.
+    """
+    nested = Fields(fields.table("rope_parameters"), f"the RoPE of {fields.owner}")
+    old_full = fields.table("rope_scaling")
+    tables = tuple(
+        rope_table(
+            params,
+            owner=fields.owner,
+            head_dim=fields.integer("head_dim", head_dim),
+            max_position=fields.integer("max_position_embeddings"),
+            theta=theta,
+        )
+        for params, theta in zip(
+            (old_full or nested.table(FULL), nested.table(SLIDING)), thetas, strict=True
+        )
+    )
+    nested.refuse_unread()
+    return tables
+
+
+def sliding(fields: Fields, default: Callable[[int], bool]) -> tuple[LayerSpec, ...]:
+    """Lower layers that differ in nothing but whether they slide."""
+    size = window(fields)
+    return tuple(
+        LayerSpec(window=size if slides else None) for slides in layer_types(fields, default)
+    )
+
+
 def llama(fields: Fields) -> DecoderSpec:
     return decoder(fields, **biases(fields), mlp_bias=fields.flag("mlp_bias", False))
 
@@ -182,6 +216,11 @@ def mistral(fields: Fields) -> DecoderSpec:
     """Every layer slides, if any does."""
     layers = (LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers")
     return decoder(fields, layers=layers, num_kv_heads=fields.integer("num_key_value_heads"))
+
+
+def ministral(fields: Fields) -> DecoderSpec:
+    """`layer_types` says which layers slide; without it, all do."""
+    return decoder(fields, layers=sliding(fields, lambda i: True))
 
 
 def qwen2(fields: Fields) -> DecoderSpec:
@@ -203,7 +242,7 @@ def qwen_layers(fields: Fields) -> tuple[LayerSpec, ...]:
     first = fields.get("max_window_layers", 0)
     size = window(fields) if fields.flag("use_sliding_window", False) else None
     slides = layer_types(fields, lambda i: i >= first)
-    return tuple(LayerSpec(window=size if sliding else None) for sliding in slides)
+    return tuple(LayerSpec(window=size if slide else None) for slide in slides)
 
 
 def gemma(fields: Fields) -> DecoderSpec:
@@ -215,12 +254,10 @@ def gemma(fields: Fields) -> DecoderSpec:
 
 def gemma2(fields: Fields) -> DecoderSpec:
     fields.get("sliding_window_size", None)  # the original releases say it twice
-    slides = layer_types(fields, lambda i: i % 2 == 0)
-    size = window(fields)
     return decoder(
         fields,
         act="hidden_activation",
-        layers=tuple(LayerSpec(window=size if sliding else None) for sliding in slides),
+        layers=sliding(fields, lambda i: i % 2 == 0),
         head_dim=256,
         **gemma_common(fields),
         placement=Placement.PRE_POST,
@@ -242,9 +279,16 @@ def gemma3(fields: Fields) -> DecoderSpec:
         fields,
         act="hidden_activation",
         layers=tuple(
-            LayerSpec(rope=1, window=size) if sliding else LayerSpec(rope=0) for sliding in slides
+            LayerSpec(rope=1, window=size) if slide else LayerSpec(rope=0) for slide in slides
         ),
-        ropes=gemma3_ropes(fields),
+        ropes=ropes_by_type(
+            fields,
+            head_dim=256,
+            thetas=(
+                fields.number("rope_theta", 1e6),
+                fields.number("rope_local_base_freq", 1e4),
+            ),
+        ),
         head_dim=256,
         **gemma_common(fields),
         placement=Placement.PRE_POST,
@@ -252,27 +296,6 @@ def gemma3(fields: Fields) -> DecoderSpec:
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping"),
     )
-
-
-def gemma3_ropes(fields: Fields) -> tuple[RopeTable, ...]:
-    """Lower the global table and the local one: newer configs nest them by layer type."""
-    nested = Fields(fields.table("rope_parameters"), f"the RoPE of {fields.owner}")
-    old_global = fields.table("rope_scaling")
-    thetas = fields.number("rope_theta", 1e6), fields.number("rope_local_base_freq", 1e4)
-    tables = tuple(
-        rope_table(
-            params,
-            owner=fields.owner,
-            head_dim=fields.integer("head_dim", 256),
-            max_position=fields.integer("max_position_embeddings"),
-            theta=theta,
-        )
-        for params, theta in zip(
-            (old_global or nested.table(FULL), nested.table(SLIDING)), thetas, strict=True
-        )
-    )
-    nested.refuse_unread()
-    return tables
 
 
 def gemma_common(fields: Fields) -> dict[str, Any]:
@@ -314,8 +337,8 @@ def smollm3(fields: Fields) -> DecoderSpec:
     size = window(fields) if fields.flag("use_sliding_window", False) else None
     slides = layer_types(fields, lambda i: not rotated[i])
     layers = tuple(
-        LayerSpec(rope=0 if has_rope else None, window=size if sliding else None)
-        for has_rope, sliding in zip(rotated, slides, strict=True)
+        LayerSpec(rope=0 if has_rope else None, window=size if slide else None)
+        for has_rope, slide in zip(rotated, slides, strict=True)
     )
     return decoder(
         fields,
@@ -330,6 +353,43 @@ def smollm3(fields: Fields) -> DecoderSpec:
 
 def olmo2(fields: Fields) -> DecoderSpec:
     return decoder(fields, placement=Placement.POST, qk_norm=QKNorm.FULL, **biases(fields))
+
+
+def olmo3(fields: Fields) -> DecoderSpec:
+    """OLMo 2 with sliding layers, whose RoPE is never scaled."""
+    slides = layer_types(fields, lambda i: (i + 1) % 4 != 0)
+    size, theta = window(fields), fields.number("rope_theta", 500_000.0)
+    return decoder(
+        fields,
+        layers=tuple(
+            LayerSpec(rope=1, window=size) if slide else LayerSpec(rope=0) for slide in slides
+        ),
+        ropes=ropes_by_type(fields, head_dim=split_head_dim(fields), thetas=(theta, theta)),
+        placement=Placement.POST,
+        qk_norm=QKNorm.FULL,
+        **biases(fields),
+    )
+
+
+def exaone4(fields: Fields) -> DecoderSpec:
+    """Where some layers slide, the others are NoPE."""
+    fields.get("sliding_window_pattern", None)  # may be letters, beside `layer_types`
+    size = window(fields)
+    slides = layer_types(
+        fields,
+        lambda i: size is not None and (i + 1) % fields.integer("sliding_window_pattern", 4) != 0,
+    )
+    if size is None and any(slides):
+        raise fields.wrong("sliding_window", "the size that its 'sliding_attention' layers need")
+    return decoder(
+        fields,
+        layers=tuple(
+            LayerSpec(rope=0 if slide or size is None else None, window=size if slide else None)
+            for slide in slides
+        ),
+        placement=Placement.POST,
+        qk_norm=QKNorm.PER_HEAD,
+    )
 
 
 def granite(fields: Fields) -> DecoderSpec:
@@ -359,6 +419,65 @@ def cohere(fields: Fields) -> DecoderSpec:
     )
 
 
+# Published fields of the only way the family is built.
+COHERE2_BUILT_IN = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+}
+
+
+def cohere2(fields: Fields) -> DecoderSpec:
+    """Cohere with layers that slide and rotate, and every fourth that does neither."""
+    for name, built_in in COHERE2_BUILT_IN.items():
+        if fields.get(name, built_in) != built_in:
+            raise fields.wrong(name, repr(built_in))
+    fields.get("layer_switch", None)  # says `sliding_window_pattern` again
+    fields.get("use_parallel_embedding", None)  # of the machine it was trained on
+    pattern = fields.integer("sliding_window_pattern", 4)
+    slides = layer_types(fields, lambda i: (i + 1) % pattern != 0)
+    size = window(fields)
+    layers = tuple(LayerSpec(window=size) if slide else LayerSpec(rope=None) for slide in slides)
+    return replace(cohere(fields), layers=layers)
+
+
+def seed_oss(fields: Fields) -> DecoderSpec:
+    return decoder(
+        fields,
+        head_dim=128,
+        qkv_bias=fields.flag("attention_bias", True),
+        output_bias=fields.flag("attention_out_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def helium(fields: Fields) -> DecoderSpec:
+    """`attention_bias` is for queries, keys and values only."""
+    return decoder(
+        fields,
+        head_dim=128,
+        ropes=(rope(fields, fields.integer("head_dim", 128), 100_000.0, interleaved=True),),
+        qkv_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def ernie4_5(fields: Fields) -> DecoderSpec:
+    bias = fields.flag("use_bias", False)
+    return decoder(
+        fields,
+        head_dim=128,
+        ropes=(rope(fields, fields.integer("head_dim", 128), 500_000.0, interleaved=True),),
+        tied_head=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+    )
+
+
 FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
     "llama": llama,
     "mistral": mistral,
@@ -372,4 +491,11 @@ FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
     "olmo2": olmo2,
     "granite": granite,
     "cohere": cohere,
+    "cohere2": cohere2,
+    "ernie4_5": ernie4_5,
+    "exaone4": exaone4,
+    "helium": helium,
+    "ministral": ministral,
+    "olmo3": olmo3,
+    "seed_oss": seed_oss,
 }

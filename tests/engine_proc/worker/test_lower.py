@@ -99,6 +99,21 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "cohere": {"logit_scale": 1.5},
     "cohere with wide heads": {"head_dim": 24, "logit_scale": 1.5},
+    "cohere2": {"logit_scale": 1.5, "sliding_window": 5, "layer_types": SLIDING_FIRST},
+    "ernie4_5": {"head_dim": 24, "use_bias": True},
+    "exaone4": {"sliding_window": 5, "layer_types": SLIDING_FIRST},
+    "exaone4 without windows": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "helium": {"head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    "ministral": {"sliding_window": 5, "layer_types": SLIDING_FIRST, "head_dim": 24},
+    "olmo3": {
+        "sliding_window": 5,
+        "layer_types": SLIDING_FIRST,
+        "rope_parameters": {
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    },
+    "seed_oss": {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True},
 }
 
 
@@ -181,6 +196,20 @@ def test_older_gemma3_fields_mean_the_same() -> None:
     assert lower_config(old) == lower_config(new)
 
 
+def test_what_cohere2_says_of_itself_changes_nothing() -> None:
+    said = {
+        "layer_switch": 4,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "rotary_pct": 1.0,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+    }
+    assert lower_config(config_of("cohere2", **said)) == lower_config(config_of("cohere2"))
+
+
 @pytest.mark.parametrize(
     ("model_type", "differences", "named"),
     [
@@ -193,6 +222,9 @@ def test_older_gemma3_fields_mean_the_same() -> None:
         ("gemma", {"use_bidirectional_attention": True}, "'use_bidirectional_attention'"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping'"),
         ("cohere", {"use_qk_norm": True}, "'use_qk_norm'"),
+        ("cohere2", {"rotary_pct": 0.5}, "'rotary_pct'"),
+        ("cohere2", {"use_parallel_block": False}, "'use_parallel_block'"),
+        ("exaone4", {"sliding_window": None, "layer_types": SLIDING_FIRST}, "'sliding_window'"),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "'layer_types'"),
         ("llama", {"hidden_act": "relu"}, "'hidden_act'"),
         ("llama", {"hidden_size": "64"}, "'hidden_size'"),
