@@ -10,8 +10,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine_proc.worker.spec import DecoderSpec
-
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -33,9 +31,7 @@ class Batch:
 
 
 class Executor(Protocol):
-    """Runs the decoder."""
-
-    spec: DecoderSpec
+    """Runs a decoder."""
 
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""

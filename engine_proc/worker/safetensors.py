@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from headrace.engine_proc.worker.mapped_file import map_file
 from headrace.engine_proc.worker.weights import Format, StoredTensor
@@ -14,6 +16,7 @@ from headrace.errors import ModelError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NUMBER_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # the dtypes that can be executed
+OTHER_BYTES = {"F64": 8, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 class Entry(msgspec.Struct):
@@ -22,6 +25,9 @@ class Entry(msgspec.Struct):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
+
+
+Located = tuple[Entry, npt.NDArray[np.uint8]]  # and where its data lies
 
 
 class Index(msgspec.Struct):
@@ -36,8 +42,21 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: a file is missing or broken.
     """
+    return {
+        name: StoredTensor(Format(entry.dtype), tuple(entry.shape), data)
+        for name, (entry, data) in read_folder(folder, executable=True).items()
+    }
+
+
+def check_folder(folder: Path) -> None:
+    """Raise what `open_folder` does, except that tensors may be of any dtype."""
+    read_folder(folder, executable=False)
+
+
+def read_folder(folder: Path, *, executable: bool) -> dict[str, Located]:
+    """Return the entries of a folder: its one file's, or its shards'."""
     if (folder / SINGLE).exists():
-        return open_file(folder / SINGLE)
+        return read_file(folder / SINGLE, executable=executable)
     index_path = folder / INDEX
     if not index_path.exists():
         raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
@@ -45,25 +64,20 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
         weight_map = msgspec.json.decode(index_path.read_bytes(), type=Index).weight_map
     except (OSError, msgspec.DecodeError) as error:
         raise ModelError(f"{index_path}: cannot be read: {error}") from error
-    return open_shards(index_path, weight_map)
-
-
-def open_shards(index_path: Path, weight_map: dict[str, str]) -> dict[str, StoredTensor]:
-    """Open every shard once, and take each tensor from the shard that the index names."""
-    shards: dict[str, dict[str, StoredTensor]] = {}
+    shards = {}
     for shard in sorted(set(weight_map.values())):
-        path = index_path.parent / shard
+        path = folder / shard
         if not path.exists():
             raise ModelError(f"{path}: missing, and {index_path.name} lists it")
-        shards[shard] = open_file(path)
+        shards[shard] = read_file(path, executable=executable)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
-            raise ModelError(f"{index_path.parent / shard}: lacks {name!r}, which the index lists")
+            raise ModelError(f"{folder / shard}: lacks {name!r}, which the index lists")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
-def open_file(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of one file under their own names, as views."""
+def read_file(path: Path, *, executable: bool) -> dict[str, Located]:
+    """Return the entries of one file, checked against its size; `executable` ones, or any."""
     data = map_file(path)
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or start > len(data):
@@ -79,30 +93,31 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
     body = data[start:]
     tensors = {}
     for name, raw in header.items():
-        entry = parse_entry(path, name, raw)
+        entry = parse_entry(path, name, raw, executable)
         begin, end = entry.data_offsets
         if end > len(body):
             raise ModelError(
                 f"{path}: truncated: tensor {name!r} ends at byte {start + end}, "
                 f"the file at {len(data)}"
             )
-        tensors[name] = StoredTensor(Format(entry.dtype), tuple(entry.shape), body[begin:end])
+        tensors[name] = entry, body[begin:end]
     return tensors
 
 
-def parse_entry(path: Path, name: str, raw: msgspec.Raw) -> Entry:
+def parse_entry(path: Path, name: str, raw: msgspec.Raw, executable: bool) -> Entry:
     """Decode one header entry, and check that dtype, shape and offsets agree."""
     try:
         entry = msgspec.json.decode(raw, type=Entry)
     except msgspec.DecodeError as error:
         raise ModelError(f"{path}: tensor {name!r} has a broken header: {error}") from error
-    if entry.dtype not in NUMBER_BYTES:
+    if executable and entry.dtype not in NUMBER_BYTES:
         raise ModelError(
             f"{path}: tensor {name!r} is stored as {entry.dtype}; "
             f"supported are {', '.join(NUMBER_BYTES)}"
         )
     begin, end = entry.data_offsets
-    nbytes = NUMBER_BYTES[entry.dtype] * math.prod(entry.shape)
+    number_bytes = (NUMBER_BYTES | OTHER_BYTES).get(entry.dtype)
+    nbytes = end - begin if number_bytes is None else number_bytes * math.prod(entry.shape)
     if min(begin, *entry.shape, 0) < 0 or end - begin != nbytes:
         raise ModelError(
             f"{path}: tensor {name!r} has offsets {begin} to {end}, "

@@ -4,15 +4,11 @@ Written to be read, and to round as transformers does in fp32. Linear layers see
 attention goes from sequence to sequence.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.worker.executor import Batch, Floats, Int32s
+from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.spec import (
     Activation,
     DecoderSpec,
@@ -22,27 +18,14 @@ from headrace.engine_proc.worker.spec import (
     QKNorm,
     RopeTable,
 )
+from headrace.engine_proc.worker.torch_attention import (
+    Places,
+    Reach,
+    attend,
+    place,
+    to_tensor,
+)
 from headrace.engine_proc.worker.weights import Weights
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The tokens of one sequence in a batch, and where everything they may attend to lies."""
-
-    rows: slice  # of the batch
-    positions: Tensor  # [rows]
-    pages: Tensor  # [pages], those of positions 0 to `num_keys` - 1
-    num_keys: int
-
-
-@dataclass(frozen=True)
-class Places:
-    """A batch, on the device."""
-
-    positions: Tensor  # [tokens]
-    pages: Tensor  # [tokens], where each token's keys and values belong ...
-    slots: Tensor  # [tokens], ... and the row within that page
-    stretches: list[Stretch]
 
 
 class TorchExecutor:
@@ -88,8 +71,8 @@ class TorchExecutor:
     def hidden(self, batch: Batch) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
         spec = self.spec
-        places = self.place(batch)
-        x = F.embedding(self.tensor(batch.token_ids), self.weights["embed"])
+        places = place(batch, self.page_tokens, self.device)
+        x = F.embedding(to_tensor(batch.token_ids, self.device), self.weights["embed"])
         x = x * torch.tensor(spec.embedding_multiplier, dtype=self.dtype, device=self.device)
         rotations = [
             rotation(rope, inv_freq, places.positions)
@@ -97,30 +80,7 @@ class TorchExecutor:
         ]
         for index, layer in enumerate(spec.layers):
             x = self.layer(index, layer, x, places, rotations)
-        return self.norm("norm", x[self.tensor(batch.logit_rows)])
-
-    def tensor(self, numbers: Int32s) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
-
-    def place(self, batch: Batch) -> Places:
-        """Find each token's page, and each sequence's tokens."""
-        pages = batch.page_table[batch.sequences, batch.positions // self.page_tokens]
-        return Places(
-            positions=self.tensor(batch.positions),
-            pages=self.tensor(pages),
-            slots=self.tensor(batch.positions % self.page_tokens),
-            stretches=list(self.stretches(batch)),
-        )
-
-    def stretches(self, batch: Batch) -> Iterator[Stretch]:
-        """Cut the batch where its sequence changes."""
-        cuts = (np.flatnonzero(np.diff(batch.sequences)) + 1).tolist()
-        for start, stop in zip([0, *cuts], [*cuts, len(batch.sequences)], strict=True):
-            positions = batch.positions[start:stop]
-            num_keys = int(positions[-1]) + 1
-            num_pages = -(-num_keys // self.page_tokens)
-            pages = self.tensor(batch.page_table[batch.sequences[start], :num_pages])
-            yield Stretch(slice(start, stop), self.tensor(positions), pages, num_keys)
+        return self.norm("norm", x[to_tensor(batch.logit_rows, self.device)])
 
     def layer(
         self,
@@ -175,37 +135,18 @@ class TorchExecutor:
         keys[places.pages, places.slots] = k
         values[places.pages, places.slots] = v
         out = torch.empty_like(q)
+        reach = Reach(before=None if layer.window is None else layer.window - 1)
         for stretch in places.stretches:
-            out[stretch.rows] = self.attend(
+            out[stretch.rows] = attend(
                 q[stretch.rows],
                 keys[stretch.pages].flatten(0, 1)[: stretch.num_keys],
                 values[stretch.pages].flatten(0, 1)[: stretch.num_keys],
                 stretch.positions,
-                layer.window,
+                scale=spec.attention_scale,
+                reach=reach,
+                softcap=spec.attention_softcap,
             )
         return self.linear(f"{name}.o", out.flatten(1))
-
-    def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, window: int | None
-    ) -> Tensor:
-        """Attend with the queries at `positions` of one sequence to those before and themselves.
-
-        Args:
-            q: [queries, heads, head_dim]
-            k, v: [keys, kv_heads, head_dim], from position 0 on
-        """
-        spec = self.spec
-        group = spec.num_heads // spec.num_kv_heads
-        grouped = q.view(len(q), spec.num_kv_heads, group, spec.head_dim)
-        scores = torch.einsum("qhgd,khd->hgqk", grouped, k).float() * spec.attention_scale
-        if spec.attention_softcap is not None:
-            scores = torch.tanh(scores / spec.attention_softcap) * spec.attention_softcap
-        behind = positions[:, None] - torch.arange(len(k), device=self.device)  # [queries, keys]
-        hidden = behind < 0
-        if window is not None:
-            hidden |= behind >= window
-        shares = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(self.dtype)
-        return torch.einsum("hgqk,khd->qhgd", shares, v).flatten(1, 2)
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
         gate, up = self.linear(f"{name}.gate", x), self.linear(f"{name}.up", x)

@@ -3,7 +3,6 @@
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +52,6 @@ GGUF_NAMES = {
     "model.layers": "blk",
 }
 Floats = npt.NDArray[np.float32]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Beside another busy process, two threads that wait for each other take ten times as long."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def tiny_model(model_type: str, **differences: Any) -> Any:
