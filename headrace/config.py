@@ -13,8 +13,10 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from headrace.board import MAX_TOKENIZERS
 from headrace.errors import ConfigError
+from headrace.pooling import Pooling
 
 T = TypeVar("T")
+MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -40,6 +42,7 @@ class ServerConfig:
     tokenizer_procs: int = flag(1, "tokenizer processes")
     detokenizer_procs: int = flag(1, "detokenizer processes")
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
+    model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
     dtype: str = flag("auto", "weights and activations; auto keeps the file's precision", DTYPES)
     quantization: str = flag("none", "int8 rounds weights and activations", QUANTIZATIONS)
     seed: int = flag(0, "seed of requests that bring none")
@@ -171,8 +174,13 @@ class ModelCard:
     eos_token_ids: list[int]
     chat_template: str | None
     special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
-    embeds: bool = False  # an embedding model: it generates no text
+    pooling: Pooling | None = None  # of an embedding model; None generates
     embedding_size: int | None = None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it is an embedding model, which generates no text."""
+        return self.pooling is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +210,7 @@ class WorkerConfig:
     """For a worker. The channels are inherited file descriptors."""
 
     model_path: str
+    model_impl: str
     dtype: str
     quantization: str
     kv_cache_memory_bytes: int
@@ -226,6 +235,7 @@ class EngineConfig:
     target_itl_ms: int
     enable_prefix_caching: bool
     speculative: str
+    model_impl: str
     dtype: str
     quantization: str
     kv_cache_memory_bytes: int

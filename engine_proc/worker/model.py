@@ -1,7 +1,7 @@
 """A model as it lies on disk: its spec and its weights, ready for an executor."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,11 @@ from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.engine_proc.worker.weights import Weights
 from headrace.errors import ModelError
 from headrace.gguf import read_metadata
+from headrace.pooling import Pooling, read_pooling
+
+
+class NotLowered(ModelError):
+    """No `DecoderSpec` expresses the model; its files may still be sound."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,15 @@ class Model:
     spec: DecoderSpec
     weights: Weights
     eos_ids: tuple[int, ...]  # any of them ends a text; none if the model does not say
+    pooling: Pooling | None = None  # of an embedding model; None generates
 
 
 def open_model(path: Path | str) -> Model:
     """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
 
     Raises:
-        ModelError: a file is missing, broken, or of a model that cannot be executed exactly.
+        NotLowered: the model cannot be executed exactly, by what its config says.
+        ModelError: a file is missing, broken, or does not fit the others.
     """
     path = Path(path)
     if path.is_dir():
@@ -44,13 +51,19 @@ def open_folder(folder: Path) -> Model:
     config = read_json(folder / "config.json")
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    tensors = safetensors.open_folder(folder)
     try:
         spec = lower_config(config)
+    except ModelError as error:
+        raise NotLowered(f"{folder}: {error}") from error
+    pooling = read_pooling(folder, config)
+    tensors = safetensors.open_folder(folder)
+    if pooling is not None and "lm_head.weight" not in tensors:
+        spec = replace(spec, tied_head=True)  # it has none, and needs none
+    try:
         weights = names.adopt(spec, tensors, names.hugging_face)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
-    return Model(spec, weights, eos_ids(generation) or eos_ids(config))
+    return Model(spec, weights, eos_ids(generation) or eos_ids(config), pooling)
 
 
 def open_gguf(path: Path) -> Model:

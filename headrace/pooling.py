@@ -1,0 +1,125 @@
+"""How an embedding model makes one vector of many, as its sentence-transformers files say.
+
+`modules.json` lists the steps after the transformer; `1_Pooling/config.json` is the one that
+pools. A folder without `modules.json` holds an embedding model only if it is an encoder, and is
+then pooled by the mean, as sentence-transformers does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.errors import ModelError
+
+
+class PoolingKind(StrEnum):
+    """Which tokens' hidden states become the vector."""
+
+    MEAN = "mean"
+    FIRST = "cls"
+    LAST = "lasttoken"
+
+
+# How files before sentence-transformers 6 named them, one flag each.
+OLDER_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+# The model types, in config.json, of models that can do nothing but embed.
+ENCODERS = ("bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
+# Those that count positions from the padding token's id + 1 on.
+LATE_POSITIONS = ("camembert", "roberta", "xlm-roberta")
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """What is done to the hidden states of a text's tokens."""
+
+    kind: PoolingKind
+    normalize: bool = False  # to length 1
+    max_tokens: int | None = None  # of a text, special tokens included; None is not known
+
+
+class Module(msgspec.Struct):
+    """One step of `modules.json`; its files are in the folder `path`."""
+
+    type: str
+    path: str = ""
+
+
+def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
+    """Read how a folder's model is pooled; None if it is no embedding model.
+
+    Raises:
+        ModelError: a file is broken, or asks for a step that is not supported.
+    """
+    if not (folder / "modules.json").exists():
+        if config.get("model_type") not in ENCODERS:
+            return None
+        return Pooling(PoolingKind.MEAN, max_tokens=read_max_tokens(folder, config))
+    modules: list[Module] = read(folder / "modules.json", list[Module])
+    kind, normalize = PoolingKind.MEAN, False
+    for module in modules:
+        match module.type.rsplit(".", 1)[-1]:
+            case "Transformer":
+                pass
+            case "Pooling":
+                kind = read_kind(folder / module.path / "config.json")
+            case "Normalize":
+                normalize = True
+            case other:
+                raise ModelError(
+                    f"{folder / 'modules.json'}: a {other} module is not supported; Transformer, "
+                    "Pooling and Normalize are"
+                )
+    return Pooling(kind, normalize, read_max_tokens(folder, config))
+
+
+def read_kind(path: Path) -> PoolingKind:
+    """Read `1_Pooling/config.json`."""
+    config: dict[str, Any] = read(path, dict[str, Any])
+    on = [name for flag, name in OLDER_FLAGS.items() if config.get(flag)] or ["mean"]
+    kinds = config.get("pooling_mode", on)
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    supported = ", ".join(PoolingKind)
+    if len(kinds) != 1 or kinds[0] not in tuple(PoolingKind):
+        raise ModelError(f"{path}: pooling by {kinds} is not supported; one of {supported} is")
+    return PoolingKind(kinds[0])
+
+
+def read_max_tokens(folder: Path, config: Mapping[str, Any]) -> int | None:
+    """Read how long a text may be: what the files say, within the positions there are."""
+    path = folder / "sentence_bert_config.json"
+    settings = read_optional(path)
+    if settings.get("do_lower_case"):
+        raise ModelError(f"{path}: do_lower_case is not supported; only the tokenizer's is")
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and config.get("model_type") in LATE_POSITIONS:
+        positions -= config.get("pad_token_id", 1) + 1
+    stated = settings.get("max_seq_length")
+    if stated is None:
+        stated = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+    limits = [limit for limit in (positions, stated) if isinstance(limit, int | float)]
+    return int(min(limits)) if limits else None
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """Read a JSON object, empty if there is no such file."""
+    settings: dict[str, Any] = read(path, dict[str, Any]) if path.exists() else {}
+    return settings
+
+
+def read(path: Path, kind: Any) -> Any:
+    """Read a JSON file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
