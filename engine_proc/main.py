@@ -77,11 +77,12 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
 
 def make_scheduler(pool: PagePool, ready: WorkerReady, config: EngineConfig) -> Scheduler:
     """Return the scheduler that the flags ask for."""
+    longest = config.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
         Limits(
             max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=max(config.max_num_batched_tokens, longest),
             max_num_queued=config.max_num_queued,
             whole_prompts=ready.whole_prompts,
         ),

@@ -30,9 +30,10 @@ def step_bytes(config: EngineConfig) -> int:
     """Return an upper bound of an encoded `Step`. The channel takes only the memory it uses."""
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
     per_token = 16 + SAMPLING_ROW.size
+    num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
     per_draw = 4 * config.max_model_len + 8 * MAX_BIASES
     num_draws = config.max_num_seqs + TOKENS_PER_STEP
-    return table + per_token * config.max_num_batched_tokens + per_draw * num_draws + 4096
+    return table + per_token * num_tokens + per_draw * num_draws + 4096
 
 
 def result_bytes(config: EngineConfig) -> int:
@@ -54,6 +55,7 @@ class Worker:
         )
         worker_config = WorkerConfig(
             model_path=config.model_path,
+            model_impl=config.model_impl,
             dtype=config.dtype,
             quantization=config.quantization,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,

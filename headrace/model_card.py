@@ -134,6 +134,7 @@ def read_folder(path: Path) -> ModelCard:
             if (token := tokenizer.get(kind))
         },
         pooling=pooling,
+        embedding_size=text.get("hidden_size") if pooling is not None else None,
     )
 
 

@@ -182,6 +182,7 @@ class Supervisor:
                 target_itl_ms=c.target_itl_ms,
                 enable_prefix_caching=c.enable_prefix_caching,
                 speculative=c.speculative,
+                model_impl=c.model_impl,
                 dtype=c.dtype,
                 quantization=c.quantization,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,

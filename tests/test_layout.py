@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,24 @@ def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
         assert not imported_processes(path), path
 
 
-def test_only_the_torch_executor_imports_torch() -> None:
+def test_only_some_executors_import_torch() -> None:
     users = {path.name for path in tracked("*.py") if uses(path, "torch") and not is_test(path)}
-    assert users == {"torch_executor.py"}
+    assert users == {
+        "encoder_executor.py",
+        "torch_attention.py",
+        "torch_executor.py",
+        "transformers_check.py",
+        "transformers_executor.py",
+        "transformers_hook.py",
+        "transformers_model.py",
+    }
+
+
+def test_a_worker_that_needs_no_torch_loads_none() -> None:
+    code = "import headrace.engine_proc.worker.main, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert not {"torch", "transformers"} & set(result.stdout.split())
 
 
 def uses(path: Path, package: str) -> bool:

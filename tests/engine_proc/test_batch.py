@@ -119,6 +119,7 @@ def test_the_largest_step_fits_its_channel() -> None:
         enable_prefix_caching=True,
         speculative="off",
         quantization="none",
+        model_impl="auto",
         dtype="auto",
         kv_cache_memory_bytes=0,
         kv_cache_dtype="auto",

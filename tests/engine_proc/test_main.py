@@ -60,6 +60,7 @@ class Rig:
             enable_prefix_caching=True,
             speculative="off",
             quantization="none",
+            model_impl="auto",
             dtype="auto",
             kv_cache_dtype="auto",
             kv_cache_memory_bytes=0,

@@ -9,8 +9,9 @@ import pytest
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.sampling_rows import SamplingRows
 from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Batch, Floats
-from headrace.engine_proc.worker.main import execute
+from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner
 from headrace.engine_proc.worker.sampler import Sampler
 from headrace.messages import GenerateRequest, Sampling, Step
 
@@ -27,7 +28,8 @@ class Unmoved:
         return np.tile(LOGITS, (len(batch.logit_rows), 1))
 
     def embed(self, batch: Batch) -> Floats:
-        raise NotImplementedError
+        tokens = batch.token_ids[batch.logit_rows].astype(np.float32)
+        return np.stack([3 * tokens, 4 * tokens], axis=1)
 
 
 def sequence_of(generated: list[int], **sampling: Any) -> Sequence:
@@ -50,7 +52,7 @@ def run(rows: SamplingRows, num_rows: int) -> Outcome:
         bias_tokens=rows.bias_tokens.tobytes(),
         bias=rows.bias.tobytes(),
     )
-    return Outcome(execute(Unmoved(), Sampler(len(LOGITS)), step), num_pooled=0)
+    return Outcome(GenerationRunner(Unmoved(), Sampler(len(LOGITS))).run(step), num_pooled=0)
 
 
 def test_each_sequence_is_sampled_as_it_asks() -> None:
@@ -84,3 +86,20 @@ def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
 def test_a_step_may_want_no_token() -> None:
     with pytest.raises(StopIteration):
         run(SamplingRows(), 0).token()
+
+
+@pytest.mark.parametrize("rows", [[], [1, 3]])
+def test_each_pooled_row_has_a_vector_of_length_one(rows: list[int]) -> None:
+    tokens = np.arange(1, 5, dtype=np.int32)
+    step = Step(
+        token_ids=tokens.tobytes(),
+        positions=tokens.tobytes(),
+        sequences=np.zeros_like(tokens).tobytes(),
+        page_table=np.zeros(1, np.int32).tobytes(),
+        logit_rows=b"",
+        rows=b"",
+        pooled_rows=np.array(rows, np.int32).tobytes(),
+    )
+    result = EmbeddingRunner(Embedder(Unmoved(), normalize=True)).run(step)
+    vectors = np.frombuffer(result.embeddings, np.float32).reshape(-1, 2)
+    assert vectors.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)]] * len(rows)

@@ -1,0 +1,98 @@
+"""Loads a model into what runs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import WorkerConfig
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
+from headrace.engine_proc.worker.embedder import Embedder
+from headrace.engine_proc.worker.executor import Executor
+from headrace.engine_proc.worker.model import Model
+from headrace.engine_proc.worker.opener import open_for
+from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner, Runner
+from headrace.engine_proc.worker.sampler import Sampler
+from headrace.errors import ModelError
+
+PAGE_TOKENS = 32
+ENCODER_PAGES = 1 << 16  # an encoder keeps nothing; its pages are numbers
+# --dtype auto executes weights as they are stored, quantized blocks included.
+WEIGHTS = {
+    "auto": WeightDtype.PACKED,
+    "float32": WeightDtype.FLOAT32,
+    "bfloat16": WeightDtype.BFLOAT16,
+}
+KV = {
+    "auto": KVDtype.BFLOAT16,  # half the memory, and faster
+    "float32": KVDtype.FLOAT32,  # exact: greedy text equals transformers' in fp32
+    "bfloat16": KVDtype.BFLOAT16,
+}
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, ready."""
+
+    runner: Runner
+    num_pages: int
+    whole_prompts: bool = False
+
+
+def load(config: WorkerConfig, progress: Progress) -> Loaded:
+    """Load the model that a worker runs.
+
+    Raises:
+        ModelError: it cannot be loaded as the flags say; the text names file and reason.
+    """
+    model = open_for(
+        Path(config.model_path),
+        impl=config.model_impl,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+    )
+    pooling = model.pooling
+    if isinstance(model, Model):
+        executor, num_pages = in_core(config, model, progress)
+        vocab_size = model.spec.vocab_size
+    else:
+        if config.quantization != "none":
+            raise ModelError(
+                f"{config.model_path}: runs in transformers, which cannot do --quantization "
+                f"{config.quantization}"
+            )
+        if pooling is not None and not model.is_causal:
+            from headrace.engine_proc.worker.encoder_executor import EncoderExecutor
+
+            embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
+            return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
+        from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
+
+        kv_dtype = KV[config.kv_cache_dtype]
+        num_pages = config.kv_cache_memory_bytes // model.page_bytes(PAGE_TOKENS, kv_dtype)
+        executor = TransformersExecutor(
+            model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
+        )
+        vocab_size = model.vocab_size
+    if pooling is not None:
+        embedder = Embedder(executor, normalize=pooling.normalize)
+        return Loaded(EmbeddingRunner(embedder), num_pages)
+    return Loaded(GenerationRunner(executor, Sampler(vocab_size)), num_pages)
+
+
+def in_core(config: WorkerConfig, model: Model, progress: Progress) -> tuple[Executor, int]:
+    """Load a model into the C++ core; return it and how many KV pages it has."""
+    kv_dtype = KV[config.kv_cache_dtype]
+    num_pages = config.kv_cache_memory_bytes // page_bytes(model.spec, PAGE_TOKENS, kv_dtype)
+    int8 = config.quantization == "int8"
+    executor = CpuExecutor(
+        model.spec,
+        model.weights,
+        num_pages=num_pages,
+        page_tokens=PAGE_TOKENS,
+        weight_dtype=WeightDtype.INT8 if int8 else WEIGHTS[config.dtype],
+        kv_dtype=kv_dtype,
+        progress=progress,
+    )
+    return executor, num_pages

@@ -1,0 +1,80 @@
+"""Opens a model with what can run it: the C++ core where it can, transformers where it must.
+
+Torch is loaded only for the latter.
+"""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.engine_proc.worker.model import Model, NotLowered, open_model, read_json
+from headrace.errors import ModelError
+from headrace.pooling import PoolingKind, read_pooling
+
+if TYPE_CHECKING:
+    from headrace.engine_proc.worker.transformers_model import TransformersModel
+
+CANNOT_RUN = "transformers cannot run it"
+
+log = logging.getLogger(__name__)
+
+
+def open_for(
+    path: Path, *, impl: str, dtype: str, max_model_len: int
+) -> "Model | TransformersModel":
+    """Open a model as `--model-impl` says.
+
+    Raises:
+        ModelError: it cannot be opened that way; where both ways were tried, the text has both
+            reasons.
+    """
+    if impl == "transformers":
+        return open_with_transformers(path, dtype, max_model_len)
+    try:
+        model = open_model(path)
+    except NotLowered as lowering:
+        if impl == "headrace":
+            raise
+        try:
+            return open_with_transformers(path, dtype, max_model_len)
+        except ModelError as error:
+            reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
+            raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
+    if model.pooling is not None and model.pooling.kind != PoolingKind.LAST:
+        raise wrong_pooling(path, model.pooling.kind)
+    log.info("%s runs in the C++ core", model.spec.architecture)
+    return model
+
+
+def open_with_transformers(path: Path, dtype: str, max_model_len: int) -> "TransformersModel":
+    """Open a folder with transformers, and check that we run it as transformers does."""
+    if not path.is_dir():
+        raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
+    from headrace.engine_proc.worker.transformers_check import check
+    from headrace.engine_proc.worker.transformers_model import open_transformers
+
+    pooling = read_pooling(path, read_json(path / "config.json"))
+    try:
+        model = open_transformers(path, dtype=dtype, max_model_len=max_model_len, pooling=pooling)
+        check(model)
+    except ModelError as error:
+        text = str(error).removeprefix(f"{path}: ")
+        raise ModelError(f"{path}: {text}") from error
+    except Exception as error:  # whatever transformers and the model's code raise
+        raise ModelError(f"{path}: {CANNOT_RUN}: {first_line(error)}") from error
+    if pooling is not None and model.is_causal and pooling.kind != PoolingKind.LAST:
+        raise wrong_pooling(path, pooling.kind)
+    log.info("%s runs in transformers", model.architecture)
+    return model
+
+
+def first_line(error: Exception) -> str:
+    """Return what fits in one line of an error that may fill a page."""
+    if isinstance(error, KeyError):  # a model that looks its attention up in a table of its own
+        return f"it does not know {error}; its attention is of its own kind"
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def wrong_pooling(path: Path, kind: PoolingKind) -> ModelError:
+    """The error for a decoder whose vectors are not those of its last tokens."""
+    return ModelError(f"{path}: pools a decoder by {kind}; only by its last token it can be done")

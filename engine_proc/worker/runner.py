@@ -1,0 +1,59 @@
+"""Runs steps on a loaded model: to tokens, or to embeddings."""
+
+from typing import Protocol
+
+import numpy as np
+
+from headrace.engine_proc.worker.embedder import Embedder
+from headrace.engine_proc.worker.executor import Batch, Executor
+from headrace.engine_proc.worker.sampler import ROW, Sampler
+from headrace.messages import Step, StepResult
+
+
+class Runner(Protocol):
+    """What a worker does with a step."""
+
+    def run(self, step: Step) -> StepResult: ...
+
+
+class GenerationRunner:
+    """Draws a token for each logit row."""
+
+    def __init__(self, executor: Executor, sampler: Sampler) -> None:
+        self._executor = executor
+        self._sampler = sampler
+
+    def run(self, step: Step) -> StepResult:
+        """Run one step."""
+        token_ids, logprobs = self._sampler.sample(
+            self._executor.forward(batch_of(step, step.logit_rows)),
+            np.frombuffer(step.rows, ROW),
+            np.frombuffer(step.history, np.int32),
+            np.frombuffer(step.bias_tokens, np.int32),
+            np.frombuffer(step.bias, np.float32),
+        )
+        return StepResult(token_ids.tobytes(), logprobs)
+
+
+class EmbeddingRunner:
+    """Makes a vector for each pooled row."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    def run(self, step: Step) -> StepResult:
+        """Run one step."""
+        vectors = self._embedder.embed(batch_of(step, step.pooled_rows))
+        return StepResult(b"", b"", np.ascontiguousarray(vectors, np.float32).tobytes())
+
+
+def batch_of(step: Step, rows: bytes) -> Batch:
+    """Return a step's tokens, with the rows that are wanted of them."""
+    sequences = np.frombuffer(step.sequences, np.int32)
+    return Batch(
+        token_ids=np.frombuffer(step.token_ids, np.int32),
+        positions=np.frombuffer(step.positions, np.int32),
+        sequences=sequences,
+        page_table=np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1),
+        logit_rows=np.frombuffer(rows, np.int32),
+    )

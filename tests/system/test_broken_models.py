@@ -1,0 +1,77 @@
+"""A model that cannot be served ends the start with one line that names file and tensor."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import transformers
+from safetensors.torch import load_file, save_file
+
+from headrace.model_card import find_demo_model
+from headrace.tokenizer_json import read_tokenizer_json
+
+NORM = "model.norm.weight"
+
+
+def make_folder(folder: Path) -> Path:
+    """Save a small Llama with the demo model's tokenizer, and return its weights' file."""
+    demo = find_demo_model()
+    assert demo is not None, "install the demo model: make install"
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
+    return folder / "model.safetensors"
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def take_out(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors[NORM]
+    save_file(tensors, path, {"format": "pt"})
+
+
+def launch(model: Path) -> "subprocess.CompletedProcess[str]":
+    command = [str(Path(sys.executable).parent / "launch_server"), "--port", "0", str(model)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (cut_short, "model.safetensors: truncated: tensor 'model.norm.weight' ends at byte"),
+        (take_out, "tiny: tensor 'model.norm.weight' is missing"),
+    ],
+)
+def test_a_broken_folder_is_named_and_the_server_exits_with_1(
+    harm: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    harm(make_folder(tmp_path / "tiny"))
+    result = launch(tmp_path / "tiny")
+    assert result.returncode == 1
+    assert result.stderr.count(says) == 1, result.stderr
+    assert str(tmp_path) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_half_a_gguf_file_is_named_and_the_server_exits_with_1(tmp_path: Path) -> None:
+    demo = find_demo_model()
+    assert demo is not None, "install the demo model: make install"
+    with demo.open("rb") as file:
+        (tmp_path / "half.gguf").write_bytes(file.read(8 << 20))
+    result = launch(tmp_path / "half.gguf")
+    assert result.returncode == 1
+    assert "half.gguf: truncated: tensor '" in result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
