@@ -1,9 +1,11 @@
 """A Hugging Face folder, served: safetensors, tokenizer.json and the template beside them."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
+import pytest
 import torch
 import transformers
 from servers import RunningServer
@@ -15,12 +17,13 @@ PROMPT = [504, 3575, 282, 4649, 314]
 NUM_TOKENS = 24
 
 
-def make_folder(folder: Path) -> transformers.LlamaForCausalLM:
-    """Save a small random Llama in bf16, with the demo model's tokenizer."""
+def make_folder(folder: Path, model_type: str) -> Any:
+    """Save a small random model in bf16, with the demo model's tokenizer; return it in fp32."""
     demo = find_demo_model()
     assert demo is not None, "install the demo model: make install"
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config = transformers.AutoConfig.for_model(
+        model_type,
         vocab_size=49152,
         hidden_size=64,
         intermediate_size=128,
@@ -30,7 +33,7 @@ def make_folder(folder: Path) -> transformers.LlamaForCausalLM:
         max_position_embeddings=256,
         eos_token_id=2,
     )
-    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -39,9 +42,15 @@ def make_folder(folder: Path) -> transformers.LlamaForCausalLM:
     return model.to(torch.float32)
 
 
-def test_folder_is_served_exactly_and_by_its_own_name(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny-llama"
-    model = make_folder(folder)
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [("llama", ()), ("mixtral", ("--dtype", "float32"))],  # in the C++ core, and in transformers
+)
+def test_folder_is_served_exactly_and_by_its_own_name(
+    model_type: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = tmp_path / f"tiny-{model_type}"
+    model = make_folder(folder, model_type)
     with torch.inference_mode():
         output = model.generate(
             torch.tensor([PROMPT]),
@@ -51,7 +60,7 @@ def test_folder_is_served_exactly_and_by_its_own_name(tmp_path: Path) -> None:
             pad_token_id=2,
         )
     generated = output[0, len(PROMPT) :].tolist()
-    server = RunningServer(str(folder), "--kv-cache-dtype", "float32")
+    server = RunningServer(str(folder), "--kv-cache-dtype", "float32", *options)
     try:
         body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "model": folder.name}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()

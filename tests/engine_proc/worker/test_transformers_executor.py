@@ -165,7 +165,7 @@ def test_keys_and_values_may_be_rounded(tmp_path: Path) -> None:
     batch = flatten([(0, 0, TEXTS[0])])
     logits = {
         dtype: TransformersExecutor(
-            model, num_pages=3, page_tokens=PAGE_TOKENS, kv_dtype=dtype
+            model, num_pages=15, page_tokens=PAGE_TOKENS, kv_dtype=dtype
         ).forward(batch)
         for dtype in ("float32", "bfloat16")
     }
