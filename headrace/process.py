@@ -124,8 +124,13 @@ def run(note: Note) -> None:
     config = msgspec.msgpack.decode(note.config, type=role.config)
     try:
         pkgutil.resolve_name(role.main)(config, context)
+    except HeadraceError as error:
+        slot.last_words = str(error)
+        if slot.last_words != str(error):  # too long for the board
+            log.error("%s", error)
+        sys.exit(START_FAILED)
     except Exception as error:
-        slot.last_words = str(error) if isinstance(error, HeadraceError) else repr(error)
+        slot.last_words = repr(error)
         raise
 
 
@@ -138,11 +143,7 @@ def main() -> None:
     if note.fingerprint != fingerprint():
         log.error("the code on disk has changed since the server started; restart the server")
         sys.exit(START_FAILED)
-    try:
-        run(note)
-    except HeadraceError as error:
-        log.error("%s", error)
-        sys.exit(START_FAILED)
+    run(note)
 
 
 if __name__ == "__main__":

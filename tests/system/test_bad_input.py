@@ -9,6 +9,7 @@ from servers import RunningServer
 USER = {"role": "user", "content": "x"}
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+EMBED = "/v1/embeddings"
 
 
 def body(**fields: object) -> bytes:
@@ -68,7 +69,17 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
         400,
         "8192 tokens",
     ),
-    "logprobs": (CHAT, body(logprobs=True), 400, "logprobs"),
+    "too many logprobs": (CHAT, body(logprobs=True, top_logprobs=21), 400, "between 0 and 20"),
+    "logprobs unasked for": (CHAT, body(top_logprobs=2), 400, "'logprobs': true"),
+    "bias of no token": (CHAT, body(logit_bias={"49152": 1}), 400, "49152"),
+    "bias too large": (CHAT, body(logit_bias={"5": 101}), 400, "-100 and 100"),
+    "penalty too large": (CHAT, body(presence_penalty=3), 400, "between -2 and 2"),
+    "no repetition penalty": (CHAT, body(repetition_penalty=0), 400, "above 0"),
+    "min_p too large": (CHAT, body(min_p=2), 400, "between 0 and 1"),
+    "empty bad word": (CHAT, body(bad_words=[""]), 400, "bad_words"),
+    "more tokens than there may be": (CHAT, body(min_tokens=9, max_tokens=8), 400, "at most max"),
+    "embeddings of a text model": (EMBED, b'{"input": "x"}', 400, "has no embeddings"),
+    "best_of below n": (TEXT, b'{"prompt": "x", "best_of": 1, "n": 2}', 400, "at least n"),
     "tools": (CHAT, body(tools=[{"type": "function"}]), 400, "tools"),
     "JSON mode": (CHAT, body(response_format={"type": "json_object"}), 400, "response_format"),
     "no prompt": (TEXT, b"{}", 400, "prompt"),
