@@ -3,6 +3,7 @@
 Shared by everything that asks: `Client` over HTTP and `Engine` without.
 """
 
+from array import array
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
@@ -103,6 +104,11 @@ class Embedding(msgspec.Struct):
     index: int
     embedding: bytes
 
+    @property
+    def vector(self) -> "array[float]":
+        """The numbers."""
+        return array("f", self.embedding)
+
 
 class EmbeddingList(msgspec.Struct):
     """What `/v1/embeddings` answers where `encoding_format` is "base64"."""
@@ -201,6 +207,11 @@ def chat_body(messages: Messages, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return {"messages": list(messages)} | options
+
+
+def embedding_body(texts: Prompt, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the body that asks for the embeddings of a text or of several."""
+    return {"input": texts, "encoding_format": "base64"} | options
 
 
 def first_text(event: str, kind: type[ChatChunk] | type[Completion]) -> str:

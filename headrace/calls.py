@@ -17,6 +17,7 @@ from headrace.answers import (
     TextChoice,
     Usage,
     chat_body,
+    embedding_body,
 )
 from headrace.ring import Call
 from headrace.sampling_params import SamplingParams
@@ -99,10 +100,7 @@ def chat_calls(
 
 def embedding_calls(texts: list[TextOrIds], options: dict[str, Any]) -> Iterator[Call]:
     """Return the request of each text."""
-    return (
-        call_of(EMBEDDINGS, {"input": text, "encoding_format": "base64"}, None, options)
-        for text in texts
-    )
+    return (call_of(EMBEDDINGS, embedding_body(text, {}), None, options) for text in texts)
 
 
 def request_outputs(prompts: list[TextOrIds], answers: list[Completion]) -> list[RequestOutput]:

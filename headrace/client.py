@@ -16,9 +16,11 @@ import httpx
 from headrace.answers import (
     CHAT,
     COMPLETIONS,
+    EMBEDDINGS,
     ChatChunk,
     ChatCompletion,
     Completion,
+    EmbeddingList,
     EventParser,
     Messages,
     Model,
@@ -26,6 +28,7 @@ from headrace.answers import (
     Prompt,
     chat_body,
     decode,
+    embedding_body,
     error_of,
     first_text,
 )
@@ -87,6 +90,10 @@ class Client:
     def stream_complete(self, prompt: Prompt, **options: Any) -> Generator[str, None, None]:
         """Yield the continuation's text as it comes."""
         return self._stream(COMPLETIONS, {"prompt": prompt} | options, Completion)
+
+    def embed(self, texts: Prompt, **options: Any) -> EmbeddingList:
+        """Return the embedding of a text, of token ids, or of several of either."""
+        return self._post(EMBEDDINGS, embedding_body(texts, options), EmbeddingList)
 
     def models(self) -> list[Model]:
         """Return the models that the server has."""
@@ -152,6 +159,10 @@ class AsyncClient:
     def stream_complete(self, prompt: Prompt, **options: Any) -> AsyncGenerator[str, None]:
         """Yield the continuation's text as it comes."""
         return self._stream(COMPLETIONS, {"prompt": prompt} | options, Completion)
+
+    async def embed(self, texts: Prompt, **options: Any) -> EmbeddingList:
+        """Return the embedding of a text, of token ids, or of several of either."""
+        return await self._post(EMBEDDINGS, embedding_body(texts, options), EmbeddingList)
 
     async def models(self) -> list[Model]:
         """Return the models that the server has."""

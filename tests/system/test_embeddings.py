@@ -1,0 +1,125 @@
+"""Embedding models through the ring: the vectors are those of sentence-transformers."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import openai
+import pytest
+import torch
+import transformers
+from embedding_models import LAST, TEXTS, add_modules, minilm
+from servers import RunningServer
+
+from headrace import Client, Engine
+from headrace.model_card import find_demo_model
+from headrace.tokenizer_json import read_tokenizer_json
+
+Vectors = npt.NDArray[np.float32]
+LONG = "All happy families are alike. " * 100
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    running = RunningServer(str(minilm()), "--served-model-name", "minilm")
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def expected() -> Vectors:
+    from sentence_transformers import SentenceTransformer
+
+    vectors: Vectors = SentenceTransformer(str(minilm()), device="cpu").encode(TEXTS)
+    return vectors
+
+
+def post(server: RunningServer, path: str = "/v1/embeddings", **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=fields, timeout=120)
+
+
+def test_the_official_client_gets_the_reference_s_vectors(
+    server: RunningServer, expected: Vectors
+) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="-")
+    answer = client.embeddings.create(model="minilm", input=TEXTS)
+    vectors = np.array([item.embedding for item in answer.data], np.float32)
+    assert [item.index for item in answer.data] == list(range(len(TEXTS)))
+    assert ((vectors * expected).sum(axis=1) >= 0.9999).all()
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(TEXTS)
+
+
+def test_floats_and_base64_are_the_same_numbers(server: RunningServer) -> None:
+    floats = post(server, input=TEXTS[0], encoding_format="float").json()["data"][0]["embedding"]
+    with Client(server.url) as client:
+        assert client.embed(TEXTS[0]).data[0].vector.tolist() == np.float32(floats).tolist()
+
+
+def test_fewer_dimensions_are_the_first_ones(server: RunningServer, expected: Vectors) -> None:
+    (item,) = post(server, input=TEXTS[0], dimensions=32).json()["data"]
+    part = expected[0, :32] / np.linalg.norm(expected[0, :32])
+    np.testing.assert_allclose(item["embedding"], part, atol=1e-4)
+
+
+def test_what_else_is_asked_at_the_same_time_changes_nothing(
+    server: RunningServer, expected: Vectors
+) -> None:
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda text: post(server, input=text).json(), TEXTS * 4))
+    vectors = np.array([answer["data"][0]["embedding"] for answer in answers])
+    np.testing.assert_allclose(vectors, np.tile(expected, (4, 1)), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/v1/embeddings", {"input": LONG}, "maximum context length is 256"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 385}, "between 1 and 384"),
+        ("/v1/embeddings", {"input": []}, "input: must not be empty"),
+        ("/v1/embeddings", {"input": [30522]}, "30522 is not a token id"),
+        ("/v1/completions", {"prompt": "x"}, "generates no text"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    server: RunningServer, path: str, fields: dict[str, Any], says: str
+) -> None:
+    answer = post(server, path, **fields)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+def test_a_long_text_may_be_cut(server: RunningServer) -> None:
+    answer = post(server, input=LONG, truncate_prompt_tokens=256).json()
+    assert answer["usage"]["prompt_tokens"] == 256
+
+
+def test_a_decoder_s_prompt_may_take_several_steps(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        "qwen3",
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+    )
+    model = transformers.AutoModel.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    add_modules(tmp_path, LAST, "Normalize")
+    demo = find_demo_model()
+    assert demo is not None
+    (tmp_path / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
+    prompts = [[5, *range(100, 400)], [7, 8], [5, *range(100, 300)]]
+    with torch.inference_mode():
+        hidden = [model(torch.tensor([p])).last_hidden_state[0, -1] for p in prompts]
+    expected = torch.nn.functional.normalize(torch.stack(hidden), dim=1).numpy()
+    flags: dict[str, Any] = {"max_num_batched_tokens": 70, "kv_cache_dtype": "float32"}
+    with Engine(tmp_path, **flags) as engine:
+        np.testing.assert_allclose(engine.embed(prompts), expected, atol=1e-5)
