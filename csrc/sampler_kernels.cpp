@@ -113,14 +113,14 @@ INLINED void weigh(const float *logits, int n, const Softmax &softmax, double *w
 INLINED double sum_weights(const float *logits, int n, const Softmax &softmax) {
     const Softmax local = softmax;
     double sums[num_lanes] = {};
-    int i = 0;
-    for (; i + num_lanes <= n; i += num_lanes) {
+    const float *const end = logits + n;
+    for (; end - logits >= num_lanes; logits += num_lanes) { // no sum of indices that might wrap
         for (int lane = 0; lane < num_lanes; ++lane) {
-            sums[lane] += weight_of(logits[i + lane], local);
+            sums[lane] += weight_of(logits[lane], local);
         }
     }
-    for (int lane = 0; i + lane < n; ++lane) {
-        sums[lane] += weight_of(logits[i + lane], local);
+    for (int lane = 0; lane < end - logits; ++lane) {
+        sums[lane] += weight_of(logits[lane], local);
     }
     for (int half = num_lanes / 2; half > 0; half /= 2) {
         for (int lane = 0; lane < half; ++lane) {
