@@ -55,10 +55,10 @@ def run_dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ring_of(process: psutil.Process) -> dict[str, psutil.Process]:
-    """Return the processes of the engines of a process, by title."""
+def ring_of(process: psutil.Process) -> set[psutil.Process]:
+    """Return the processes of the engines of a process, and of its servers."""
     everyone = process.children(recursive=True)
-    return {p.cmdline()[0]: p for p in everyone if p.cmdline()[0].startswith("headrace: ")}
+    return {p for p in everyone if p.cmdline()[0].startswith("headrace: ")}
 
 
 def survivors(ring: list[psutil.Process]) -> list[str]:
@@ -103,9 +103,6 @@ def test_what_the_server_refuses_is_raised(engine: Engine) -> None:
 
 
 def test_a_closed_stream_frees_its_place(engine: Engine) -> None:
-    titles = sorted(ring_of(psutil.Process()))
-    assert "headrace: engine" in titles
-    assert not any("frontend" in title for title in titles)
     with contextlib.closing(engine.stream("x", ENDLESS)) as texts:
         next(texts)
     (output,) = engine.generate("1, 2, 3,", SamplingParams(max_tokens=2))
@@ -117,9 +114,9 @@ async def test_async_engine_is_exact_and_leaves_nothing(
 ) -> None:
     in_shared_memory = set(os.listdir("/dev/shm"))
     mine_in_memory = memory_files()
-    mine = set(ring_of(psutil.Process()).values())
+    mine = ring_of(psutil.Process())
     async with AsyncEngine(kv_cache_dtype="float32") as engine:
-        ring = [p for p in ring_of(psutil.Process()).values() if p not in mine]
+        ring = list(ring_of(psutil.Process()) - mine)
         assert list(run_dirs.iterdir())
         answers = await asyncio.gather(*(engine.chat(c.messages, GREEDY) for c in expected))
         assert [answer.text for (answer,) in answers] == [c.text(NUM_TOKENS) for c in expected]
@@ -143,10 +140,12 @@ async def test_async_engine_is_exact_and_leaves_nothing(
 def test_death_of_a_process_is_an_error_that_names_it(
     victim: str, says: str, run_dirs: Path
 ) -> None:
-    mine = set(ring_of(psutil.Process()).values())
+    mine = ring_of(psutil.Process())
     with Engine() as engine:
-        everyone = psutil.Process().children(recursive=True)
-        ring = [p for p in everyone if p.cmdline()[0].startswith("headrace: ") and p not in mine]
+        ring = list(ring_of(psutil.Process()) - mine)
+        titles = [p.cmdline()[0] for p in ring]
+        assert "headrace: engine" in titles
+        assert not any("frontend" in title for title in titles)
         texts = engine.stream("x", ENDLESS)
         next(texts)
         next(p for p in ring if p.cmdline()[0] == f"headrace: {victim}").kill()
@@ -166,7 +165,7 @@ def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) 
         assert program.stdout is not None
         ready, _, _ = select.select([program.stdout], [], [], START_S)
         assert ready and program.stdout.readline() == "runs\n"
-        ring = list(ring_of(psutil.Process(program.pid)).values())
+        ring = list(ring_of(psutil.Process(program.pid)))
         assert len(ring) == 5, ring
         (fork,) = set(psutil.Process(program.pid).children(recursive=True)) - set(ring)
         program.send_signal(ending)
