@@ -23,6 +23,7 @@ from headrace.messages import (
     Sampling,
     request_id,
 )
+from headrace.pooling import Pooling, PoolingKind
 from headrace.tokenizer_proc.generation import GenerationPlanner, Sequences
 
 ID = request_id(0, 5)
@@ -51,7 +52,7 @@ def make_planner(
         eos_token_ids=[EOS],
         chat_template="{% for m in messages %}{{ m.content }}{% endfor %}:",
         special_tokens={},
-        embeds=embeds,
+        pooling=Pooling(PoolingKind.MEAN) if embeds else None,
         embedding_size=4 if embeds else None,
     )
     return GenerationPlanner(card, ByteEncoder(), num_detokenizers, seed=1000)
