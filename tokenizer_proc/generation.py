@@ -37,6 +37,7 @@ from headrace.tokenizer_proc.sampling_fields import (
 
 SEED_MASK = 2**64 - 1
 KEY_BYTES = 8
+SALT_BYTES = 16
 
 Generation = ChatRequest | CompletionRequest
 
@@ -209,7 +210,7 @@ class GenerationPlanner:
                     plan=self._plans.encode(plan),
                     priority=request.priority or 0,
                     key=share_key(http, request.user),
-                    salt=(request.cache_salt or "").encode(),
+                    salt=salt_of(request.cache_salt),
                 )
             )
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
@@ -318,3 +319,10 @@ def share_key(http: HttpRequest, user: str | None) -> int:
     if http.key or not user:
         return http.key
     return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=KEY_BYTES).digest(), "little")
+
+
+def salt_of(cache_salt: str | None) -> bytes:
+    """Return a salt's digest: every sequence carries it, so its size must not be the client's."""
+    if not cache_salt:
+        return b""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=SALT_BYTES).digest()

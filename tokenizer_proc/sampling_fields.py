@@ -13,6 +13,7 @@ MAX_STOP_STRINGS = 32
 MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIASES = 1024  # these three fit messages.MAX_BIASES together
+MAX_DIGITS = 19  # of a token id, written in text
 RANGES: dict[str, tuple[float, float | None]] = {
     "max_tokens": (1, None),
     "max_completion_tokens": (1, None),
@@ -100,13 +101,8 @@ def check_ranges(request: msgspec.Struct) -> None:
 def check_sampling(request: SamplingFields) -> None:
     """Refuse what cannot be honored."""
     check_ranges(request)
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise InvalidValue(f"top_p: must be above 0 and at most 1, not {request.top_p}", "top_p")
-    if request.repetition_penalty is not None and request.repetition_penalty <= 0:
-        given = request.repetition_penalty
-        raise InvalidValue(
-            f"repetition_penalty: must be above 0, not {given}", "repetition_penalty"
-        )
+    check_above_zero("top_p", request.top_p, 1)
+    check_above_zero("repetition_penalty", request.repetition_penalty, 2)
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options: only allowed with 'stream': true", "stream_options")
     if request.prompt_logprobs is not None and request.stream:
@@ -115,6 +111,12 @@ def check_sampling(request: SamplingFields) -> None:
     check_words("bad_words", request.bad_words or [], MAX_BAD_WORDS)
     check_length("stop_token_ids", len(request.stop_token_ids or ()), MAX_STOP_TOKEN_IDS)
     check_length("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIASES)
+
+
+def check_above_zero(name: str, value: float | None, high: float) -> None:
+    """Refuse zero, what is below it, and what is above `high`."""
+    if value is not None and not 0 < value <= high:
+        raise InvalidValue(f"{name}: must be above 0 and at most {high}, not {value}", name)
 
 
 def check_words(name: str, words: list[str], limit: int) -> None:
@@ -142,8 +144,9 @@ def bias_of(request: SamplingFields, vocab_size: int) -> dict[int, float]:
     """Return `logit_bias` by token id."""
     biases: dict[int, float] = {}
     for key, bias in (request.logit_bias or {}).items():
-        if not (key.isascii() and key.isdigit()):
-            raise InvalidValue(f"logit_bias: {key!r} is not a token id", "logit_bias")
+        if not (key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS):
+            shown = repr(key[:MAX_DIGITS])
+            raise InvalidValue(f"logit_bias: {shown} is not a token id", "logit_bias")
         check_token_ids("logit_bias", [int(key)], vocab_size)
         if not -100 <= bias <= 100:
             raise InvalidValue(

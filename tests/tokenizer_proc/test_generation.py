@@ -273,15 +273,26 @@ def test_every_wish_reaches_the_engine() -> None:
         logprobs=2,
         prompt_logprobs=1,
     )
-    assert (request.priority, request.salt) == (-3, b"mine")
+    assert request.priority == -3
     plan = plan_of(request)
     assert (plan.logprobs, plan.prompt_logprobs, plan.min_tokens) == (2, True, 3)
+
+
+def test_prefixes_are_shared_under_one_salt() -> None:
+    salts = [only(completion(cache_salt=salt)).salt for salt in ("a", "a", "b")]
+    assert salts[0] == salts[1] != salts[2]
+    assert only(completion()).salt == b""
+
+
+def test_a_salt_of_any_size_takes_no_more_room() -> None:
+    assert len(only(completion(cache_salt="x" * 100_000)).salt) == 16
 
 
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"logit_bias": {"x": 1}}, "logit_bias: 'x' is not a token id"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias: '9999999999999999999' is not a token id"),
         ({"logit_bias": {"256": 1}}, "logit_bias: 256 is not a token id; they go from 0 to 255"),
         ({"logit_bias": {"5": 101}}, "logit_bias: 101.0 for 5 is not between -100 and 100"),
         ({"stop_token_ids": [-1]}, "stop_token_ids: -1 is not a token id"),
