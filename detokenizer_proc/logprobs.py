@@ -1,7 +1,8 @@
 """Log probabilities as clients read them: OpenAI's two forms, and vLLM's of a prompt.
 
 A token's text is that of its own bytes; what is no character by itself shows as U+FFFD, and
-`bytes` has the truth. A token that ends a text without being part of it is not told.
+`bytes` has the truth. The tokens told are those that the text is made of: a stop token is not told,
+nor what a stop string cuts off (as with OpenAI; vLLM tells both).
 """
 
 from typing import Any, NamedTuple
@@ -19,26 +20,26 @@ class ToldToken(NamedTuple):
 
     id: int
     likely: TokenLogprob | None
+    offset: int  # characters of the text before it
 
 
 class LogprobForms:
-    """Renders log probabilities with one vocabulary, with `num_top` likeliest tokens each."""
+    """Renders log probabilities with one vocabulary; `num_top` likeliest tokens each."""
 
-    def __init__(self, vocabulary: Vocabulary, num_top: int) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._num_top = num_top
 
     def text(self, id: int) -> str:
         """Return the text of a token by itself."""
         return self._vocabulary.token_bytes(id).decode(errors="replace")
 
-    def chat(self, told: list[ToldToken]) -> Object:
+    def chat(self, told: list[ToldToken], num_top: int) -> Object:
         """Return `logprobs` of a chat's choice."""
-        return {"content": [self._chat_token(token) for token in told], "refusal": None}
+        return {"content": [self._chat_token(token, num_top) for token in told], "refusal": None}
 
-    def _chat_token(self, token: ToldToken) -> Object:
+    def _chat_token(self, token: ToldToken, num_top: int) -> Object:
         assert token.likely is not None, "a chat tells nothing of its prompt"
-        top = token.likely.top[: self._num_top]
+        top = token.likely.top[:num_top]
         return self._chat_entry(token.id, token.likely.logprob) | {
             "top_logprobs": [self._chat_entry(id, logprob) for id, logprob in top]
         }
@@ -48,41 +49,38 @@ class LogprobForms:
         text = data.decode(errors="replace")
         return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
-    def completion(self, told: list[ToldToken], offset: int) -> Object:
-        """Return `logprobs` of a completion's choice, whose tokens begin at `offset` of its text.
+    def completion(self, told: list[ToldToken], num_top: int) -> Object:
+        """Return `logprobs` of a completion's choice.
 
         The token itself is among the top ones, as with OpenAI, so there may be one more.
         """
-        texts = [self.text(token.id) for token in told]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
         return {
-            "text_offset": offsets,
+            "text_offset": [token.offset for token in told],
             "token_logprobs": [
                 None if token.likely is None else max(token.likely.logprob, LOWEST)
                 for token in told
             ],
-            "tokens": texts,
-            "top_logprobs": [self._top(token) for token in told],
+            "tokens": [self.text(token.id) for token in told],
+            "top_logprobs": [self._top(token, num_top) for token in told],
         }
 
-    def _top(self, token: ToldToken) -> Object | None:
+    def _top(self, token: ToldToken, num_top: int) -> Object | None:
         if token.likely is None:
             return None
-        pairs = [*token.likely.top[: self._num_top], (token.id, token.likely.logprob)]
-        return {self.text(id): max(logprob, LOWEST) for id, logprob in reversed(pairs)}
+        top: Object = {}
+        for id, logprob in [(token.id, token.likely.logprob), *token.likely.top[:num_top]]:
+            top.setdefault(self.text(id), max(logprob, LOWEST))  # the token itself goes first
+        return top
 
-    def prompt(self, told: list[ToldToken]) -> list[Object | None]:
+    def prompt(self, told: list[ToldToken], num_top: int) -> list[Object | None]:
         """Return vLLM's `prompt_logprobs`: of each token itself and of the likeliest, by id."""
-        return [self._prompt_token(token) for token in told]
+        return [self._prompt_token(token, num_top) for token in told]
 
-    def _prompt_token(self, token: ToldToken) -> Object | None:
+    def _prompt_token(self, token: ToldToken, num_top: int) -> Object | None:
         if token.likely is None:
             return None
         ranked = {token.id: (token.likely.logprob, token.likely.rank)}
-        for rank, (id, logprob) in enumerate(token.likely.top, 1):
+        for rank, (id, logprob) in enumerate(token.likely.top[:num_top], 1):
             ranked.setdefault(id, (logprob, rank))
         return {
             str(id): {

@@ -135,11 +135,11 @@ class Renderer:
                 "logprobs": answer.logprobs,
                 "finish_reason": finish_name(answer.finished),
             }
-            if self._plan.prompt_logprobs and not self._plan.chat:
+            if answer.prompt_logprobs is not None and not self._plan.chat:
                 end["prompt_logprobs"] = answer.prompt_logprobs
             choices.append({"index": index} | content | end)
         kind = "chat.completion" if self._plan.chat else "text_completion"
         body = self._identity(kind) | {"choices": choices, "usage": usage.body()}
-        if self._plan.prompt_logprobs and self._plan.chat:
+        if answers[0].prompt_logprobs is not None and self._plan.chat:
             body["prompt_logprobs"] = answers[0].prompt_logprobs
         return msgspec.json.encode(body)

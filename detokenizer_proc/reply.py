@@ -16,7 +16,7 @@ class Reply:
         self._plan = plan
         self._vocabulary = vocabulary
         self._renderer = Renderer(plan)
-        self._forms = LogprobForms(vocabulary, plan.logprobs or 0)
+        self._forms = LogprobForms(vocabulary)
         self._sequences: dict[int, SequenceText] = {}
         self.head_sent = False
 
@@ -36,7 +36,7 @@ class Reply:
         """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)
         sequence.num_cached = output.cached.get(id, 0)
-        sequence.prompt = prompt_tokens(id, output)
+        sequence.prompt = self._prompt_tokens(id, output)
         echoed = sequence.prompt if plan.echo and plan.logprobs is not None else []
         if not plan.stream:
             sequence.parts.append(plan.echo)
@@ -44,9 +44,19 @@ class Reply:
             return b""
         opening = self._renderer.opening(plan.index)
         if plan.echo:
-            logprobs = self._logprobs(sequence, echoed)
+            logprobs = self._logprobs(echoed)
             opening += self._renderer.delta(plan.index, plan.echo, None, logprobs)
         return opening
+
+    def _prompt_tokens(self, id: int, output: StepOutput) -> list[ToldToken]:
+        """Return a prompt's tokens where their likelihood was wanted, else nothing."""
+        stream = self._vocabulary.stream(self._plan.skip_special_tokens)
+        tokens = array("I", output.prompts.get(id, b""))
+        told, offset = [], 0
+        for token, likely in zip(tokens, [None, *output.prompt_logprobs.get(id, ())], strict=False):
+            told.append(ToldToken(token, likely, offset))
+            offset += len(stream.feed(token))
+        return told
 
     def feed(
         self,
@@ -71,22 +81,19 @@ class Reply:
             sequence.told += told
             return (self._whole() if self.is_complete else b""), stopped_here
         data = b""
-        if text or told or sequence.finished is not None:
-            logprobs_told = self._logprobs(sequence, told)
+        if text or sequence.finished is not None:
+            logprobs_told = self._logprobs(told)
             data = self._renderer.delta(index, text, sequence.finished, logprobs_told)
         if self.is_complete:
             data += self._renderer.closing(self._usage())
         return data, stopped_here
 
-    def _logprobs(self, sequence: SequenceText, told: list[ToldToken]) -> Object | None:
-        """Return `logprobs` of the tokens that follow those told before."""
-        if not told:
+    def _logprobs(self, told: list[ToldToken]) -> Object | None:
+        """Return `logprobs` of a choice, or of a piece of it."""
+        if not told or self._plan.logprobs is None:
             return None
-        if self._plan.chat:
-            return self._forms.chat(told)
-        offset = sequence.told_length
-        sequence.told_length += sum(len(self._forms.text(token.id)) for token in told)
-        return self._forms.completion(told, offset)
+        form = self._forms.chat if self._plan.chat else self._forms.completion
+        return form(told, self._plan.logprobs)
 
     def _usage(self) -> Usage:
         sequences = self._sequences.values()
@@ -110,19 +117,10 @@ class Reply:
 
     def _choice(self, sequence: SequenceText) -> Choice:
         assert sequence.finished is not None
-        wants_prompt = self._plan.prompt_logprobs
+        num_top = self._plan.prompt_logprobs
         return Choice(
             "".join(sequence.parts),
             sequence.finished,
-            self._logprobs(sequence, sequence.told),
-            self._forms.prompt(sequence.prompt) if wants_prompt else None,
+            self._logprobs(sequence.told),
+            None if num_top is None else self._forms.prompt(sequence.prompt, num_top),
         )
-
-
-def prompt_tokens(id: int, output: StepOutput) -> list[ToldToken]:
-    """Return a prompt's tokens where their likelihood was wanted, else nothing."""
-    ids = array("I", output.prompts.get(id, b""))
-    return [
-        ToldToken(token, likely)
-        for token, likely in zip(ids, [None, *output.prompt_logprobs.get(id, ())], strict=False)
-    ]

@@ -22,13 +22,17 @@ class SequenceText:
     finished: FinishReason | None = None
     parts: list[str] = field(default_factory=list)  # kept where the reply does not stream
     told: list[ToldToken] = field(default_factory=list)  # the same
-    told_length: int = 0  # of the text of all tokens told
+    _num_decoded: int = 0  # characters, the echo among them
+    _num_given: int = 0  # the same, without what is held back
+    _held: list[ToldToken] = field(default_factory=list)  # tokens whose text is held back
 
     @classmethod
     def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
         """Begin as `plan` says."""
         stops = StopMatcher(plan.stop, plan.include_stop)
-        return cls(plan, vocabulary.stream(plan.skip_special_tokens), stops)
+        stream = vocabulary.stream(plan.skip_special_tokens)
+        length = len(plan.echo)
+        return cls(plan, stream, stops, _num_decoded=length, _num_given=length)
 
     @property
     def mean_logprob(self) -> float:
@@ -38,12 +42,13 @@ class SequenceText:
     def feed(
         self, ids: list[int], finished: FinishReason | None, logprobs: list[TokenLogprob]
     ) -> tuple[str, list[ToldToken]]:
-        """Take new tokens; return the text that became certain, and its tokens where wanted.
+        """Take new tokens; return the text that became certain, and where wanted the tokens that
+        begin in it.
 
         A stop token ends the text without being part of it. A stop string sets `finished`, and
         what comes after it is not looked at.
         """
-        text, told = "", []
+        text = ""
         for position, id in enumerate(ids):
             self.num_tokens += 1
             likely = logprobs[position] if logprobs else None
@@ -52,17 +57,27 @@ class SequenceText:
             if is_stop_token and not self.plan.include_stop:
                 break
             if likely is not None and self.plan.logprobs is not None:
-                told.append(ToldToken(id, likely))
+                self._held.append(ToldToken(id, likely, self._num_decoded))
             text += self._certain(self.stream.feed(id))
             if self.stops.stopped:
                 self.finished = FinishReason.STOP
-                return text, told
-        if finished is not None:
+                break
+        if finished is not None and not self.stops.stopped:
             text += self._certain(self.stream.flush())
             text += "" if self.stops.stopped else self.stops.flush()
             self.finished = FinishReason.STOP if self.stops.stopped else finished
-        return text, told
+        self._num_given += len(text)
+        return text, self._released()
+
+    def _released(self) -> list[ToldToken]:
+        """Return the tokens that begin in the text given; at its end all, but those cut off."""
+        count = len(self._held)
+        if self.finished is None or self.stops.stopped:
+            count = sum(token.offset < self._num_given for token in self._held)
+        released, self._held = self._held[:count], self._held[count:]
+        return released
 
     def _certain(self, text: str) -> str:
         """Return what cannot be part of a stop string; before min_tokens, nothing is."""
+        self._num_decoded += len(text)
         return text if self.num_tokens <= self.plan.min_tokens else self.stops.feed(text)

@@ -147,7 +147,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     echo: str = ""  # goes before the first token's text
     shares_prompt: bool = False  # another sequence of the request counts this prompt's tokens
     logprobs: int | None = None  # likeliest tokens told with each one; None is no logprobs
-    prompt_logprobs: bool = False  # tell those of the prompt, in vLLM's form
+    prompt_logprobs: int | None = None  # as many of the prompt's, in vLLM's form
     best_of: int = 1  # sequences per prompt, ...
     n: int = 1  # ... of which the likeliest are told
     min_tokens: int = 0  # stop strings count after so many

@@ -233,7 +233,7 @@ class GenerationPlanner:
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
             logprobs=request.num_logprobs,
-            prompt_logprobs=request.prompt_logprobs is not None,
+            prompt_logprobs=request.prompt_logprobs,
             best_of=request.num_sequences,
             n=request.n or 1,
             min_tokens=request.min_tokens or 0,
@@ -243,9 +243,8 @@ class GenerationPlanner:
         """Return how a request's tokens are chosen, with the seed of its first sequence."""
         num_logprobs = request.num_logprobs
         chooses = request.num_sequences > (request.n or 1)
-        watches_prompt = request.prompt_logprobs
-        if isinstance(request, CompletionRequest) and request.echo and watches_prompt is None:
-            watches_prompt = num_logprobs
+        echoes = isinstance(request, CompletionRequest) and request.echo
+        of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
         return Sampling(
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else request.top_p,
@@ -259,7 +258,7 @@ class GenerationPlanner:
             bad_words=self._bad_words(request),
             min_tokens=request.min_tokens or 0,
             logprobs=0 if chooses and num_logprobs is None else num_logprobs,
-            prompt_logprobs=watches_prompt,
+            prompt_logprobs=max((num for num in of_prompt if num is not None), default=None),
         )
 
     def _bad_words(self, request: Generation) -> list[list[int]]:

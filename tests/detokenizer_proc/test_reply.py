@@ -353,9 +353,46 @@ def test_no_logprob_is_lost_while_text_is_held_back() -> None:
     data += feed(reply, 0, [END], STOP, [likely(-7)])[0]
     chunks = [json.loads(e[6:])["choices"][0] for e in data.decode().split("\n\n")[:-2]]
     told = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
-    assert [one["tokens"] for one in told] == [["a"], ["a"], ["b"]]
-    assert [one["text_offset"] for one in told] == [[0], [1], [2]]
+    assert [one["tokens"] for one in told] == [["a"], ["a", "b"]]
+    assert [one["text_offset"] for one in told] == [[0], [1, 2]]
     assert "".join(chunk["text"] for chunk in chunks) == "aab"
+
+
+@pytest.mark.parametrize(("include_stop", "tokens"), [(False, ["a"]), (True, ["a", "E", "N", "D"])])
+def test_tokens_that_a_stop_string_cuts_off_are_not_told(
+    include_stop: bool, tokens: list[str]
+) -> None:
+    for stream in (False, True):
+        reply, opening = open_reply(
+            stream=stream, logprobs=0, stop=["END"], include_stop=include_stop
+        )
+        data, stopped_here = feed(reply, 0, ids("aENDmore"), None, [likely(-1)] * 8)
+        assert stopped_here
+        body = (opening + data).decode().removeprefix("data: ").split("\n\n")[0]
+        assert json.loads(body)["choices"][0]["logprobs"]["tokens"] == tokens
+
+
+def test_a_special_token_that_is_skipped_is_told_at_the_end() -> None:
+    reply, _ = open_reply(logprobs=0)
+    data, _ = feed(reply, 0, [*ids("a"), END], LENGTH, [likely(-1), likely(-2)])
+    (choice,) = json.loads(data)["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("a", ["a", "<end>"])
+    assert choice["logprobs"]["text_offset"] == [0, 1]
+
+
+def test_offsets_are_those_of_the_text_and_not_of_its_tokens() -> None:
+    reply, _ = open_reply(logprobs=0, echo="1,")
+    (choice,) = json.loads(feed(reply, 0, ids("éa"), LENGTH, [likely(-1)] * 3)[0])["choices"]
+    assert choice["text"] == "1,éa"
+    assert choice["logprobs"]["text_offset"] == [2, 2, 3]
+
+
+def test_of_tokens_that_look_the_same_the_one_that_was_chosen_is_told() -> None:
+    reply, _ = open_reply(logprobs=1)
+    first, second = "é".encode()
+    top = TokenLogprob(-3, 2, [(first, -0.5)])
+    (choice,) = json.loads(feed(reply, 0, [second], LENGTH, [top])[0])["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"\ufffd": -3}]
 
 
 def test_a_token_that_is_no_character_shows_its_bytes() -> None:
@@ -398,7 +435,7 @@ def test_an_echo_has_logprobs_but_for_its_first_token(stream: bool) -> None:
 
 def test_prompt_logprobs_are_vllms() -> None:
     for chat in (True, False):
-        plan = make_plan(chat=chat, prompt_logprobs=True)
+        plan = make_plan(chat=chat, prompt_logprobs=1)
         reply = Reply(plan, ByteVocabulary())
         reply.open(plan, 0, watched_output("abz"))
         body = json.loads(feed(reply, 0, ids("d"), LENGTH)[0])

@@ -275,7 +275,7 @@ def test_every_wish_reaches_the_engine() -> None:
     )
     assert request.priority == -3
     plan = plan_of(request)
-    assert (plan.logprobs, plan.prompt_logprobs, plan.min_tokens) == (2, True, 3)
+    assert (plan.logprobs, plan.prompt_logprobs, plan.min_tokens) == (2, 1, 3)
 
 
 def test_prefixes_are_shared_under_one_salt() -> None:
@@ -317,6 +317,9 @@ def test_candidates_are_more_than_answers_and_are_compared() -> None:
 def test_an_echo_with_logprobs_watches_the_prompt() -> None:
     assert only(completion(echo=True, logprobs=2)).sampling.prompt_logprobs == 2
     assert only(completion(echo=True)).sampling.prompt_logprobs is None
+    both = only(completion(echo=True, logprobs=2, prompt_logprobs=1))
+    assert both.sampling.prompt_logprobs == 2
+    assert (plan_of(both).logprobs, plan_of(both).prompt_logprobs) == (2, 1)
 
 
 def test_a_prompt_may_be_cut_to_its_end() -> None:
