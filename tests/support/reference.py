@@ -19,6 +19,16 @@ PROMPTS = [
     "Tell me a story about a fox and a crow. 🦊",
 ]
 NUM_TOKENS = 48
+NUM_TOP = 5
+REPETITION_PENALTY = 1.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Likely:
+    """How likely a token was, and which were the likeliest in its place."""
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +40,8 @@ class Expected:
     ids: list[int]  # generated, the end token included
     end: int
     tokenizer: Any
+    likely: list[Likely]  # of every token of prompt and answer but the first; of the first prompt
+    penalized_ids: list[int]  # generated with REPETITION_PENALTY; the same
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -66,15 +78,45 @@ def generate_expected() -> list[Expected]:
             conversation, add_generation_prompt=True, tokenize=False
         )
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        with torch.inference_mode():
-            output = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NUM_TOKENS,
-                do_sample=False,
-                pad_token_id=tokenizer.eos_token_id,
+        output = generate(model, ids)
+        is_first = prompt == PROMPTS[0]
+        penalized = generate(model, ids, REPETITION_PENALTY) if is_first else ids
+        results.append(
+            Expected(
+                prompt,
+                ids[0].tolist(),
+                output[0, ids.shape[1] :].tolist(),
+                tokenizer.eos_token_id,
+                tokenizer,
+                look(model, output) if is_first else [],
+                penalized[0, ids.shape[1] :].tolist(),
             )
-        generated = output[0, ids.shape[1] :].tolist()
-        end = tokenizer.eos_token_id
-        results.append(Expected(prompt, ids[0].tolist(), generated, end, tokenizer))
+        )
     return results
+
+
+def generate(model: Any, ids: torch.Tensor, repetition_penalty: float = 1.0) -> torch.Tensor:
+    """Return prompt and greedy answer, [1, tokens]."""
+    with torch.inference_mode():
+        output: torch.Tensor = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            repetition_penalty=repetition_penalty,
+            pad_token_id=model.generation_config.eos_token_id,
+        )
+    return output
+
+
+def look(model: Any, ids: torch.Tensor) -> list[Likely]:
+    """Return how likely every token but the first was."""
+    with torch.inference_mode():
+        logprobs = model(ids).logits[0, :-1].log_softmax(dim=-1)
+    best = logprobs.topk(NUM_TOP)
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    own = logprobs[range(len(logprobs)), ids[0, 1:]].tolist()
+    return [
+        Likely(logprob, list(zip(*top, strict=True)))
+        for logprob, top in zip(own, tops, strict=True)
+    ]
