@@ -26,6 +26,49 @@ class Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class LikelyToken(msgspec.Struct):
+    """A token and its log probability. `bytes` may be less than a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenToken(LikelyToken):
+    """A token of an answer, and the likeliest in its place."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(msgspec.Struct):
+    """How likely an answer was, where `logprobs` was True."""
+
+    content: list[ChosenToken]
+
+
+class TextLogprobs(msgspec.Struct):
+    """How likely a continuation was, where `logprobs` was a number; the same in columns.
+
+    An entry is None for the first token of a prompt that is echoed.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptToken(msgspec.Struct):
+    """How likely a token was in a prompt; rank 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[int, PromptToken] | None]  # by token id; None for the first
+
+
 class ChatMessage(msgspec.Struct):
     """What the assistant says."""
 
@@ -39,6 +82,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
     finish_reason: str
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatCompletion(msgspec.Struct):
@@ -49,6 +93,7 @@ class ChatCompletion(msgspec.Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def text(self) -> str:
@@ -62,6 +107,8 @@ class TextChoice(msgspec.Struct):
     index: int
     text: str
     finish_reason: str | None = None
+    logprobs: TextLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(msgspec.Struct):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import headrace
-from headrace.answers import ChatCompletion, Completion, EventParser
+from headrace.answers import ChatCompletion, Completion, EventParser, PromptToken, TextLogprobs
 from headrace.client import AsyncClient, Client
 from headrace.errors import ApiError
 
@@ -126,6 +126,32 @@ def test_chat_sends_messages_and_options_and_returns_the_answer() -> None:
     assert isinstance(answer, ChatCompletion)
     assert (answer.text, answer.choices[0].finish_reason) == ("Paris.", "stop")
     assert answer.usage.total_tokens == 5
+
+
+def test_logprobs_of_a_chat_are_read() -> None:
+    top = {"token": " Paris", "logprob": -0.25, "bytes": list(b" Paris")}
+    logprobs = {"content": [top | {"top_logprobs": [top]}], "refusal": None}
+    choice = CHAT["choices"][0] | {"logprobs": logprobs}
+    prompt = [None, {"5": {"logprob": -2.0, "rank": 3, "decoded_token": "Hi"}}]
+    server = serving(CHAT | {"choices": [choice], "prompt_logprobs": prompt})
+    with connect(server) as client:
+        answer = client.chat("Hi", logprobs=True, top_logprobs=1, prompt_logprobs=0)
+    read = answer.choices[0].logprobs
+    assert read is not None
+    assert (read.content[0].logprob, read.content[0].top_logprobs[0].token) == (-0.25, " Paris")
+    assert answer.prompt_logprobs == [None, {5: PromptToken(-2.0, 3, "Hi")}]
+
+
+def test_logprobs_of_a_completion_are_read() -> None:
+    logprobs = {
+        "tokens": ["1", "2"],
+        "token_logprobs": [None, -0.5],
+        "top_logprobs": [None, {"2": -0.5}],
+        "text_offset": [0, 1],
+    }
+    with connect(serving(TEXT | {"choices": [TEXT["choices"][0] | {"logprobs": logprobs}]})) as c:
+        answer = c.complete("1", logprobs=1, echo=True)
+    assert answer.choices[0].logprobs == TextLogprobs(**logprobs)
 
 
 def test_a_string_is_what_the_user_says() -> None:
