@@ -64,11 +64,11 @@ class Renderer:
         """The content type of the response."""
         return EVENT_STREAM if self._plan.stream else JSON
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, usage: Usage | None = None) -> bytes:
         """Return a sequence's first event: in a chat, the role."""
         if not self._plan.chat:
             return b""
-        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)
 
     def delta(
         self,
@@ -76,14 +76,17 @@ class Renderer:
         text: str,
         finished: FinishReason | None,
         logprobs: Object | None = None,
+        usage: Usage | None = None,
     ) -> bytes:
         """Return the events of new text, of the end, or of both."""
         if not self._plan.chat:
-            return self._chunk(index, text, finished, logprobs)
+            return self._chunk(index, text, finished, logprobs, usage)
         events = b""
         if text or logprobs is not None:
-            events = self._chunk(index, {"content": text}, None, logprobs)
-        return events + (b"" if finished is None else self._chunk(index, {}, finished, None))
+            events = self._chunk(index, {"content": text}, None, logprobs, usage)
+        if finished is not None:
+            events += self._chunk(index, {}, finished, None, usage)
+        return events
 
     def _chunk(
         self,
@@ -91,22 +94,23 @@ class Renderer:
         content: Object | str,
         finished: FinishReason | None,
         logprobs: Object | None,
+        usage: Usage | None,
     ) -> bytes:
         choice: Object = {"index": index, "delta" if self._plan.chat else "text": content}
         choice |= {"logprobs": logprobs, "finish_reason": finish_name(finished)}
-        return event(self._body([choice], None))
+        return event(self._body([choice], usage))
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events of a stream."""
         if not self._plan.include_usage:
             return DONE
-        return event(self._body([], usage.body())) + DONE
+        return event(self._body([], usage)) + DONE
 
-    def _body(self, choices: list[Object], used: Object | None) -> Object:
+    def _body(self, choices: list[Object], usage: Usage | None) -> Object:
         kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
         body: Object = self._identity(kind) | {"choices": choices}
         if self._plan.include_usage:
-            body["usage"] = used
+            body["usage"] = None if usage is None else usage.body()
         return body
 
     def _identity(self, kind: str) -> Object:

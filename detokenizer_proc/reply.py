@@ -42,10 +42,11 @@ class Reply:
             sequence.parts.append(plan.echo)
             sequence.told += echoed
             return b""
-        opening = self._renderer.opening(plan.index)
+        usage = self._usage_so_far()
+        opening = self._renderer.opening(plan.index, usage)
         if plan.echo:
             logprobs = self._logprobs(echoed)
-            opening += self._renderer.delta(plan.index, plan.echo, None, logprobs)
+            opening += self._renderer.delta(plan.index, plan.echo, None, logprobs, usage)
         return opening
 
     def _prompt_tokens(self, id: int, output: StepOutput) -> list[ToldToken]:
@@ -82,8 +83,9 @@ class Reply:
             return (self._whole() if self.is_complete else b""), stopped_here
         data = b""
         if text or sequence.finished is not None:
-            logprobs_told = self._logprobs(told)
-            data = self._renderer.delta(index, text, sequence.finished, logprobs_told)
+            data = self._renderer.delta(
+                index, text, sequence.finished, self._logprobs(told), self._usage_so_far()
+            )
         if self.is_complete:
             data += self._renderer.closing(self._usage())
         return data, stopped_here
@@ -94,6 +96,10 @@ class Reply:
             return None
         form = self._forms.chat if self._plan.chat else self._forms.completion
         return form(told, self._plan.logprobs)
+
+    def _usage_so_far(self) -> Usage | None:
+        """Return the usage for an event that is not the last, where that is wanted."""
+        return self._usage() if self._plan.continuous_usage else None
 
     def _usage(self) -> Usage:
         sequences = self._sequences.values()

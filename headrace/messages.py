@@ -151,6 +151,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     best_of: int = 1  # sequences per prompt, ...
     n: int = 1  # ... of which the likeliest are told
     min_tokens: int = 0  # stop strings count after so many
+    continuous_usage: bool = False  # every event of a stream has the usage so far
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):

@@ -77,7 +77,7 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
 
     def render(self, request: ChatRequest) -> str:
-        """Return the prompt of a conversation, ready for the assistant's answer.
+        """Return the prompt of a conversation, by default ready for the assistant's answer.
 
         Raises:
             InvalidValue: the template does not take these messages.
@@ -88,7 +88,8 @@ class ChatTemplate:
             )
         messages = [as_template_message(m, i) for i, m in enumerate(request.messages)]
         variables = self._special_tokens | (request.chat_template_kwargs or {})
-        variables |= {"messages": messages, "add_generation_prompt": True}
+        begins = request.add_generation_prompt
+        variables |= {"messages": messages, "add_generation_prompt": begins}
         try:
             return self._template.render(variables)
         except TEMPLATE_FAILURES as error:

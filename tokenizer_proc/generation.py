@@ -21,6 +21,7 @@ from headrace.messages import (
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.openai_requests import (
     COMPLETION_MAX_TOKENS,
+    MAX_EMBEDDING_INPUTS,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -32,6 +33,7 @@ from headrace.tokenizer_proc.openai_requests import (
 from headrace.tokenizer_proc.sampling_fields import (
     MAX_SEQUENCES_PER_REQUEST,
     bias_of,
+    check_length,
     check_token_ids,
 )
 
@@ -100,7 +102,7 @@ class GenerationPlanner:
         self._check_model(request.model, embeds=True)
         self._check_dimensions(request.dimensions)
         texts = prompt_list(request.input)
-        check_number(len(texts), 1, "input")
+        check_length("input", len(texts), MAX_EMBEDDING_INPUTS)
         prompts = [self._text(text, request) for text in texts]
         requests = [
             GenerateRequest(
@@ -155,11 +157,21 @@ class GenerationPlanner:
         return array("I", text)
 
     def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
-        ids = last_tokens(self._ids(prompt, "prompt"), request.truncate_prompt_tokens)
+        ids = self._last_tokens(prompt, request.truncate_prompt_tokens)
         if not request.echo:
             return Prompt(ids)
         is_whole_text = isinstance(prompt, str) and request.truncate_prompt_tokens is None
         return Prompt(ids, str(prompt) if is_whole_text else self._encoder.decode(ids.tolist()))
+
+    def _last_tokens(self, prompt: str | list[int], limit: int | None) -> "array[int]":
+        """Return a prompt; a text that is cut keeps the token that begins all texts."""
+        ids = self._ids(prompt, "prompt")
+        if limit is None or len(ids) <= limit or not isinstance(prompt, str):
+            return last_tokens(ids, limit)
+        begins = self._encoder.encode("", add_special_tokens=True)[:1]
+        if limit == 1 or begins != ids[:1]:
+            return last_tokens(ids, limit)
+        return begins + last_tokens(ids, limit - 1)
 
     def _text(self, text: str | list[int], request: EmbeddingRequest) -> "array[int]":
         """Return what is embedded; a text that is cut keeps the token that ends all texts."""
@@ -199,13 +211,12 @@ class GenerationPlanner:
             )
             max_tokens = self._max_tokens(len(prompt.ids), wanted, default, param)
             check_min_tokens(request, max_tokens)
-            seed = (sampling.seed + index) & SEED_MASK
             requests.append(
                 GenerateRequest(
                     id=http.id + index,
                     detokenizer=self._detokenizer(http),
                     max_tokens=max_tokens,
-                    sampling=msgspec.structs.replace(sampling, seed=seed),
+                    sampling=sampling_of(sampling, index, plan),
                     stop_token_ids=self._stop_token_ids(request),
                     plan=self._plans.encode(plan),
                     priority=request.priority or 0,
@@ -219,13 +230,15 @@ class GenerationPlanner:
         """Return what the plans of all sequences of a request have in common."""
         chat = isinstance(request, ChatRequest)
         options = request.stream_options
+        include_usage = options is not None and options.include_usage
+        continuous = options is not None and options.continuous_usage_stats
         return ReplyPlan(
             response_id=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             model=self._card.name,
             created=int(http.received_at),
             chat=chat,
             stream=bool(request.stream),
-            include_usage=options is not None and options.include_usage,
+            include_usage=include_usage,
             num_sequences=num_sequences,
             num_prompt_tokens=0,
             index=0,
@@ -237,6 +250,7 @@ class GenerationPlanner:
             best_of=request.num_sequences,
             n=request.n or 1,
             min_tokens=request.min_tokens or 0,
+            continuous_usage=include_usage and continuous,
         )
 
     def _sampling(self, http: HttpRequest, request: Generation) -> Sampling:
@@ -287,6 +301,19 @@ class GenerationPlanner:
         check_token_ids("stop_token_ids", stops, self._card.vocab_size)
         eos = [] if request.ignore_eos else self._card.eos_token_ids
         return [*eos, *stops]
+
+
+def sampling_of(sampling: Sampling, index: int, plan: ReplyPlan) -> Sampling:
+    """Return how the `index`-th sequence is sampled.
+
+    The prompt of a chat is looked at once: its logprobs belong to the answer, not to a choice.
+    """
+    watches = not (plan.chat and plan.shares_prompt)
+    return msgspec.structs.replace(
+        sampling,
+        seed=(sampling.seed + index) & SEED_MASK,
+        prompt_logprobs=sampling.prompt_logprobs if watches else None,
+    )
 
 
 def check_number(num_prompts: int, num_each: int, param: str) -> None:

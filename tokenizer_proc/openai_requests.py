@@ -15,6 +15,7 @@ from headrace.messages import MAX_LOGPROBS
 from headrace.tokenizer_proc.sampling_fields import SamplingFields, check_ranges, check_sampling
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
+MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
 LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
 
 
@@ -49,6 +50,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
 
     @property
     def num_logprobs(self) -> int | None:

@@ -37,6 +37,7 @@ class StreamOptions(msgspec.Struct):
     """`stream_options`."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: in every event, where there is usage at all
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):

@@ -201,6 +201,13 @@ def test_a_stop_string_in_the_echo_stops_nothing() -> None:
     assert only_choice(feed(reply, 0, ids("no"), LENGTH)[0]) == ("stop!no", "length")
 
 
+def test_usage_so_far_is_in_every_event_where_that_is_wanted() -> None:
+    reply, opening = open_reply(stream=True, chat=True, include_usage=True, continuous_usage=True)
+    data = opening + feed(reply, 0, ids("a"), None)[0] + feed(reply, 0, ids("bc"), LENGTH)[0]
+    events = [json.loads(e.removeprefix("data: ")) for e in data.decode().split("\n\n")[:-2]]
+    assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 3, 3, 3]
+
+
 # What one step brings for several frontends
 
 

@@ -26,6 +26,11 @@ def test_template_sees_messages_special_tokens_and_the_wish_for_an_answer() -> N
     assert render(source, *messages) == "<s>[system]Be brief.[user]Hi[assistant]"
 
 
+def test_an_answer_need_not_begin() -> None:
+    request = ChatRequest(messages=[ChatMessage("user", "Hi")], add_generation_prompt=False)
+    assert ChatTemplate("{{ add_generation_prompt }}", {}).render(request) == "False"
+
+
 def test_blocks_leave_no_lines_behind() -> None:
     source = (
         "{% for m in messages %}\n  {% if true %}\n{{ m.content }}\n  {% endif %}\n{% endfor %}"

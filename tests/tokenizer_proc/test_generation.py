@@ -198,7 +198,7 @@ def test_the_reply_plan_carries_what_the_reply_needs() -> None:
     request = only(
         chat(
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
             stop="x",
             include_stop_str_in_output=True,
             skip_special_tokens=False,
@@ -213,6 +213,7 @@ def test_the_reply_plan_carries_what_the_reply_needs() -> None:
         chat=True,
         stream=True,
         include_usage=True,
+        continuous_usage=True,
         num_sequences=1,
         num_prompt_tokens=3,
         index=0,
@@ -324,8 +325,21 @@ def test_an_echo_with_logprobs_watches_the_prompt() -> None:
 
 def test_a_prompt_may_be_cut_to_its_end() -> None:
     assert completion(truncate_prompt_tokens=1).prompts[0].tolist() == [ord("i")]
+    assert completion(prompt=[7, 8, 9], truncate_prompt_tokens=2).prompts[0].tolist() == [8, 9]
     assert bytes(chat(truncate_prompt_tokens=2).prompts[0].tolist()) == b"i:"
     assert plan_of(only(completion(truncate_prompt_tokens=1, echo=True))).echo == "i"
+
+
+def test_a_text_that_is_cut_keeps_the_token_that_begins_it() -> None:
+    cut = completion(prompt="a long text", truncate_prompt_tokens=3)
+    assert cut.prompts[0].tolist() == [1, *b"xt"]
+
+
+def test_the_prompt_of_a_chat_is_looked_at_once() -> None:
+    wanted = [r.sampling.prompt_logprobs for r in chat(n=3, prompt_logprobs=1).requests]
+    assert wanted == [1, None, None]
+    wanted = [r.sampling.prompt_logprobs for r in completion(n=2, prompt_logprobs=1).requests]
+    assert wanted == [1, 1]
 
 
 def test_shares_go_by_api_key_then_by_user() -> None:
@@ -364,7 +378,7 @@ def test_each_text_is_embedded_by_a_sequence() -> None:
             "this model's maximum context length is 8 tokens; the input",
         ),
         ({"dimensions": 5}, "dimensions: must be between 1 and 4, not 5"),
-        ({"input": ["x"] * 129}, "input: 129 prompts is more than 128"),
+        ({"input": ["x"] * 2049}, "input: must have at most 2048 entries, not 2049"),
         ({"model": "other"}, "the model 'other'"),
     ],
 )
