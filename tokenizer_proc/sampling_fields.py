@@ -10,6 +10,7 @@ from headrace.messages import MAX_LOGPROBS
 
 MAX_SEQUENCES_PER_REQUEST = 128
 MAX_STOP_STRINGS = 32
+MAX_WORD_LENGTH = 1000  # characters of a stop string or a bad word
 MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIASES = 1024  # these three fit messages.MAX_BIASES together
@@ -121,9 +122,11 @@ def check_above_zero(name: str, value: float | None, high: float) -> None:
 
 
 def check_words(name: str, words: list[str], limit: int) -> None:
-    """Refuse too many strings, and empty ones."""
-    if len(words) > limit or "" in words:
-        raise InvalidValue(f"{name}: must be at most {limit} strings, none of them empty", name)
+    """Refuse too many strings, empty ones, and long ones: each sequence carries them."""
+    if len(words) > limit or not all(1 <= len(word) <= MAX_WORD_LENGTH for word in words):
+        raise InvalidValue(
+            f"{name}: must be at most {limit} strings of 1 to {MAX_WORD_LENGTH} characters", name
+        )
 
 
 def check_length(name: str, length: int, limit: int) -> None:

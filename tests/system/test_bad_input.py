@@ -106,6 +106,7 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
     "repetition penalty past f32": (CHAT, body(repetition_penalty=1e300), 400, "at most 2"),
     "frequency penalty too low": (CHAT, body(frequency_penalty=-2.5), 400, "-2 and 2, not -2.5"),
     "negative min_tokens": (CHAT, body(min_tokens=-1), 400, "min_tokens"),
+    "endless stop string": (CHAT, body(stop="x" * 100_000), 400, "1 to 1000 characters"),
     "too many bad words": (CHAT, body(bad_words=["x"] * 129), 400, "at most 128"),
     "too many stop tokens": (CHAT, body(stop_token_ids=[1] * 257), 400, "at most 256"),
     "stop token past the vocabulary": (CHAT, body(stop_token_ids=[49152]), 400, "to 49151"),

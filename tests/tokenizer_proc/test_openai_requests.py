@@ -21,6 +21,7 @@ from headrace.tokenizer_proc.sampling_fields import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_WORD_LENGTH,
 )
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -132,6 +133,8 @@ def test_a_wrong_type_deep_inside_is_located() -> None:
         ("stop", ""),
         ("stop", ["a", ""]),
         ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
+        ("stop", "x" * (MAX_WORD_LENGTH + 1)),
+        ("bad_words", ["x" * (MAX_WORD_LENGTH + 1)]),
         ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1)),
         ("bad_words", [""]),
         ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)),
@@ -173,7 +176,7 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> No
         ("seed", 2**63 - 1),
         ("seed", -(2**63)),
         ("stop", []),
-        ("stop", ["x"] * MAX_STOP_STRINGS),
+        ("stop", ["x" * MAX_WORD_LENGTH] * MAX_STOP_STRINGS),
         ("stop_token_ids", [0] * MAX_STOP_TOKEN_IDS),
         ("bad_words", ["x"] * MAX_BAD_WORDS),
         ("logit_bias", {}),
