@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.board import Board, Field, Slot
 from headrace.frontend.exchanges import Exchange, Exchanges
 from headrace.links import Links
-from headrace.messages import HttpRequest
+from headrace.messages import HttpRequest, share_key
 
 JSON = b"application/json"
 
@@ -65,6 +65,14 @@ def declared_length(scope: Scope) -> int:
     return 0
 
 
+def key_of(scope: Scope) -> int:
+    """Return the key whose share of the engine a request takes; 0 is nobody's."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return share_key(value)
+    return 0
+
+
 async def respond(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
     """Send a whole JSON response."""
     fields = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers]
@@ -102,7 +110,9 @@ class Forwarder:
         self._slot.add(Field.BYTES_IN, len(body))
         exchange = self._exchanges.open()
         try:
-            request = HttpRequest(exchange.id, scope["method"], scope["path"], received_at)
+            request = HttpRequest(
+                exchange.id, scope["method"], scope["path"], received_at, key_of(scope)
+            )
             if not self._links.forward(request, body):
                 await respond(send, 503, OVERLOADED, (b"retry-after", b"1"))
                 return

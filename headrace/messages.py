@@ -34,6 +34,11 @@ def request_of(sequence: int) -> int:
     return sequence >> SEQUENCE_BITS << SEQUENCE_BITS
 
 
+def share_key(name: bytes) -> int:
+    """Return the key of an API key or a user, by which the engine is shared. Never 0."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") or 1
+
+
 def frontend_of(id: int) -> int:
     """Return the index of the frontend that holds a request's connection."""
     return id >> (COUNTER_BITS + SEQUENCE_BITS)

@@ -17,6 +17,7 @@ from headrace.messages import (
     HttpRequest,
     ReplyPlan,
     Sampling,
+    share_key,
 )
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.openai_requests import (
@@ -38,7 +39,6 @@ from headrace.tokenizer_proc.sampling_fields import (
 )
 
 SEED_MASK = 2**64 - 1
-KEY_BYTES = 8
 SALT_BYTES = 16
 
 Generation = ChatRequest | CompletionRequest
@@ -113,7 +113,7 @@ class GenerationPlanner:
                 stop_token_ids=[],
                 plan=self._plans.encode(self._embedding_plan(request, prompts, index)),
                 priority=request.priority or 0,
-                key=share_key(http, request.user),
+                key=key_of(http, request.user),
                 embeds=True,
             )
             for index in range(len(prompts))
@@ -220,7 +220,7 @@ class GenerationPlanner:
                     stop_token_ids=self._stop_token_ids(request),
                     plan=self._plans.encode(plan),
                     priority=request.priority or 0,
-                    key=share_key(http, request.user),
+                    key=key_of(http, request.user),
                     salt=salt_of(request.cache_salt),
                 )
             )
@@ -340,11 +340,9 @@ def last_tokens(ids: "array[int]", limit: int | None) -> "array[int]":
     return ids if limit is None else ids[-limit:]
 
 
-def share_key(http: HttpRequest, user: str | None) -> int:
+def key_of(http: HttpRequest, user: str | None) -> int:
     """Return whose share a request counts towards: its API key's, else its user's."""
-    if http.key or not user:
-        return http.key
-    return int.from_bytes(hashlib.blake2b(user.encode(), digest_size=KEY_BYTES).digest(), "little")
+    return share_key(user.encode()) if user and not http.key else http.key
 
 
 def salt_of(cache_salt: str | None) -> bytes:

@@ -164,6 +164,25 @@ async def test_the_body_goes_on_as_it_came(site: Site) -> None:
     await task
 
 
+async def test_requests_with_one_api_key_share_its_part(site: Site) -> None:
+    keys = []
+    for name, value in [
+        (b"x-other", b"a"),
+        *[(b"authorization", b"Bearer " + k) for k in (b"a", b"a", b"b")],
+    ]:
+        connection = Connection()
+        connection.say(*body_of(b"{}"))
+        task = site.ask(connection, headers=((name, value),))
+        request, _ = await site.forwarded()
+        keys.append(request.key)
+        site.answer(request.id, b"", True, JSON)
+        await task
+    nobody, mine, again, yours = keys
+    assert nobody == 0
+    assert mine == again != yours
+    assert mine and yours
+
+
 async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None:
     connection = Connection()
     connection.say(*body_of(b"{}"))
