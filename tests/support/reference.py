@@ -21,6 +21,7 @@ PROMPTS = [
 NUM_TOKENS = 48
 NUM_TOP = 5
 REPETITION_PENALTY = 1.3
+NUM_PENALIZED = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +79,9 @@ def generate_expected() -> list[Expected]:
             conversation, add_generation_prompt=True, tokenize=False
         )
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        output = generate(model, ids)
+        output = generate(model, ids, NUM_TOKENS)
         is_first = prompt == PROMPTS[0]
-        penalized = generate(model, ids, REPETITION_PENALTY) if is_first else ids
+        penalized = generate(model, ids, NUM_PENALIZED, REPETITION_PENALTY) if is_first else ids
         results.append(
             Expected(
                 prompt,
@@ -95,13 +96,15 @@ def generate_expected() -> list[Expected]:
     return results
 
 
-def generate(model: Any, ids: torch.Tensor, repetition_penalty: float = 1.0) -> torch.Tensor:
+def generate(
+    model: Any, ids: torch.Tensor, num_tokens: int, repetition_penalty: float = 1.0
+) -> torch.Tensor:
     """Return prompt and greedy answer, [1, tokens]."""
     with torch.inference_mode():
         output: torch.Tensor = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=NUM_TOKENS,
+            max_new_tokens=num_tokens,
             do_sample=False,
             repetition_penalty=repetition_penalty,
             pad_token_id=model.generation_config.eos_token_id,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from reference import NUM_TOKENS, NUM_TOP, REPETITION_PENALTY, Expected, Likely
+from reference import NUM_PENALIZED, NUM_TOKENS, NUM_TOP, REPETITION_PENALTY, Expected, Likely
 from servers import RunningServer, wait_until
 
 TIMEOUT_S = 120
@@ -149,11 +149,11 @@ def test_repetition_is_penalized_as_in_transformers(
         server,
         TEXT,
         prompt=case.prompt_ids,
-        max_tokens=NUM_TOKENS,
+        max_tokens=NUM_PENALIZED,
         repetition_penalty=REPETITION_PENALTY,
     )
     penalized = case.tokenizer.decode(case.penalized_ids, skip_special_tokens=True)
-    assert text_of(answer) == penalized != case.text(NUM_TOKENS)
+    assert text_of(answer) == penalized != case.text(NUM_PENALIZED)
 
 
 @pytest.mark.parametrize(("presence", "frequency"), [(1.5, 0), (0, 0.7), (2, 2)])
