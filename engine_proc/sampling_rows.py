@@ -22,9 +22,11 @@ class SamplingRows:
         """Add the row that draws the token after a sequence's tokens and `drafts`."""
         sampling = sequence.request.sampling
         num_known = len(sequence.tokens) + len(drafts)
-        history_start, num_prompt, num_history = self._add_history(sequence, drafts)
+        history_start = num_prompt = num_history = 0
         bias_start = len(self.bias)
-        self._add_bias(sequence, drafts)
+        if not sequence.is_plain:
+            history_start, num_prompt, num_history = self._add_history(sequence, drafts)
+            self._add_bias(sequence, drafts)
         self.rows += SAMPLING_ROW.pack(
             sampling.seed,
             num_known,

@@ -140,7 +140,9 @@ class Scheduler:
                 if victim is sequence:
                     return
             place += 1
-            drafts = self._drafts(sequence, budget - (len(self.running) - place))
+            drafts = NO_TOKENS
+            if self._speculation is not None:
+                drafts = self._drafts(sequence, budget - (len(self.running) - place))
             self._hold(sequence, count + len(drafts))
             yield Chunk(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
@@ -171,7 +173,8 @@ class Scheduler:
 
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
-        if self._speculation is None or sequence.num_missing > 1 or sequence.request.embeds:
+        assert self._speculation is not None
+        if sequence.num_missing > 1 or sequence.request.embeds:
             return NO_TOKENS
         drafts = self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
         return drafts if self._can_hold(sequence, 1 + len(drafts)) else NO_TOKENS

@@ -3,7 +3,13 @@
 from array import array
 from dataclasses import dataclass, field
 
-from headrace.messages import GenerateRequest, TokenLogprob
+from headrace.messages import GenerateRequest, Sampling, TokenLogprob
+
+# The fields of `Sampling` by which tokens are treated unequally.
+REMEMBERING = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "bad_words", "min_tokens"),
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -17,6 +23,7 @@ class Sequence:
     request: GenerateRequest
     tokens: "array[int]"  # i32: the prompt, then what was generated
     num_prompt: int
+    is_plain: bool  # nothing it has said bears on what it may say: no penalty, bias or ban
     arrival: int = 0  # the how-manieth sequence of this engine
     queued_at: int = 0  # the step before which it began to wait
     num_computed: int = 0
@@ -32,7 +39,11 @@ class Sequence:
         """Start with a prompt of u32 token ids."""
         tokens = array("i")
         tokens.frombytes(prompt)
-        return cls(request, tokens, len(tokens))
+        plain = Sampling()
+        is_plain = all(
+            getattr(request.sampling, name) == getattr(plain, name) for name in REMEMBERING
+        )
+        return cls(request, tokens, len(tokens), is_plain)
 
     @property
     def id(self) -> int:
