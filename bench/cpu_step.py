@@ -7,12 +7,7 @@ Method: a decoder of SmolLM2-135M's shape with random weights; of another, with 
 Run:    python bench/cpu_step.py --threads 2 --rounds 20
 """
 
-import argparse
-import json
 import os
-import platform
-import statistics
-import subprocess
 import time
 from dataclasses import replace
 
@@ -23,6 +18,7 @@ from headrace.engine_proc.worker.executor import Batch
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, RopeTable
 from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from support.report import Quantity, Report, parser
 
 SPEC = DecoderSpec(
     architecture="LlamaForCausalLM",
@@ -97,31 +93,28 @@ def prefill_batch(num_tokens: int) -> Batch:
     return Batch(ids + 1, ids, np.zeros_like(ids), table, ids[-1:])
 
 
-def median_ms(executor: CpuExecutor, batch: Batch, rounds: int) -> float:
-    """Return the median over `rounds` steps, after two that are thrown away."""
+def step_ms(executor: CpuExecutor, batch: Batch, rounds: int) -> list[float]:
+    """Return what each of `rounds` steps took, after two that are thrown away."""
     times = []
     for _ in range(rounds + 2):
         start = time.perf_counter()
         executor.forward(batch)
         times.append((time.perf_counter() - start) * 1e3)
-    return round(statistics.median(times[2:]), 2)
-
-
-def commit() -> str:
-    """Return the short hash of the checkout."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return times[2:]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--kv-dtype", default="bfloat16")
-    parser.add_argument("--isa", default="best")
-    parser.add_argument("--formats", nargs="+", default=["F32", "BF16", *BLOCKS, "INT8"])
-    args = parser.parse_args()
-    results: dict[str, dict[str, float]] = {}
+    """Run."""
+    options = parser(__doc__, rounds=20)
+    options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options.add_argument("--kv-dtype", default="bfloat16")
+    options.add_argument("--isa", default="best")
+    options.add_argument("--formats", nargs="+", default=["F32", "BF16", *map(str, BLOCKS), "INT8"])
+    args = options.parse_args()
+    report = Report("cpu_step", args)
+    batches = {f"decode B={b} context {c}": decode_batch(b, c) for b, c in DECODES}
+    batches |= {f"prefill {tokens}": prefill_batch(tokens) for tokens in PREFILLS}
+    samples: dict[str, dict[str, list[float]]] = {what: {} for what in batches}
     for name in args.formats:
         format = Format.BF16 if name == "INT8" else Format(name)
         executor = CpuExecutor(
@@ -134,22 +127,13 @@ def main() -> None:
             threads=args.threads,
             isa=args.isa,
         )
-        row = results[name] = {}
-        for sequences, context in DECODES:
-            ms = median_ms(executor, decode_batch(sequences, context), args.rounds)
-            row[f"decode_b{sequences}_ctx{context}_ms"] = ms
-            rate = sequences * 1e3 / ms
-            print(
-                f"{name:5} decode  B={sequences:<3} context={context:<5}"
-                f" {ms:8.2f} ms {rate:7.0f} tok/s"
-            )
-        for tokens in PREFILLS:
-            ms = median_ms(executor, prefill_batch(tokens), max(3, args.rounds // 4))
-            row[f"prefill_{tokens}_tok_s"] = round(tokens * 1e3 / ms)
-            print(f"{name:5} prefill {tokens:<19} {ms:8.2f} ms {tokens * 1e3 / ms:7.0f} tok/s")
-    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "isa": executor.isa}
-    options = {"threads": args.threads, "kv_dtype": args.kv_dtype}
-    print(json.dumps({"bench": "cpu_step", **results, **options, **machine, "commit": commit()}))
+        for what, batch in batches.items():
+            rounds = max(3, args.rounds // 4) if what.startswith("prefill") else args.rounds
+            samples[what][name] = step_ms(executor, batch, rounds)
+        print(f"{name} done", flush=True)
+    for what, by_format in samples.items():
+        report.add(Quantity(what, "ms", by_format))
+    report.finish()
 
 
 if __name__ == "__main__":
