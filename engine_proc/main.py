@@ -34,7 +34,6 @@ from headrace.sockets import Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
 MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
-MAX_CHUNK = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +104,7 @@ class Engine:
             Outbox(address(config.run_dir, "detokenizer", i))
             for i in range(config.num_detokenizers)
         ]
+        self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
         self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
@@ -113,9 +113,12 @@ class Engine:
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
         received = inbox.receive(0 if self._scheduler.has_work else IDLE_MS)
+        if received is None:
+            return
         while received is not None:
             self._take(*received)
             received = inbox.receive(0)
+        self._show()
 
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
@@ -130,7 +133,6 @@ class Engine:
                 self._slot.add(Field.FINISHED, self._scheduler.end(id) is not None)
             case _:
                 assert_never(message)
-        self._show()
 
     def _add(self, sequence: Sequence) -> None:
         """Take a request whole or, when the queue is full, refuse it whole."""
@@ -169,7 +171,7 @@ class Engine:
         """Return how many tokens to compute, so that texts being generated do not stall."""
         if not self._target_itl_s or not self._scheduler.is_generating:
             return None
-        spare = self._step_time.tokens_within(self._target_itl_s, MAX_CHUNK)
+        spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
     def _send(self, news: list[News]) -> None:

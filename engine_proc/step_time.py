@@ -25,7 +25,7 @@ class StepTime:
         base, slope = self._fit()
         if slope <= 0:
             return limit
-        return max(MIN_CHUNK, min(limit, int((seconds - base) / slope)))
+        return max(MIN_CHUNK, int(min(limit, (seconds - base) / slope)))
 
     def _fit(self) -> tuple[float, float]:
         mean_n, mean_t = self._n / self._weight, self._t / self._weight

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.config import WorkerConfig
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
@@ -13,6 +14,10 @@ from headrace.engine_proc.worker.opener import open_for
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner, Runner
 from headrace.engine_proc.worker.sampler import Sampler
 from headrace.errors import ModelError
+from headrace.pooling import Pooling
+
+if TYPE_CHECKING:
+    from headrace.engine_proc.worker.transformers_model import TransformersModel
 
 PAGE_TOKENS = 32
 ENCODER_PAGES = 1 << 16  # an encoder keeps nothing; its pages are numbers
@@ -52,37 +57,13 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
         dtype=config.dtype,
         max_model_len=config.max_model_len,
     )
-    pooling = model.pooling
     if isinstance(model, Model):
-        executor, num_pages = in_core(config, model, progress)
-        vocab_size = model.spec.vocab_size
-    else:
-        if config.quantization != "none":
-            raise ModelError(
-                f"{config.model_path}: runs in transformers, which cannot do --quantization "
-                f"{config.quantization}"
-            )
-        if pooling is not None and not model.is_causal:
-            from headrace.engine_proc.worker.encoder_executor import EncoderExecutor
-
-            embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
-            return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
-        from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
-
-        kv_dtype = KV[config.kv_cache_dtype]
-        num_pages = config.kv_cache_memory_bytes // model.page_bytes(PAGE_TOKENS, kv_dtype)
-        executor = TransformersExecutor(
-            model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
-        )
-        vocab_size = model.vocab_size
-    if pooling is not None:
-        embedder = Embedder(executor, normalize=pooling.normalize)
-        return Loaded(EmbeddingRunner(embedder), num_pages)
-    return Loaded(GenerationRunner(executor, Sampler(vocab_size)), num_pages)
+        return in_core(config, model, progress)
+    return in_transformers(config, model)
 
 
-def in_core(config: WorkerConfig, model: Model, progress: Progress) -> tuple[Executor, int]:
-    """Load a model into the C++ core; return it and how many KV pages it has."""
+def in_core(config: WorkerConfig, model: Model, progress: Progress) -> Loaded:
+    """Load a model into the C++ core."""
     kv_dtype = KV[config.kv_cache_dtype]
     num_pages = config.kv_cache_memory_bytes // page_bytes(model.spec, PAGE_TOKENS, kv_dtype)
     int8 = config.quantization == "int8"
@@ -95,4 +76,33 @@ def in_core(config: WorkerConfig, model: Model, progress: Progress) -> tuple[Exe
         kv_dtype=kv_dtype,
         progress=progress,
     )
-    return executor, num_pages
+    return Loaded(decoder_runner(executor, model.pooling, model.spec.vocab_size), num_pages)
+
+
+def in_transformers(config: WorkerConfig, model: "TransformersModel") -> Loaded:
+    """Run a model in its own modules. Only here is torch loaded."""
+    from headrace.engine_proc.worker.encoder_executor import EncoderExecutor
+    from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
+
+    if config.quantization != "none":
+        raise ModelError(
+            f"{config.model_path}: runs in transformers, which cannot do --quantization "
+            f"{config.quantization}"
+        )
+    pooling = model.pooling
+    if pooling is not None and not model.is_causal:
+        embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
+        return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
+    kv_dtype = KV[config.kv_cache_dtype]
+    num_pages = config.kv_cache_memory_bytes // model.page_bytes(PAGE_TOKENS, kv_dtype)
+    executor = TransformersExecutor(
+        model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
+    )
+    return Loaded(decoder_runner(executor, pooling, model.vocab_size), num_pages)
+
+
+def decoder_runner(executor: Executor, pooling: Pooling | None, vocab_size: int) -> Runner:
+    """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
+    if pooling is not None:
+        return EmbeddingRunner(Embedder(executor, normalize=pooling.normalize))
+    return GenerationRunner(executor, Sampler(vocab_size))

@@ -39,6 +39,10 @@ def test_noise_that_makes_larger_steps_look_faster_is_no_limit() -> None:
     assert taught([1, 512], slope=-1e-6).tokens_within(0.1, 512) == 512
 
 
+def test_a_slope_next_to_nothing_is_no_limit() -> None:
+    assert taught([1, 512], base=0, slope=1e-320).tokens_within(0.1, 512) == 512
+
+
 def test_old_steps_fade() -> None:
     step_time = taught([1, 512] * 50)
     for _ in range(100):

@@ -31,7 +31,6 @@ class RunningServer:
             command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}
         )
         self.log = ""
-        self.name = "demo"
         match = None
         deadline = time.monotonic() + START_S
         while match is None:

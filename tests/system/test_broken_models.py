@@ -43,6 +43,17 @@ def take_out(path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
+def reshape(path: Path) -> None:
+    tensors = load_file(path)
+    tensors[NORM] = tensors[NORM][:-1].clone()
+    save_file(tensors, path, {"format": "pt"})
+
+
+def rename_architecture(path: Path) -> None:
+    config = path.parent / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"aardvark"'))
+
+
 def launch(model: Path) -> "subprocess.CompletedProcess[str]":
     command = [str(Path(sys.executable).parent / "launch_server"), "--port", "0", str(model)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -53,6 +64,11 @@ def launch(model: Path) -> "subprocess.CompletedProcess[str]":
     [
         (cut_short, "model.safetensors: truncated: tensor 'model.norm.weight' ends at byte"),
         (take_out, "tiny: tensor 'model.norm.weight' is missing"),
+        (
+            reshape,
+            "tensor 'model.norm.weight' has shape [15], but a llama model of this config has [16]",
+        ),
+        (rename_architecture, "aardvark"),
     ],
 )
 def test_a_broken_folder_is_named_and_the_server_exits_with_1(
