@@ -5,11 +5,13 @@ import logging
 import time
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import assert_never
 
 from headrace.board import Field, State
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.leases import Leases
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
@@ -23,6 +25,7 @@ from headrace.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
+    Renew,
     StepOutput,
     Stop,
     ToEngine,
@@ -33,6 +36,7 @@ from headrace.process import Context
 from headrace.sockets import Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
+LAPSE_S = 1.0  # between looks at the leases
 MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
 
 log = logging.getLogger(__name__)
@@ -51,6 +55,7 @@ def main(config: EngineConfig, context: Context) -> None:
         while True:
             context.slot.beat()
             engine.receive_all(inbox)
+            engine.abort_lapsed()
             if scheduler.has_work:
                 engine.step(worker)
             else:
@@ -95,7 +100,12 @@ class Engine:
     """What the loop has between steps."""
 
     def __init__(
-        self, config: EngineConfig, context: Context, scheduler: Scheduler, pool: PagePool
+        self,
+        config: EngineConfig,
+        context: Context,
+        scheduler: Scheduler,
+        pool: PagePool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -107,6 +117,9 @@ class Engine:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
+        self._clock = clock
+        self._leases = Leases()
+        self._looked_at = -LAPSE_S
         self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
         self._show()
 
@@ -125,14 +138,30 @@ class Engine:
             case GenerateRequest():
                 self._add(Sequence.of(message, bulk))
             case Abort(request):
-                self._drop(request)
-                ended = self._scheduler.abort(request)
-                self._slot.add(Field.ABORTED, len(ended))
-                self._send([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
+                self._abort(request)
+            case Renew():
+                self._leases.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
             case Stop(id):
                 self._slot.add(Field.FINISHED, self._scheduler.end(id) is not None)
             case _:
                 assert_never(message)
+
+    def _abort(self, request: int) -> None:
+        self._drop(request)
+        ended = self._scheduler.abort(request)
+        self._slot.add(Field.ABORTED, len(ended))
+        self._send([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
+
+    def abort_lapsed(self) -> None:
+        """Abort what nobody waits for any more."""
+        now = self._clock()
+        if now - self._looked_at < LAPSE_S:
+            return
+        self._looked_at = now
+        for request in self._leases.lapsed(self._scheduler.requests, now):
+            log.warning("no frontend waits for request %x any more: aborting it", request)
+            self._slot.add(Field.LAPSED)
+            self._abort(request)
 
     def _add(self, sequence: Sequence) -> None:
         """Take a request whole or, when the queue is full, refuse it whole."""

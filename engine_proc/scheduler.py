@@ -10,7 +10,7 @@ as in vLLM).
 
 from array import array
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.chunk import NO_TOKENS, Chunk
@@ -85,6 +85,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self.running or self.waiting)
+
+    @property
+    def requests(self) -> Iterable[int]:
+        """The ids of all requests that have sequences here."""
+        return self._by_request.keys()
 
     @property
     def is_full(self) -> bool:

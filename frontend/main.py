@@ -78,4 +78,5 @@ async def beat(
         context.slot.beat()
         context.slot[Field.OPEN_REQUESTS] = len(exchanges)
         links.flush()
+        links.renew(exchange.id for exchange in exchanges)
         await asyncio.sleep(HEARTBEAT_S)

@@ -62,6 +62,7 @@ class Field(enum.IntEnum):
     PREFIX_HITS = 20  # and those found
     DRAFTS = 21  # tokens guessed by speculation
     RIGHT_DRAFTS = 22  # and those right
+    LAPSED = 23  # requests aborted since no frontend renewed them
     # detokenizer
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge

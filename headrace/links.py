@@ -4,11 +4,16 @@ Nothing here waits. What a full link refuses is the sender's to answer (bodies) 
 again (aborts: losing one would leave the engine working for nobody).
 """
 
+import time
+from array import array
 from collections import deque
+from collections.abc import Iterable
 
 from headrace.board import Board, Field, Slot
-from headrace.messages import Abort, HttpRequest
+from headrace.messages import Abort, HttpRequest, Renew
 from headrace.sockets import Outbox, address
+
+RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 
 
 class Links:
@@ -21,6 +26,7 @@ class Links:
         self._tokenizer_slots = list(board.of("tokenizer"))
         self._slot = slot
         self._aborts: deque[Abort] = deque()
+        self._renewed_at = 0.0
 
     def backlog(self, tokenizer: int) -> int:
         """Return how many bytes of bodies a tokenizer has been sent and not handled."""
@@ -40,6 +46,15 @@ class Links:
         """Have the engine forget a request, now or as soon as the link takes it."""
         self._aborts.append(Abort(request))
         self.flush()
+
+    def renew(self, requests: Iterable[int]) -> None:
+        """Tell the engine, now and then, which requests are still waited for."""
+        now = time.monotonic()
+        if now - self._renewed_at < RENEW_S:
+            return
+        ids = array("Q", requests)
+        if not ids or self._engine.try_send(Renew(), ids.tobytes()):
+            self._renewed_at = now
 
     def flush(self) -> None:
         """Send the aborts that are still to be sent."""

@@ -128,7 +128,11 @@ class Stop(Message, tag="stop", frozen=True):
     id: int
 
 
-ToEngine = GenerateRequest | Abort | Stop
+class Renew(Message, tag="renew", frozen=True):
+    """Somebody still waits for these requests: frontend -> engine. Frame: all open ids, u64."""
+
+
+ToEngine = GenerateRequest | Abort | Stop | Renew
 
 
 # To a detokenizer process

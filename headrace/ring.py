@@ -172,6 +172,7 @@ class Ring:
     def _beat(self) -> None:
         self._slot.beat()
         self._flush()
+        self._links.renew(self._running)
         self._loop.call_later(BEAT_S, self._beat)
 
     def _accept(self, request: HttpRequest, call: Call) -> None:

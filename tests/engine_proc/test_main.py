@@ -9,6 +9,7 @@ import pytest
 
 from headrace.board import Board, Field, Seat
 from headrace.config import EngineConfig
+from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
 from headrace.engine_proc.outcome import ROW
 from headrace.errors import ConfigError
@@ -16,6 +17,7 @@ from headrace.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
+    Renew,
     Sampling,
     Step,
     StepOutput,
@@ -76,13 +78,16 @@ class Rig:
         ]
         pool = make_pool(READY, self.config)
         self.scheduler = make_scheduler(pool, READY, self.config)
-        self.engine = Engine(self.config, context, self.scheduler, pool)
+        self.now = 0.0
+        self.engine = Engine(self.config, context, self.scheduler, pool, lambda: self.now)
 
-    def take(self, *messages: ToEngine, prompt: tuple[int, ...] = (1, 2, 3)) -> None:
+    def take(
+        self, *messages: ToEngine, prompt: tuple[int, ...] = (1, 2, 3), ids: tuple[int, ...] = ()
+    ) -> None:
         """Send messages to the engine and let it take them."""
         for message in messages:
-            bulk = array("I", prompt).tobytes() if isinstance(message, GenerateRequest) else None
-            self.outbox.send(message, bulk)
+            bulk = array("I", prompt) if isinstance(message, GenerateRequest) else array("Q", ids)
+            self.outbox.send(message, bulk.tobytes())
             assert self.inbox._socket.poll(WAIT_MS)
             self.engine.receive_all(self.inbox)
 
@@ -162,6 +167,20 @@ def test_an_abort_is_told_once_for_all_sequences(rig: Rig) -> None:
     output, _ = rig.heard()
     assert (output.ids, output.finished) == ([FIRST], [FinishReason.ABORT])
     assert rig.slot[Field.ABORTED] == 3
+
+
+def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:
+    lost, kept = FIRST, request_id(0, 2)
+    rig.take(generate(lost), generate(kept))
+    for now in (0.0, LEASE_S / 2, LEASE_S):
+        rig.now = now
+        rig.take(Renew(), ids=(kept,))
+        rig.engine.abort_lapsed()
+        assert list(rig.scheduler.requests) == [lost, kept]
+    rig.now = LEASE_S + 2
+    rig.engine.abort_lapsed()
+    assert list(rig.scheduler.requests) == [kept]
+    assert rig.slot[Field.LAPSED] == 1
 
 
 def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:

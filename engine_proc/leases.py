@@ -1,0 +1,31 @@
+"""Leases: a request runs as long as its frontend says that somebody waits for it. Pure.
+
+An abort is a message and may be lost with the process that would have sent it. What is not renewed
+lapses, so nothing runs on for nobody.
+"""
+
+from collections.abc import Iterable
+
+LEASE_S = 10.0  # frontends renew ten times as often
+
+
+class Leases:
+    """Until when each request may run, by some clock in seconds."""
+
+    def __init__(self, duration_s: float = LEASE_S) -> None:
+        self._duration_s = duration_s
+        self._until: dict[int, float] = {}
+
+    def renew(self, requests: Iterable[int], now: float) -> None:
+        """Note that these are still waited for."""
+        until = now + self._duration_s
+        self._until |= dict.fromkeys(requests, until)
+
+    def lapsed(self, requests: Iterable[int], now: float) -> list[int]:
+        """Return which of the engine's `requests` nobody waits for; new ones get a lease.
+
+        Leases of requests that the engine does not have are forgotten.
+        """
+        granted = now + self._duration_s
+        self._until = {request: self._until.get(request, granted) for request in requests}
+        return [request for request, until in self._until.items() if until < now]

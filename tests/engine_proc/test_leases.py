@@ -1,0 +1,32 @@
+"""What is not renewed lapses; what is renewed, or gone, does not."""
+
+from headrace.engine_proc.leases import Leases
+
+
+def test_a_new_request_has_a_lease() -> None:
+    leases = Leases(10)
+    assert leases.lapsed([1, 2], now=0) == []
+    assert leases.lapsed([1, 2], now=10) == []
+    assert leases.lapsed([1, 2], now=10.5) == [1, 2]
+
+
+def test_renewing_keeps_a_request() -> None:
+    leases = Leases(10)
+    leases.lapsed([1, 2], now=0)
+    leases.renew([2], now=9)
+    assert leases.lapsed([1, 2], now=11) == [1]
+    assert leases.lapsed([2], now=19.5) == [2]
+
+
+def test_renewing_may_come_before_the_request() -> None:
+    leases = Leases(10)
+    leases.renew([7], now=0)
+    assert leases.lapsed([7], now=9) == []
+    assert leases.lapsed([7], now=11) == [7]
+
+
+def test_a_request_that_has_left_is_forgotten() -> None:
+    leases = Leases(10)
+    leases.lapsed([1], now=0)
+    assert leases.lapsed([], now=20) == []
+    assert leases.lapsed([1], now=20) == [], "an id that comes again is new"
