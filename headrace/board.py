@@ -12,8 +12,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SLOT_WORDS = 128  # of 8 bytes: whole cache lines, so neighbors never share one
+from headrace.histogram import HISTOGRAM_WORDS, Histogram
+
+SLOT_WORDS = 512  # of 8 bytes: a page, so neighbors never share a cache line
 LAST_WORDS = 64  # here a slot's text begins, 512 bytes
+HISTOGRAMS = 128  # and here its histograms
 HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
 
 
@@ -40,6 +43,12 @@ class Field(enum.IntEnum):
     OPEN_REQUESTS = 11  # gauge
     BYTES_IN = 12
     BYTES_OUT = 13
+    HELD_BYTES = 14  # gauge, of bodies being read
+    UNSENT_BYTES = 15  # gauge, of responses whose clients read too slowly
+    CONNECTIONS = 16  # gauge
+    OVERLOADS = 17  # requests refused since there is too much to do
+    UNAUTHORIZED = 18
+    LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
     FORWARDED_BYTES = 32  # 16 words, one per tokenizer process: bodies sent to it
     # tokenizer
     HANDLED = 8
@@ -63,6 +72,7 @@ class Field(enum.IntEnum):
     DRAFTS = 21  # tokens guessed by speculation
     RIGHT_DRAFTS = 22  # and those right
     LAPSED = 23  # requests aborted since no frontend renewed them
+    WAITING_TOKENS = 24  # gauge, to compute for those who wait
     # detokenizer
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge
@@ -70,6 +80,25 @@ class Field(enum.IntEnum):
 
 
 MAX_TOKENIZERS = 16
+
+
+class Span(enum.IntEnum):
+    """Histograms of a slot: how long something took."""
+
+    # frontend
+    LOOP_LAG = 0  # how late a timer fires
+    # A request's way, each span from the end of the one before it.
+    ACCEPT = 1  # from the head read until a tokenizer process begins
+    PARSE = 2  # JSON, validation, chat template
+    TOKENIZE = 3  # waiting for the batch it is encoded in, too
+    SUBMIT = 4  # until the engine takes it
+    QUEUE = 5  # until its first step
+    PREFILL = 6  # until its first token
+    RENDER = 7  # until that is text
+    WRITE = 8  # until that is handed to the kernel, where the answer streams
+    # From the head read, until ...
+    FIRST_TOKEN = 9  # the first token is text
+    WHOLE = 10  # the last byte is handed to the kernel
 
 
 @dataclass(frozen=True)
@@ -89,7 +118,9 @@ class Slot:
     def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
         self.seat = seat
         self._words = words
-        self._text = words[LAST_WORDS:].cast("B")
+        self._text = words[LAST_WORDS:HISTOGRAMS].cast("B")
+        starts = range(HISTOGRAMS, SLOT_WORDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        self._histograms = [Histogram(words[i : i + HISTOGRAM_WORDS]) for i in starts]
 
     def __getitem__(self, field: int) -> int:
         return self._words[field]
@@ -100,6 +131,10 @@ class Slot:
     def add(self, field: int, amount: int = 1) -> None:
         """Count; for the slot's owner alone."""
         self._words[field] += amount
+
+    def histogram(self, span: Span) -> Histogram:
+        """Return one of the histograms."""
+        return self._histograms[span]
 
     def beat(self) -> None:
         """Say that this process is alive."""

@@ -73,6 +73,18 @@ class HttpRequest(Message, tag="http", frozen=True):
 ToTokenizer = HttpRequest
 
 
+class Times(Message, frozen=True):
+    """When a request passed each process, CLOCK_MONOTONIC, ns. 0 is not yet, or never."""
+
+    begun: int  # a tokenizer process took it,
+    parsed: int = 0  # knew its text,
+    tokenized: int = 0  # and its tokens
+    queued: int = 0  # the engine took it,
+    scheduled: int = 0  # began to compute it,
+    first_token: int = 0  # and had a token
+    rendered: int = 0  # which a detokenizer process turned into text
+
+
 # To the engine
 
 
@@ -114,6 +126,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     key: int = 0  # as in `HttpRequest`: keys share the engine fairly
     salt: bytes = b""  # only prompts of the same salt share cached prefixes
     embeds: bool = False  # nothing is generated: the prompt's embedding is the answer
+    times: Times | None = None
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -202,6 +215,7 @@ class StepOutput(Message, tag="step", frozen=True):
     prompts: dict[int, bytes] = {}  # u32 ids, where prompt_logprobs are wanted
     prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # of every prompt token but the first
     embeddings: dict[int, bytes] = {}  # f32
+    times: dict[int, Times] = {}  # with a sequence's first news
 
 
 ToDetokenizer = StepOutput
@@ -215,6 +229,7 @@ class Head(Message, frozen=True):
 
     status: int
     content_type: str
+    times: Times | None = None  # where the engine had a part in it
 
 
 class ResponseFrames(Message, tag="frames", frozen=True):
@@ -306,7 +321,7 @@ def fingerprint() -> str:
     for union in (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
-    for part in (Sampling, ReplyPlan, EmbeddingPlan, TokenLogprob, Head):
+    for part in (Sampling, Times, ReplyPlan, EmbeddingPlan, TokenLogprob, Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
     lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

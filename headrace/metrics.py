@@ -1,12 +1,19 @@
 """The board as Prometheus text. Any process can render it; the frontend never does."""
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
-from headrace.board import Board, Field, State
+from headrace.board import Board, Field, Span, State
+from headrace.histogram import BOUNDS_S
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -14,6 +21,8 @@ COUNTERS = [
     ("http_requests", "HTTP requests read", "frontend", Field.REQUESTS),
     ("http_responses", "HTTP responses written whole", "frontend", Field.RESPONSES),
     ("http_disconnects", "Clients that left before the end", "frontend", Field.DISCONNECTS),
+    ("http_overloads", "Requests refused unread, for overload", "frontend", Field.OVERLOADS),
+    ("http_unauthorized", "Requests without a valid key", "frontend", Field.UNAUTHORIZED),
     ("http_received_bytes", "Bytes of request bodies", "frontend", Field.BYTES_IN),
     ("http_sent_bytes", "Bytes of response bodies", "frontend", Field.BYTES_OUT),
     ("tokenizer_requests", "Requests handled", "tokenizer", Field.HANDLED),
@@ -35,13 +44,24 @@ COUNTERS = [
 ]
 GAUGES = [
     ("http_requests_open", "HTTP requests in progress", "frontend", Field.OPEN_REQUESTS),
+    ("http_connections", "Open connections", "frontend", Field.CONNECTIONS),
+    ("http_held_bytes", "Bytes of bodies being read", "frontend", Field.HELD_BYTES),
+    ("http_unsent_bytes", "Bytes clients have yet to read", "frontend", Field.UNSENT_BYTES),
     ("num_requests_running", "Sequences in the running batch", "engine", Field.RUNNING),
     ("num_requests_waiting", "Sequences waiting for a place", "engine", Field.WAITING),
+    ("num_tokens_waiting", "Tokens to compute of those", "engine", Field.WAITING_TOKENS),
     ("kv_pages_total", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
     ("kv_pages_free", "Free pages of the KV cache", "engine", Field.PAGES_FREE),
     ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
 ]
+HISTOGRAMS = [
+    ("event_loop_lag_seconds", "How late timers fire", Span.LOOP_LAG),
+    ("time_to_first_token_seconds", "From the head read to the first text", Span.FIRST_TOKEN),
+    ("e2e_request_latency_seconds", "From the head read to the last byte", Span.WHOLE),
+]
+HOPS = [span for span in Span if Span.ACCEPT <= span <= Span.WRITE]
 LABELS = ["model_name", "process"]
+LE = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
 
 
 class BoardCollector(Collector):
@@ -67,6 +87,7 @@ class BoardCollector(Collector):
             for slot in self._board.of(role):
                 gauge.add_metric([self._model, str(slot.seat)], slot[field])
             yield gauge
+        yield from self._histograms()
         usage = GaugeMetricFamily(
             "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
         )
@@ -75,6 +96,28 @@ class BoardCollector(Collector):
             used = 1 - slot[Field.PAGES_FREE] / total if total else 0.0
             usage.add_metric([self._model, str(slot.seat)], used)
         yield usage
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, help, span in HISTOGRAMS:
+            family = HistogramMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            self._add(family, span)
+            yield family
+        hops = HistogramMetricFamily(
+            "headrace:request_hop_seconds",
+            "How long requests take from each part of the ring to the next",
+            labels=[*LABELS, "hop"],
+        )
+        for span in HOPS:
+            self._add(hops, span, span.name.lower())
+        yield hops
+
+    def _add(self, family: HistogramMetricFamily, span: Span, *labels: str) -> None:
+        for slot in self._board.of("frontend"):
+            histogram = slot.histogram(span)
+            buckets = zip(LE, accumulate(histogram.counts), strict=True)
+            family.add_metric(
+                [self._model, str(slot.seat), *labels], list(buckets), histogram.sum_s
+            )
 
 
 def render_metrics(board: Board, model: str) -> bytes:

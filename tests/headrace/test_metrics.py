@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board import Board, Field, Seat, State
-from headrace.metrics import COUNTERS, GAUGES, render_metrics
+from headrace.board import Board, Field, Seat, Span, State
+from headrace.metrics import COUNTERS, GAUGES, HISTOGRAMS, HOPS, render_metrics
 
 SEATS = [
     Seat("frontend", 0),
@@ -69,3 +69,24 @@ def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
     name = 'org/"ti\\ny"\n'
     sample = families(board, name)["headrace:process_up"].samples[0]
     assert sample.labels["model_name"] == name
+
+
+def test_every_histogram_shows_its_own_span(board: Board) -> None:
+    for span in Span:
+        for _ in range(span + 1):
+            board.slot("frontend", 1).histogram(span).observe(1_500_000)
+    found = families(board)
+    shown = {span: found[f"headrace:{name}"].samples for name, _, span in HISTOGRAMS}
+    hops = found["headrace:request_hop_seconds"].samples
+    for hop in HOPS:
+        shown[hop] = [s for s in hops if s.labels["hop"] == hop.name.lower()]
+    assert shown.keys() == set(Span)
+    for span, samples in shown.items():
+        mine = [s for s in samples if s.labels["process"] == "frontend 1"]
+        buckets = {s.labels["le"]: s.value for s in mine if "le" in s.labels}
+        assert (buckets["0.001"], buckets["0.002"], buckets["+Inf"]) == (0, span + 1, span + 1)
+        assert [s.value for s in mine if s.name.endswith("_sum")] == pytest.approx(
+            [0.0015 * (span + 1)]
+        )
+        others = [s.value for s in samples if s.labels["process"] == "frontend 0"]
+        assert not any(others)
