@@ -214,6 +214,7 @@ class Engine:
         """Bring the board up to date."""
         self._slot[Field.RUNNING] = len(self._scheduler.running)
         self._slot[Field.WAITING] = len(self._scheduler.waiting)
+        self._slot[Field.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
         self._slot[Field.PAGES_TOTAL] = self._pool.num_pages
         self._slot[Field.PAGES_FREE] = self._pool.num_free
         counts = self._scheduler.counts

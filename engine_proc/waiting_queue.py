@@ -30,6 +30,7 @@ class WaitingQueue:
         self._pool = pool
         self._shares = shares
         self._sequences: list[Sequence] = []
+        self.num_tokens = 0  # of all of them, prompts and what preempted ones have generated
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -40,10 +41,12 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self._sequences.append(sequence)
+        self.num_tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out."""
         self._sequences.remove(sequence)
+        self.num_tokens -= len(sequence.tokens)
 
     def first(self, step: int) -> Sequence:
         """Return who runs next, with `step` the number of steps so far. There must be somebody."""

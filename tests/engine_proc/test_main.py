@@ -198,9 +198,11 @@ def test_what_happened_is_on_the_board(rig: Rig) -> None:
     rig.step()
     rig.take(generate(request_id(0, 2)), prompt=tuple(range(40)))
     rig.step()
+    rig.take(generate(request_id(0, 3)), prompt=tuple(range(9)))
+    assert rig.slot[Field.WAITING_TOKENS] == 9
     names = ("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED", "RUNNING", "WAITING")
-    assert [rig.slot[Field[name]] for name in names] == [3, 40 + 1 + 8, 3, 1, 1, 0]
-    assert (rig.slot[Field.PREFIX_QUERIES], rig.slot[Field.PREFIX_HITS]) == (80, 32)
+    assert [rig.slot[Field[name]] for name in names] == [3, 40 + 1 + 8, 3, 1, 1, 1]
+    assert (rig.slot[Field.PREFIX_QUERIES], rig.slot[Field.PREFIX_HITS]) == (89, 32)
     assert rig.slot[Field.PAGES_TOTAL] == READY.num_pages
 
 

@@ -163,7 +163,9 @@ class Rig:
         assert len(self.scheduler.running) <= self.max_num_seqs
         for sequence in self.scheduler.running:
             assert len(sequence.pages) * self.pool.page_tokens >= sequence.num_computed
-        for sequence in self.scheduler.waiting:
+        waiting = self.scheduler.waiting
+        assert waiting.num_tokens == sum(len(sequence.tokens) for sequence in waiting)
+        for sequence in waiting:
             assert not sequence.pages
             assert sequence.num_computed == 0
 
