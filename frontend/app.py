@@ -5,31 +5,28 @@ are answered here, from constants: `/health`, which must answer when nothing els
 requests that are not let in.
 """
 
-import asyncio
-import contextlib
 import time
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.board import Board, Field, Slot
+from headrace.board import Board, Field, Slot, Span
+from headrace.frontend.connection import EXTENSION
+from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
+from headrace.frontend.hops import Hops
+from headrace.frontend.refusals import Refusal, error_body, too_large
+from headrace.frontend.request_head import RequestHead
 from headrace.links import Links
 from headrace.messages import HttpRequest, share_key
 
 JSON = b"application/json"
-
-
-def refusal(message: str, kind: str, code: str) -> bytes:
-    """Return an error body in OpenAI's shape, from plain texts without quotes."""
-    return (
-        f'{{"error":{{"message":"{message}","type":"{kind}","param":null,"code":"{code}"}}}}'
-    ).encode("ascii")
-
-
-OVERLOADED = refusal("the server is overloaded; try again later", "overloaded_error", "overloaded")
+OVERLOADED = Refusal(
+    503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
+)
 
 
 class BodyTooLarge(Exception):
@@ -40,132 +37,128 @@ class ClientLeft(Exception):
     """The connection was closed before the body was complete."""
 
 
-async def read_body(receive: Receive, limit: int) -> bytes:
-    """Read a request body of at most `limit` bytes."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > limit:
-            raise BodyTooLarge
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def declared_length(scope: Scope) -> int:
-    """Return the Content-Length, or 0 where there is none."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else 0
-    return 0
-
-
-def key_of(scope: Scope) -> int:
-    """Return the key whose share of the engine a request takes; 0 is nobody's."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            return share_key(value)
-    return 0
-
-
-async def respond(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    """Send a whole JSON response."""
-    fields = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body})
-
-
 class Forwarder:
     """Carries each request into the ring and its response out of it."""
 
-    def __init__(self, exchanges: Exchanges, links: Links, slot: Slot, max_body_bytes: int) -> None:
+    def __init__(
+        self, exchanges: Exchanges, links: Links, slot: Slot, door: Door, max_body_bytes: int
+    ) -> None:
         self._exchanges = exchanges
         self._links = links
         self._slot = slot
+        self._door = door
         self._max_body_bytes = max_body_bytes
-        self._too_large = refusal(
-            f"the request body is larger than {max_body_bytes} bytes (--max-body-bytes)",
-            "invalid_request_error",
-            "body_too_large",
-        )
+        self._too_large = too_large(max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._slot.add(Field.REQUESTS)
-        received_at = time.time()
+        head = RequestHead.of(scope)
+        refusal = self._door.refuse(scope["method"], head)
+        if refusal is None and head.length > self._max_body_bytes:
+            refusal = self._too_large
+        if refusal is not None:
+            # The body is not read; the connection ignores it, and may be used again.
+            await respond(send, refusal)
+            return
+        exchange = self._exchanges.open(head.wants_timing)
         try:
-            if declared_length(scope) > self._max_body_bytes:
-                raise BodyTooLarge
-            body = await read_body(receive, self._max_body_bytes)
+            await self._carry(exchange, scope, head, receive, send)
         except BodyTooLarge:
-            # The rest of the body is not read, so the connection cannot be used again.
-            await respond(send, 413, self._too_large, (b"connection", b"close"))
-            return
+            await respond(send, self._too_large)
         except ClientLeft:
-            return
-        self._slot.add(Field.BYTES_IN, len(body))
-        exchange = self._exchanges.open()
-        try:
-            request = HttpRequest(
-                exchange.id, scope["method"], scope["path"], received_at, key_of(scope)
-            )
-            if not self._links.forward(request, body):
-                await respond(send, 503, OVERLOADED, (b"retry-after", b"1"))
-                return
-            del body
-            await self._relay(exchange, receive, send)
+            pass
         finally:
             self._exchanges.close(exchange)
 
-    async def _relay(self, exchange: Exchange, receive: Receive, send: Send) -> None:
-        """Write what comes back until the last byte, or until the client leaves."""
-        watch = asyncio.create_task(drop_on_disconnect(exchange, receive))
+    async def _carry(
+        self, exchange: Exchange, scope: Scope, head: RequestHead, receive: Receive, send: Send
+    ) -> None:
+        body = await self._read_body(receive)
+        self._slot.add(Field.BYTES_IN, len(body))
+        key = 0 if head.authorization is None else share_key(head.authorization)
+        request = HttpRequest(exchange.id, scope["method"], scope["path"], time.time(), key)
+        if not self._links.forward(request, body):
+            await respond(send, OVERLOADED)
+            return
+        del body
+        connection = scope["extensions"][EXTENSION]
+        exchange.on_overflow = connection.cut
+        connection.on_lost = exchange.drop
         try:
-            data = await exchange.take()
-            while not exchange.dropped or exchange.complete:
-                if exchange.head is not None:
-                    await send(start_of(exchange, len(data)))
-                    exchange.head = None
-                await send(
-                    {
-                        "type": "http.response.body",
-                        "body": data,
-                        "more_body": not exchange.complete or bool(exchange.unsent),
-                    }
-                )
-                self._slot.add(Field.BYTES_OUT, len(data))
-                if exchange.complete and not exchange.unsent:
-                    self._slot.add(Field.RESPONSES)
-                    return
-                data = await exchange.take()
+            await self._relay(exchange, send)
         finally:
-            watch.cancel()
+            connection.on_lost = None
             if not exchange.complete:
                 self._slot.add(Field.DISCONNECTS)
                 self._links.abort(exchange.id)
 
+    async def _read_body(self, receive: Receive) -> bytes:
+        """Read a request body, which counts as held until it is whole."""
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                self._slot.add(Field.HELD_BYTES, len(chunk))
+                if size > self._max_body_bytes:
+                    raise BodyTooLarge
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self._slot.add(Field.HELD_BYTES, -size)
 
-def start_of(exchange: Exchange, length: int) -> dict[str, object]:
-    """Return the ASGI message that starts a response, with its length where that is known."""
-    assert exchange.head is not None
-    headers = [(b"content-type", exchange.head.content_type.encode())]
-    if exchange.complete:
-        headers.append((b"content-length", str(length).encode()))
-    else:
-        headers.append((b"cache-control", b"no-cache"))
-    return {"type": "http.response.start", "status": exchange.head.status, "headers": headers}
+    async def _relay(self, exchange: Exchange, send: Send) -> None:
+        """Write what comes back until the last byte, or until the client leaves."""
+        data = await exchange.take()
+        while not exchange.dropped or exchange.complete:
+            if exchange.head is not None:
+                await send(self._start(exchange, len(data)))
+                exchange.head = None
+            is_last = exchange.complete and not exchange.unsent
+            await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            self._slot.add(Field.BYTES_OUT, len(data))
+            if is_last:
+                self._slot.add(Field.RESPONSES)
+                whole = self._slot.histogram(Span.WHOLE)
+                whole.observe(time.monotonic_ns() - exchange.received_at)
+                return
+            data = await exchange.take()
+
+    def _start(self, exchange: Exchange, length: int) -> dict[str, Any]:
+        """Return the ASGI message that starts a response, with its length where that is known."""
+        assert exchange.head is not None
+        headers = [(b"content-type", exchange.head.content_type.encode())]
+        if exchange.complete:
+            headers.append((b"content-length", str(length).encode()))
+        else:
+            headers.append((b"cache-control", b"no-cache"))
+        times = exchange.head.times
+        if times is not None:
+            hops = Hops(exchange.received_at, times)
+            hops.observe(self._slot)
+            if not exchange.complete:
+                written_ns = time.monotonic_ns() - times.rendered
+                self._slot.histogram(Span.WRITE).observe(written_ns)
+            if exchange.wants_timing:
+                headers.append((b"server-timing", hops.header()))
+        return {"type": "http.response.start", "status": exchange.head.status, "headers": headers}
 
 
-async def drop_on_disconnect(exchange: Exchange, receive: Receive) -> None:
-    """Drop the exchange when the client closes the connection."""
-    with contextlib.suppress(asyncio.CancelledError):
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        exchange.drop()
+async def respond(send: Send, refusal: Refusal) -> None:
+    """Send an error response."""
+    body = error_body(refusal)
+    headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def build_app(board: Board, forwarder: ASGIApp) -> ASGIApp:
@@ -176,8 +169,8 @@ def build_app(board: Board, forwarder: ASGIApp) -> ASGIApp:
         if not unhealthy:
             return Response(b"", 200)
         names = ", ".join(str(seat) for seat in unhealthy)
-        body = refusal(f"not serving: {names}", "server_error", "unhealthy")
-        return Response(body, 503, media_type=JSON.decode())
+        refusal = Refusal(503, f"not serving: {names}", "server_error", "unhealthy")
+        return Response(error_body(refusal), 503, media_type=JSON.decode())
 
     router = Router(routes=[Route("/health", health, methods=["GET"])])
 

@@ -5,9 +5,11 @@ waits for any more is dropped: the client has left and an abort is on its way.
 """
 
 import asyncio
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from headrace.board import Field, Slot
 from headrace.messages import Head, ResponseFrames, request_id
 from headrace.sockets import Frame
 
@@ -19,17 +21,23 @@ class Exchange:
     """One request and what has come back for it so far."""
 
     id: int
+    received_at: int = 0  # when the head was read, CLOCK_MONOTONIC, ns
+    wants_timing: bool = False
     head: Head | None = None
     unsent: bytearray = field(default_factory=bytearray)
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
+    on_overflow: Callable[[], None] | None = None  # the client reads too slowly
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def deliver(self, data: Frame, last: bool) -> None:
         """Append response bytes. Past the limit the exchange is dropped: memory stays bounded."""
         self.unsent += data
         self.complete |= last
-        self.dropped |= len(self.unsent) > MAX_UNSENT_BYTES and not last
+        if len(self.unsent) > MAX_UNSENT_BYTES and not last and not self.dropped:
+            self.dropped = True
+            if self.on_overflow is not None:
+                self.on_overflow()
         self._news.set()
 
     def drop(self) -> None:
@@ -50,8 +58,9 @@ class Exchange:
 class Exchanges:
     """All open requests of a frontend."""
 
-    def __init__(self, frontend: int) -> None:
+    def __init__(self, frontend: int, slot: Slot) -> None:
         self._frontend = frontend
+        self._slot = slot
         self._counter = 0
         self._open: dict[int, Exchange] = {}
 
@@ -61,16 +70,24 @@ class Exchanges:
     def __iter__(self) -> Iterator[Exchange]:
         return iter(list(self._open.values()))
 
-    def open(self) -> Exchange:
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Bytes that have come and not been taken."""
+        return sum(len(exchange.unsent) for exchange in self._open.values())
+
+    def open(self, wants_timing: bool = False) -> Exchange:
         """Draw an id and wait for its answer."""
         self._counter += 1
-        exchange = Exchange(request_id(self._frontend, self._counter))
-        self._open[exchange.id] = exchange
+        id = request_id(self._frontend, self._counter)
+        exchange = Exchange(id, time.monotonic_ns(), wants_timing)
+        self._open[id] = exchange
+        self._slot[Field.OPEN_REQUESTS] = len(self._open)
         return exchange
 
     def close(self, exchange: Exchange) -> None:
         """Stop waiting."""
         self._open.pop(exchange.id, None)
+        self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
     def deliver(self, frames: ResponseFrames, data: Frame) -> None:
         """Hand each entry of a message to the request it is for."""

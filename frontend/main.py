@@ -3,16 +3,26 @@ In: ToFrontend (detokenizer_proc; tokenizer_proc, early answers).  Out: ToTokeni
 
 import asyncio
 import logging
+import resource
 import shutil
 import socket
+from functools import partial
+from typing import Any
 
 import uvicorn
 import uvloop
+from starlette.middleware.cors import CORSMiddleware
 
 from headrace.board import Field, State
 from headrace.config import FrontendConfig
+from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
+from headrace.frontend.connection import PATIENCE_S, Connection
+from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
+from headrace.frontend.keyring import Keyring
+from headrace.frontend.loop_lag import LoopLag
 from headrace.links import Links
 from headrace.messages import ToFrontend
 from headrace.process import Context
@@ -20,13 +30,14 @@ from headrace.sockets import Inbox, address
 
 HEARTBEAT_S = 0.1
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
+SPARE_FILES = 64  # descriptors that are not connections
 
 
 def main(config: FrontendConfig, context: Context) -> None:
     """Serve HTTP until SIGTERM."""
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
-        uvloop.run(serve(config, context))
+        uvloop.run(Frontend(config, context).serve())
     finally:
         if context.orphaned:
             # The supervisor was killed, and with it everyone but the frontends, whose loop never
@@ -34,19 +45,48 @@ def main(config: FrontendConfig, context: Context) -> None:
             shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
-async def serve(config: FrontendConfig, context: Context) -> None:
-    """Bind the inbox, then take connections from the socket that all frontends share."""
-    inbox: Inbox[ToFrontend] = Inbox(
-        address(config.run_dir, "frontend", context.index), ToFrontend, high_water=0
-    )
-    links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
-    exchanges = Exchanges(context.index)
-    inbox.attach(asyncio.get_running_loop(), exchanges.deliver)
-    forwarder = Forwarder(exchanges, links, context.slot, config.max_body_bytes)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build_app(context.board, forwarder),
-            http="httptools",
+def raise_file_limit() -> int:
+    """Allow as many open files as the system does; return how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+class Frontend:
+    """One HTTP server and its links."""
+
+    def __init__(self, config: FrontendConfig, context: Context) -> None:
+        """Bind the inbox; in the thread whose event loop will run."""
+        self._config = config
+        self._slot = context.slot
+        self._inbox: Inbox[ToFrontend] = Inbox(
+            address(config.run_dir, "frontend", context.index), ToFrontend, high_water=0
+        )
+        self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
+        self._exchanges = Exchanges(context.index, context.slot)
+        limits = AdmissionLimits(
+            num_requests=config.max_num_requests,
+            num_waiting_tokens=config.max_queued_tokens,
+            num_body_bytes=config.max_queued_bytes,
+        )
+        keyring = Keyring(config.api_key_digests)
+        self._door = Door(keyring, Admission(limits), context.board, context.slot, self._links)
+        forwarder = Forwarder(
+            self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
+        )
+        app = build_app(context.board, forwarder)
+        if config.allowed_origins:
+            app = CORSMiddleware(
+                app, config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
+            )
+        self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
+        self._server = uvicorn.Server(self._uvicorn_config(app))
+
+    def _uvicorn_config(self, app: Any) -> uvicorn.Config:
+        connection: Any = partial(Connection, self._deadlines, raise_file_limit() - SPARE_FILES)
+        return uvicorn.Config(
+            app,
+            http=connection,
             loop="none",  # it is running already
             ws="none",
             lifespan="off",
@@ -54,29 +94,41 @@ async def serve(config: FrontendConfig, context: Context) -> None:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_S,
+            ssl_certfile=self._config.ssl_certfile,
+            ssl_keyfile=self._config.ssl_keyfile,
         )
-    )
-    with socket.socket(fileno=config.listen_fd) as listener:
-        beating = asyncio.create_task(beat(context, exchanges, links, server))
-        context.slot.enter(State.READY)
-        await server.serve(sockets=[listener])
-        beating.cancel()
-    inbox.close()
-    links.close()
 
+    async def serve(self) -> None:
+        """Take connections from the socket the supervisor has bound."""
+        loop = asyncio.get_running_loop()
+        self._inbox.attach(loop, self._exchanges.deliver)
+        lag = LoopLag(loop, self._slot)
+        with socket.socket(fileno=self._config.listen_fd) as listener:
+            beating = asyncio.create_task(self._beat(loop))
+            lag.start()
+            self._slot.enter(State.READY)
+            await self._server.serve(sockets=[listener])
+            beating.cancel()
+        self._inbox.close()
+        self._links.close()
 
-async def beat(
-    context: Context, exchanges: Exchanges, links: Links, server: uvicorn.Server
-) -> None:
-    """Keep the board current; retry what a full link has refused; end streams when stopping."""
-    while True:
-        if server.should_exit:
-            # What is cut short here is cut on purpose: nothing to complain of.
-            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-            for exchange in exchanges:
-                exchange.drop()
-        context.slot.beat()
-        context.slot[Field.OPEN_REQUESTS] = len(exchanges)
-        links.flush()
-        links.renew(exchange.id for exchange in exchanges)
-        await asyncio.sleep(HEARTBEAT_S)
+    async def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Keep the board current; retry what a full link has refused; look at the clock."""
+        while True:
+            if self._server.should_exit:
+                self._end_streams()
+            self._slot.beat()
+            self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
+            self._slot[Field.UNSENT_BYTES] = self._exchanges.num_unsent_bytes
+            self._door.observe(loop.time())
+            self._links.flush()
+            self._links.renew(exchange.id for exchange in self._exchanges)
+            for connection in self._deadlines.passed(loop.time()):
+                connection.on_deadline()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _end_streams(self) -> None:
+        """End what still runs when the server stops: on purpose, so nothing to complain of."""
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+        for exchange in self._exchanges:
+            exchange.drop()

@@ -36,6 +36,12 @@ class ServerConfig:
     model: str | None = flag(None, "a Hugging Face folder, a .gguf file or a hub id")
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(8000, "TCP port to listen on; 0 takes a free one")
+    uds: str | None = flag(None, "a Unix socket to listen on instead")
+    ssl_certfile: str | None = flag(None, "certificate, PEM; serve HTTPS")
+    ssl_keyfile: str | None = flag(None, "its key, unless it is in the same file")
+    api_key: tuple[str, ...] = flag((), "a key that clients must send; may be repeated")
+    api_key_file: str | None = flag(None, "a file with a key on each line")
+    allowed_origins: tuple[str, ...] = flag((), "a site whose pages may call; may be repeated")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor-parallel workers")
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
@@ -49,6 +55,7 @@ class ServerConfig:
     max_num_seqs: int = flag(64, "sequences that run at once")
     max_num_batched_tokens: int = flag(512, "tokens computed in one step")
     max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
+    max_queued_tokens: int = flag(0, "prompt tokens that wait; more get a 429; 0 is no limit")
     scheduling_policy: str = flag(
         "fcfs", "who runs next; lpm is the longest cached prefix", ("fcfs", "priority", "lpm")
     )
@@ -70,6 +77,7 @@ class ServerConfig:
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
         at_least("max_num_queued", self.max_num_queued, 1)
+        at_least("max_queued_tokens", self.max_queued_tokens, 0)
         at_least("target_itl_ms", self.target_itl_ms, 0)
         at_least("max_body_bytes", self.max_body_bytes, 1)
         at_most("frontend_procs", self.frontend_procs, 256)
@@ -138,6 +146,11 @@ def server_parser() -> argparse.ArgumentParser:
         if f.name == "model":
             parser.add_argument("model", nargs="?", default=f.default, help=f.metadata["help"])
             continue
+        if get_origin(hints[f.name]) is tuple:
+            parser.add_argument(
+                flag_name(f.name), action="append", default=[], help=f.metadata["help"]
+            )
+            continue
         if hints[f.name] is bool:
             action = argparse.BooleanOptionalAction
             parser.add_argument(
@@ -160,7 +173,10 @@ def from_flags(argv: Sequence[str] | None = None) -> ServerConfig:
     Raises:
         ConfigError: a value cannot work. Unknown flags end the program as argparse does.
     """
-    return ServerConfig(**vars(server_parser().parse_args(argv)))
+    values: dict[str, Any] = vars(server_parser().parse_args(argv))
+    for name, value in values.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return ServerConfig(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +201,19 @@ class ModelCard:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
-    """For a frontend. `listen_fd` is the bound socket that all frontends share."""
+    """For a frontend. `listen_fd` is its bound socket."""
 
     run_dir: str
     listen_fd: int
     num_tokenizers: int
     max_body_bytes: int
+    max_num_requests: int  # open in all frontends; more get a 429, as with the next two
+    max_queued_tokens: int
+    max_queued_bytes: int  # of bodies, held or on their way to a tokenizer process
+    api_key_digests: list[bytes]
+    allowed_origins: tuple[str, ...]
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

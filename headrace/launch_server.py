@@ -1,5 +1,6 @@
 """`launch_server`: flags in, a serving ring out."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -7,10 +8,12 @@ from collections.abc import Sequence
 from setproctitle import setproctitle
 
 from headrace import logs
+from headrace.api_keys import read_api_keys
 from headrace.config import ServerConfig, from_flags
 from headrace.errors import HeadraceError
+from headrace.listeners import listen
 from headrace.model_card import read_card
-from headrace.supervisor import Supervisor, listen
+from headrace.supervisor import Supervisor
 
 BAR_WIDTH = 30
 
@@ -36,11 +39,14 @@ class Progress:
             print("\r" + " " * (BAR_WIDTH + 16) + "\r", end="", file=sys.stderr, flush=True)
 
 
-def greeting(url: str, model: str, seconds: float) -> str:
+def greeting(url: str, model: str, seconds: float, has_keys: bool) -> str:
     """Return what a person sees when the server answers."""
+    path = url.removeprefix("http+unix://")
+    where = url if path == url else f"--unix-socket {path} http://localhost"
+    key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     return (
         f"Headrace serves {model} on {url} (ready in {seconds:.1f} s). Try:\n\n"
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
+        f"  curl {where}/v1/chat/completions -H 'Content-Type: application/json'{key} -d "
         '\'{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
         '"temperature": 0}\'\n'
     )
@@ -50,16 +56,16 @@ def serve(config: ServerConfig) -> None:
     """Run a server until a signal ends it."""
     started = time.monotonic()
     card = read_card(config)
-    listener = listen(config.host, config.port)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
+    api_keys = read_api_keys(config, os.environ)
+    listeners = listen(config)
     progress = Progress()
 
     def on_ready() -> None:
         progress.clear()
-        print(greeting(url, card.name, time.monotonic() - started), file=sys.stderr, flush=True)
+        hello = greeting(listeners.url, card.name, time.monotonic() - started, bool(api_keys))
+        print(hello, file=sys.stderr, flush=True)
 
-    Supervisor(config, card, listener).run(on_ready, progress.show)
+    Supervisor(config, card, listeners, api_keys).run(on_ready, progress.show)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

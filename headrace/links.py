@@ -33,6 +33,10 @@ class Links:
         sent = sum(s[Field.FORWARDED_BYTES + tokenizer] for s in self._frontend_slots)
         return sent - self._tokenizer_slots[tokenizer][Field.HANDLED_BYTES]
 
+    def total_backlog(self) -> int:
+        """Return how many bytes of bodies all tokenizers have still to handle."""
+        return sum(self.backlog(i) for i in range(len(self._tokenizers)))
+
     def forward(self, request: HttpRequest, body: bytes) -> bool:
         """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
         target = min(range(len(self._tokenizers)), key=self.backlog)

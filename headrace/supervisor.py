@@ -13,12 +13,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headrace.api_keys import digest
 from headrace.board import Board, Field, Seat, State
 from headrace.config import (
     DetokenizerConfig,
@@ -28,11 +29,13 @@ from headrace.config import (
     ServerConfig,
     TokenizerConfig,
 )
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import HeadraceError
+from headrace.listeners import Listeners
 from headrace.process import spawn
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
+QUEUED_BODIES = 16  # of the largest size, that may wait for a tokenizer process
 
 log = logging.getLogger(__name__)
 
@@ -66,39 +69,23 @@ def seats_of(config: ServerConfig) -> list[Seat]:
     return [Seat(role, i) for role, count in counts.items() for i in range(count)]
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Bind the server's socket.
-
-    Raises:
-        ConfigError: the address is taken or not ours; the text names the flags.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on --host {host} --port {port}: {error.strerror}"
-        ) from None
-    listener.listen(4096)
-    listener.setblocking(False)
-    return listener
-
-
 class Supervisor:
     """One server: its board, its run directory, its children.
 
-    Without a `listener` there are no frontends: who embeds the ring takes their seat.
+    Without `listeners` there are no frontends: who embeds the ring takes their seat.
     """
 
     def __init__(
-        self, config: ServerConfig, card: ModelCard, listener: socket.socket | None = None
+        self,
+        config: ServerConfig,
+        card: ModelCard,
+        listeners: Listeners | None = None,
+        api_keys: Sequence[str] = (),
     ) -> None:
         self._config = config
         self._card = card
-        self._listener = listener
+        self._listeners = listeners
+        self._api_keys = api_keys
         self.board = Board.create(seats_of(config))
         self.run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
         self._children: list[Child] = []
@@ -141,24 +128,31 @@ class Supervisor:
             role = slot.seat.role
             if role == "worker":  # the engine starts these
                 continue
-            if role == "frontend" and self._listener is None:
+            if role == "frontend" and self._listeners is None:
                 continue
-            fds = (self._listener.fileno(),) if self._listener and role == "frontend" else ()
-            config = self._config_of(role)
+            config = self._config_of(slot.seat)
+            fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
             process = spawn(slot.seat, config, self.board, self._config.log_level, fds)
             child = Child(slot.seat, process, os.pidfd_open(process.pid))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
-    def _config_of(self, role: str) -> Any:
-        c = self._config
+    def _config_of(self, seat: Seat) -> Any:
+        c, role = self._config, seat.role
         if role == "frontend":
-            assert self._listener is not None
+            assert self._listeners is not None
             return FrontendConfig(
                 run_dir=self.run_dir,
-                listen_fd=self._listener.fileno(),
+                listen_fd=self._listeners.sockets[seat.index].fileno(),
                 num_tokenizers=c.tokenizer_procs,
                 max_body_bytes=c.max_body_bytes,
+                max_num_requests=c.max_num_seqs + c.max_num_queued,
+                max_queued_tokens=c.max_queued_tokens,
+                max_queued_bytes=QUEUED_BODIES * c.max_body_bytes,
+                api_key_digests=[digest(key.encode()) for key in self._api_keys],
+                allowed_origins=c.allowed_origins,
+                ssl_certfile=c.ssl_certfile,
+                ssl_keyfile=c.ssl_keyfile,
             )
         if role == "tokenizer":
             return TokenizerConfig(
@@ -224,8 +218,8 @@ class Supervisor:
                 log.warning("%s does not end; killing it", child.seat)
                 child.process.kill()
                 child.process.wait()
-        if self._listener is not None:
-            self._listener.close()
+        if self._listeners is not None:
+            self._listeners.close()
         shutil.rmtree(self.run_dir, ignore_errors=True)
 
 

@@ -3,22 +3,28 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from headrace.board import Board, Field, Seat, Slot, State
+from headrace.api_keys import digest
+from headrace.board import Board, Field, Seat, Slot, Span, State
+from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
+from headrace.frontend.connection import EXTENSION
+from headrace.frontend.door import Door
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
+from headrace.frontend.keyring import Keyring
 from headrace.links import Links
-from headrace.messages import Head, HttpRequest, ResponseFrames
+from headrace.messages import Head, HttpRequest, ResponseFrames, Times
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 20
 Message = dict[str, Any]
 LEFT: Message = {"type": "http.disconnect"}
+MAX_REQUESTS = 50
 
 
 class FakeLinks(Links):
@@ -28,6 +34,10 @@ class FakeLinks(Links):
         self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()
         self.aborted: list[int] = []
         self.full = False
+        self.num_bytes = 0
+
+    def total_backlog(self) -> int:
+        return self.num_bytes
 
     def forward(self, request: HttpRequest, body: bytes) -> bool:
         if not self.full:
@@ -46,6 +56,8 @@ class Connection:
     _incoming: "asyncio.Queue[Message]" = field(default_factory=asyncio.Queue)
     _writable: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
+    on_lost: Callable[[], None] | None = None
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         self._writable.set()
@@ -56,6 +68,17 @@ class Connection:
 
     def stop_reading(self) -> None:
         self._writable.clear()
+
+    def cut(self) -> None:
+        """Be closed by the server, as `frontend.connection` closes."""
+        self.is_cut = True
+        self._writable.set()
+        self.leave()
+
+    def leave(self) -> None:
+        """Close, and have the server notice."""
+        if self.on_lost is not None:
+            self.on_lost()
 
     def read_on(self) -> None:
         self._writable.set()
@@ -103,11 +126,13 @@ def body_of(*chunks: bytes) -> list[Message]:
 class Site:
     """An application whose tokenizers and detokenizers are the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, *keys: bytes) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
-        self.exchanges = Exchanges(0)
+        self.exchanges = Exchanges(0, self.slot)
         self.links = FakeLinks()
-        forwarder = Forwarder(self.exchanges, self.links, self.slot, LIMIT)
+        admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
+        door = Door(Keyring(map(digest, keys)), admission, self.board, self.slot, self.links)
+        forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self._app = build_app(self.board, forwarder)
 
     @property
@@ -128,6 +153,7 @@ class Site:
             "root_path": "",
             "query_string": b"",
             "headers": list(headers),
+            "extensions": {EXTENSION: connection},
         }
         return asyncio.create_task(self._run(scope, connection))
 
@@ -243,8 +269,8 @@ async def test_a_client_that_reads_too_slowly_is_cut_off(site: Site) -> None:
     site.answer(request.id, b"one", False, EVENTS)
     await connection.until(1)
     site.answer(request.id, bytes(MAX_UNSENT_BYTES + 1), False)
-    connection.read_on()
     await task
+    assert connection.is_cut
     assert not connection.is_complete, "so that the server closes the connection"
     assert site.links.aborted == [request.id]
 
@@ -258,7 +284,7 @@ async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[
     for piece in pieces:
         site.answer(request.id, piece, False, EVENTS)
         await connection.until(2)
-    connection.say(LEFT)
+    connection.leave()
     await task
     assert site.links.aborted == [request.id]
     assert len(site.exchanges) == 0
@@ -291,7 +317,6 @@ async def test_a_body_declared_too_large_is_refused_unread(site: Site) -> None:
     connection = Connection()  # which says nothing
     await site.ask(connection, headers=((b"content-length", b"101"),))
     assert connection.status == 413
-    assert connection.headers[b"connection"] == b"close"
     error = json.loads(connection.body)["error"]
     assert error["code"] == "body_too_large"
     assert "100 bytes (--max-body-bytes)" in error["message"]
@@ -366,3 +391,108 @@ async def test_bad_health_names_who_is_ill(site: Site) -> None:
     assert connection.status == 503
     assert json.loads(connection.body)["error"]["message"] == "not serving: engine 0"
     assert site.links.forwarded.empty()
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (b"", 401),
+        (b"Bearer", 401),
+        (b"Bearer wrong", 401),
+        (b"Basic right", 401),
+        (b"right", 401),
+        (b"Bearer right", 200),
+        (b"bearer  other ", 200),
+    ],
+)
+async def test_only_those_with_a_key_come_in(authorization: bytes, status: int) -> None:
+    site = Site(b"right", b"other")
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection, headers=((b"authorization", authorization),))
+    if status == 200:
+        request, _ = await site.forwarded()
+        site.answer(request.id, b"", True, JSON)
+    await task
+    assert connection.status == status
+    assert site.slot[Field.UNAUTHORIZED] == (status == 401)
+    assert (connection.headers.get(b"www-authenticate") == b"Bearer") == (status == 401)
+    os.close(site.board.fd)
+
+
+async def test_health_needs_no_key() -> None:
+    site = Site(b"right")
+    connection = Connection()
+    await site.ask(connection, "/health", method="GET")
+    assert connection.status == 503
+    os.close(site.board.fd)
+
+
+@pytest.mark.parametrize("what", ["requests", "tokens", "bytes"])
+async def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -> None:
+    if what == "requests":
+        for _ in range(MAX_REQUESTS):
+            site.exchanges.open()
+    elif what == "tokens":
+        site.board.slot("engine")[Field.WAITING_TOKENS] = 1000
+    else:
+        site.links.num_bytes = 10 * LIMIT
+    connection = Connection()  # which says nothing
+    await site.ask(connection, headers=((b"content-length", b"5"),))
+    assert connection.status == 429
+    assert int(connection.headers[b"retry-after"]) > 0
+    assert json.loads(connection.body)["error"]["code"] == "overloaded"
+    assert site.slot[Field.OVERLOADS] == 1
+
+
+async def test_what_there_is_to_know_is_told_under_load(site: Site) -> None:
+    for _ in range(MAX_REQUESTS):
+        site.exchanges.open()
+    connection = Connection()
+    connection.say(*body_of(b""))
+    task = site.ask(connection, "/metrics", method="GET")
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"all is well", True, JSON)
+    await task
+    assert connection.status == 200
+
+
+async def test_bodies_count_while_they_are_read(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"123", b"45", b"")[:2])
+    task = site.ask(connection)
+    while connection._incoming.qsize():
+        await asyncio.sleep(0)
+    assert site.slot[Field.HELD_BYTES] == 5
+    connection.say(LEFT)
+    await task
+    assert site.slot[Field.HELD_BYTES] == 0
+    assert site.slot[Field.OPEN_REQUESTS] == 0
+
+
+TIMES = [10, 21, 33, 46, 60, 75, 91]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_hops_are_counted_and_told_on_demand(site: Site, is_asked: bool) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    headers = ((b"x-request-timing", b"1"),) if is_asked else ()
+    task = site.ask(connection, headers=headers)
+    request, _ = await site.forwarded()
+    (exchange,) = site.exchanges
+    ms = 1_000_000
+    times = Times(*(exchange.received_at + at * ms for at in TIMES))
+    site.answer(request.id, b"one", False, Head(200, "text/event-stream", times))
+    await connection.until(2)
+    site.answer(request.id, b"two", True)
+    await task
+    expected = (
+        "accept;dur=10.000, parse;dur=11.000, tokenize;dur=12.000, submit;dur=13.000, "
+        "queue;dur=14.000, prefill;dur=15.000, render;dur=16.000"
+    )
+    assert connection.headers.get(b"server-timing") == (expected.encode() if is_asked else None)
+    for span in Span:
+        if span != Span.LOOP_LAG:
+            assert sum(site.slot.histogram(span).counts) == 1, span
+    assert site.slot.histogram(Span.FIRST_TOKEN).sum_s == pytest.approx(0.091)

@@ -2,10 +2,12 @@
 
 import asyncio
 
+from headrace.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchange, Exchanges
 from headrace.messages import Head, ResponseFrames, frontend_of
 
 HEAD = Head(200, "text/plain")
+SLOT = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
 
 
 def is_waiting(task: "asyncio.Task[bytes]") -> bool:
@@ -64,14 +66,14 @@ def test_a_response_that_is_complete_may_have_any_size() -> None:
 
 
 def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
-    exchanges = Exchanges(frontend=5)
+    exchanges = Exchanges(5, SLOT)
     ids = [exchanges.open().id for _ in range(10)]
     assert len(set(ids)) == len(exchanges) == 10
     assert {frontend_of(id) for id in ids} == {5}
 
 
 async def test_bytes_are_cut_apart_by_their_lengths() -> None:
-    exchanges = Exchanges(0)
+    exchanges = Exchanges(0, SLOT)
     a, b, c = (exchanges.open() for _ in range(3))
     frames = ResponseFrames({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
     exchanges.deliver(frames, b"bbaaa")
@@ -81,7 +83,7 @@ async def test_bytes_are_cut_apart_by_their_lengths() -> None:
 
 
 async def test_a_head_that_has_come_stays() -> None:
-    exchanges = Exchanges(0)
+    exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
     exchanges.deliver(ResponseFrames({exchange.id: HEAD}, [exchange.id], [1], [False]), b"x")
     exchanges.deliver(ResponseFrames({}, [exchange.id], [1], [False]), b"y")
@@ -89,7 +91,7 @@ async def test_a_head_that_has_come_stays() -> None:
 
 
 async def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
-    exchanges = Exchanges(0)
+    exchanges = Exchanges(0, SLOT)
     gone, here = exchanges.open(), exchanges.open()
     exchanges.close(gone)
     exchanges.deliver(ResponseFrames({}, [gone.id, here.id], [3, 2], [False, False]), b"xxxhi")
@@ -99,8 +101,28 @@ async def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
 
 
 def test_closing_twice_does_nothing() -> None:
-    exchanges = Exchanges(0)
+    exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
     exchanges.close(exchange)
     exchanges.close(exchange)
     assert len(exchanges) == 0
+    assert SLOT[Field.OPEN_REQUESTS] == 0
+
+
+def test_what_waits_for_slow_readers_is_known() -> None:
+    exchanges = Exchanges(0, SLOT)
+    one, other = exchanges.open(), exchanges.open()
+    assert SLOT[Field.OPEN_REQUESTS] == 2
+    one.deliver(b"123", False)
+    other.deliver(b"45", True)
+    assert exchanges.num_unsent_bytes == 5
+
+
+def test_a_reader_that_is_too_slow_is_cut_off_once() -> None:
+    cuts = []
+    exchange = Exchange(1, on_overflow=lambda: cuts.append(1))
+    exchange.deliver(bytes(MAX_UNSENT_BYTES), False)
+    assert not cuts
+    exchange.deliver(b"x", False)
+    exchange.deliver(b"x", False)
+    assert cuts == [1]

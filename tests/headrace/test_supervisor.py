@@ -10,9 +10,8 @@ import pytest
 
 from headrace.board import Seat
 from headrace.config import ServerConfig
-from headrace.errors import ConfigError
 from headrace.roles import ROLES, title
-from headrace.supervisor import ChildDied, is_abandoned, listen, seats_of, sweep
+from headrace.supervisor import ChildDied, is_abandoned, seats_of, sweep
 
 
 def bind(path: Path) -> socket.socket:
@@ -91,23 +90,6 @@ def test_sweep_leaves_other_users_directories(
     monkeypatch.setattr(os, "getuid", lambda: mine + 1)
     sweep(tmp_path)
     assert dead.exists()
-
-
-def test_port_zero_takes_a_free_port() -> None:
-    with listen("127.0.0.1", 0) as one, listen("127.0.0.1", 0) as other:
-        assert 0 != one.getsockname()[1] != other.getsockname()[1] != 0
-
-
-def test_a_taken_port_is_refused_with_its_flags() -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port}: Address already"):
-            listen("127.0.0.1", port)
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 "):
-        listen("192.0.2.1", 0)
 
 
 def test_a_dead_child_is_named_with_how_it_died() -> None:

@@ -1,0 +1,145 @@
+"""A client's connection: uvicorn's, and what it leaves open.
+
+uvicorn waits for ever for a request's head, takes heads of any length and bodies at any pace, and
+tells an application that its client has left only when asked. Limits are those of Apache's
+mod_reqtimeout, of the same kind: 20 s for the head; at least 500 bytes/s of the body.
+"""
+
+import http
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.refusals import Refusal, error_body
+
+PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
+MIN_BODY_BYTES_PER_S = 500
+MAX_HEAD_BYTES = 64 << 10
+MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
+
+EXTENSION = "headrace.connection"  # where an application finds its connection in the scope
+
+
+class Connection(HttpToolsProtocol):
+    """One connection, with one request at a time."""
+
+    def __init__(
+        self, deadlines: "Deadlines[Connection]", max_connections: int, **uvicorn: Any
+    ) -> None:
+        """Be a connection of a server that takes `max_connections`."""
+        super().__init__(**uvicorn)
+        self._deadlines = deadlines
+        self._max_connections = max_connections
+        self._awaits_head = True
+        self._num_bytes = 0  # of the head, then of the body, since the last look
+        self._num_ignored = 0
+        self.on_lost: Callable[[], None] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a request; refuse a client too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self._max_connections:
+            self._refuse(Refusal(503, "too many connections", "overloaded_error", "overloaded"))
+            return
+        self._deadlines.start(self, self.loop.time())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever serves the request."""
+        self._deadlines.stop(self)
+        super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and refuse a head that is too long."""
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._awaits_head and self._num_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                Refusal(
+                    431,
+                    f"the request's head is longer than {MAX_HEAD_BYTES} bytes",
+                    "invalid_request_error",
+                    "head_too_large",
+                )
+            )
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the head of a request."""
+        super().on_message_begin()
+        extensions: dict[str, Any] = {EXTENSION: self}
+        self.scope["extensions"] = extensions
+        self._deadlines.start(self, self.loop.time())
+
+    def on_headers_complete(self) -> None:
+        """Begin to wait for its body."""
+        self._awaits_head = False
+        self._num_bytes = 0
+        super().on_headers_complete()
+        self._deadlines.start(self, self.loop.time())
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body; of one that has been refused, not without end."""
+        super().on_body(body)
+        if self.cycle.response_complete:
+            self._num_ignored += len(body)
+            if self._num_ignored > MAX_IGNORED_BYTES:
+                self.cut()
+
+    def on_message_complete(self) -> None:
+        """Wait for nothing more."""
+        self._awaits_head = True
+        self._num_bytes = 0
+        self._num_ignored = 0
+        self._deadlines.stop(self)
+        super().on_message_complete()
+
+    def on_deadline(self) -> None:
+        """Part from a client that has said too little; the parser is in the middle of a request."""
+        enough = MIN_BODY_BYTES_PER_S * self._deadlines.duration_s
+        is_paused = self.flow.read_paused  # by us: the client is not to blame
+        if not self._awaits_head and (is_paused or self._num_bytes >= enough):
+            self._num_bytes = 0
+            self._deadlines.start(self, self.loop.time())
+        elif self._awaits_head and self._num_bytes == 0:
+            self.transport.close()  # it has not even begun
+        elif self.cycle is not None and self.cycle.response_started:
+            self.cut()
+        else:
+            self._refuse(
+                Refusal(
+                    408, "the request came too slowly", "invalid_request_error", "request_timeout"
+                )
+            )
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self._refuse(
+            Refusal(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
+        )
+
+    def cut(self) -> None:
+        """Close at once, without sending what is left to send."""
+        self.transport.abort()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer and close; where an answer has begun, only close."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(whole_response(refusal))
+        self._deadlines.stop(self)
+        self.transport.close()
+
+
+def whole_response(refusal: Refusal) -> bytes:
+    """Return a response after which the connection closes."""
+    body = error_body(refusal)
+    head = (
+        f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        "connection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + body

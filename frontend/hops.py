@@ -1,0 +1,37 @@
+"""How long a request took from each part of the ring to the next."""
+
+from itertools import pairwise
+
+from headrace.board import Slot, Span
+from headrace.messages import Times
+
+SPANS = (
+    *(Span.ACCEPT, Span.PARSE, Span.TOKENIZE, Span.SUBMIT, Span.QUEUE, Span.PREFILL),
+    Span.RENDER,
+)
+
+
+class Hops:
+    """The way of one request up to its first token, in ns."""
+
+    def __init__(self, received_at: int, times: Times) -> None:
+        """`received_at` is when the head was read, CLOCK_MONOTONIC, ns."""
+        marks = [
+            *(received_at, times.begun, times.parsed, times.tokenized, times.queued),
+            *(times.scheduled, times.first_token, times.rendered),
+        ]
+        self.spans = {
+            span: end - start for span, (start, end) in zip(SPANS, pairwise(marks), strict=True)
+        }
+        self.first_token_ns = times.rendered - received_at
+
+    def observe(self, slot: Slot) -> None:
+        """Count all spans."""
+        for span, duration_ns in self.spans.items():
+            slot.histogram(span).observe(duration_ns)
+        slot.histogram(Span.FIRST_TOKEN).observe(self.first_token_ns)
+
+    def header(self) -> bytes:
+        """Return the value of `Server-Timing`, in ms (https://www.w3.org/TR/server-timing/)."""
+        entries = [f"{s.name.lower()};dur={ns / 1e6:.3f}" for s, ns in self.spans.items()]
+        return ", ".join(entries).encode("ascii")

@@ -1,0 +1,37 @@
+"""How late the event loop is: what every client of it feels.
+
+A timer that fires late was held up, by a callback that ran long or by another process on the same
+core. The CPU time that this process used meanwhile tells the two apart.
+"""
+
+import asyncio
+import time
+
+from headrace.board import Field, Slot, Span
+
+PERIOD_S = 0.02
+
+
+class LoopLag:
+    """Measures an event loop from inside."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, slot: Slot) -> None:
+        self._loop = loop
+        self._slot = slot
+        self._due_ns = 0
+        self._cpu_ns = 0
+
+    def start(self) -> None:
+        """Begin; the timer lives as long as the loop."""
+        self._cpu_ns = time.thread_time_ns()
+        self._due_ns = time.monotonic_ns() + round(PERIOD_S * 1e9)
+        self._loop.call_later(PERIOD_S, self._fire)
+
+    def _fire(self) -> None:
+        lag_ns = max(time.monotonic_ns() - self._due_ns, 0)
+        self._slot.histogram(Span.LOOP_LAG).observe(lag_ns)
+        # No callback that held the timer up has used more than either.
+        blocked_ns = min(lag_ns, time.thread_time_ns() - self._cpu_ns)
+        if blocked_ns > self._slot[Field.LONGEST_CALLBACK_NS]:
+            self._slot[Field.LONGEST_CALLBACK_NS] = blocked_ns
+        self.start()

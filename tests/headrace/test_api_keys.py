@@ -1,0 +1,37 @@
+"""Where API keys come from."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.api_keys import VARIABLE, read_api_keys
+from headrace.config import ServerConfig, from_flags
+from headrace.errors import ConfigError
+
+
+def test_a_server_without_keys_is_open() -> None:
+    assert read_api_keys(ServerConfig(), {}) == []
+
+
+def test_keys_come_from_flags_the_environment_and_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("three\n\n  four\n")
+    config = from_flags(["--api-key", "one", "--api-key", "two ", "--api-key-file", str(path)])
+    assert config.api_key == ("one", "two ")
+    keys = read_api_keys(config, {VARIABLE: "five"})
+    assert keys == ["one", "two", "five", "three", "four"]
+
+
+@pytest.mark.parametrize(("config", "environment"), [(("",), {}), ((), {VARIABLE: " "})])
+def test_an_empty_key_is_refused(config: tuple[str, ...], environment: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="is empty"):
+        read_api_keys(ServerConfig(api_key=config), environment)
+
+
+def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    with pytest.raises(ConfigError, match=f"--api-key-file {path} cannot be read: .*No such file"):
+        read_api_keys(ServerConfig(api_key_file=str(path)), {})
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="has no key; write one on each line"):
+        read_api_keys(ServerConfig(api_key_file=str(path)), {})

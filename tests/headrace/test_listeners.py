@@ -1,0 +1,100 @@
+"""The sockets of a server: bound once, shared by its frontends, gone with it."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from headrace.config import ServerConfig
+from headrace.errors import ConfigError
+from headrace.listeners import Listeners, listen
+
+
+@pytest.fixture
+def opened() -> "list[Listeners]":
+    return []
+
+
+@pytest.fixture(autouse=True)
+def closed(opened: list[Listeners]) -> "object":
+    yield
+    for listeners in opened:
+        listeners.close()
+
+
+def port_of(listeners: Listeners) -> int:
+    port: int = listeners.sockets[0].getsockname()[1]
+    return port
+
+
+def test_port_zero_takes_a_free_port(opened: list[Listeners]) -> None:
+    opened += [listen(ServerConfig(port=0)), listen(ServerConfig(port=0))]
+    one, other = map(port_of, opened)
+    assert 0 != one != other != 0
+    assert opened[0].url == f"http://127.0.0.1:{one}"
+
+
+def test_frontends_share_a_port(opened: list[Listeners]) -> None:
+    opened += [listen(ServerConfig(port=0, frontend_procs=3))]
+    ports = {listener.getsockname()[1] for listener in opened[0].sockets}
+    assert len(opened[0].sockets) == 3
+    assert len(ports) == 1
+
+
+@pytest.mark.parametrize("frontend_procs", [1, 2])
+def test_a_taken_port_is_refused_with_its_flags(
+    opened: list[Listeners], frontend_procs: int
+) -> None:
+    opened += [listen(ServerConfig(port=0, frontend_procs=frontend_procs))]
+    port = port_of(opened[0])
+    with pytest.raises(ConfigError, match=f"--host 127.0.0.1 --port {port}: Address already"):
+        listen(ServerConfig(port=port, frontend_procs=frontend_procs))
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--host 192\.0\.2\.1 "):
+        listen(ServerConfig(host="192.0.2.1", port=0))
+
+
+def test_a_path_is_listened_at_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "headrace.sock"
+    listeners = listen(ServerConfig(uds=str(path), frontend_procs=2))
+    assert len(listeners.sockets) == 2
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    listeners.close()
+    assert not path.exists()
+    listeners.close()
+
+
+def test_a_path_that_a_dead_server_left_is_taken_over(
+    tmp_path: Path, opened: list[Listeners]
+) -> None:
+    path = str(tmp_path / "headrace.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    opened += [listen(ServerConfig(uds=path))]
+    with pytest.raises(ConfigError, match=f"--uds {path}: Address already in use"):
+        listen(ServerConfig(uds=path))
+
+
+def test_a_path_where_something_else_is_stays(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="--uds"):
+        listen(ServerConfig(uds=str(path)))
+    assert path.read_text() == "mine"
+
+
+def test_a_key_without_a_certificate_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--ssl-keyfile needs --ssl-certfile"):
+        listen(ServerConfig(port=0, ssl_keyfile="key.pem"))
+
+
+def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cert.pem"
+    with pytest.raises(ConfigError, match=rf"--ssl-certfile {path} cannot be used: No such file"):
+        listen(ServerConfig(port=0, ssl_certfile=str(path)))
+    path.write_text("nonsense")
+    with pytest.raises(ConfigError, match=rf"--ssl-certfile {path} cannot be used"):
+        listen(ServerConfig(port=0, ssl_certfile=str(path)))
