@@ -35,6 +35,7 @@ class Connection(HttpToolsProtocol):
         self._awaits_head = True
         self._num_bytes = 0  # of the head, then of the body, since the last look
         self._num_ignored = 0
+        self._is_leaving = False  # all is said; what comes is read so that the answer arrives
         self.on_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -54,6 +55,9 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that is too long."""
+        if self._is_leaving:
+            self._ignore(data)
+            return
         self._num_bytes += len(data)
         super().data_received(data)
         if self._awaits_head and self._num_bytes > MAX_HEAD_BYTES:
@@ -84,9 +88,7 @@ class Connection(HttpToolsProtocol):
         """Take a piece of a body; of one that has been refused, not without end."""
         super().on_body(body)
         if self.cycle.response_complete:
-            self._num_ignored += len(body)
-            if self._num_ignored > MAX_IGNORED_BYTES:
-                self.cut()
+            self._ignore(body)
 
     def on_message_complete(self) -> None:
         """Wait for nothing more."""
@@ -98,6 +100,9 @@ class Connection(HttpToolsProtocol):
 
     def on_deadline(self) -> None:
         """Part from a client that has said too little; the parser is in the middle of a request."""
+        if self._is_leaving:
+            self.cut()
+            return
         enough = MIN_BODY_BYTES_PER_S * self._deadlines.duration_s
         is_paused = self.flow.read_paused  # by us: the client is not to blame
         if not self._awaits_head and (is_paused or self._num_bytes >= enough):
@@ -124,14 +129,31 @@ class Connection(HttpToolsProtocol):
         """Close at once, without sending what is left to send."""
         self.transport.abort()
 
+    def _ignore(self, data: bytes) -> None:
+        """Read past what nobody wants, but not without end."""
+        self._num_ignored += len(data)
+        if self._num_ignored > MAX_IGNORED_BYTES:
+            self.cut()
+
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer and close; where an answer has begun, only close."""
-        if self.transport.is_closing():
+        """Answer and part; where an answer has begun, part in the middle of it.
+
+        To close while bytes come would reset the connection, and the client would lose the answer:
+        it is the client who closes, or its time is up.
+        """
+        if self.transport.is_closing() or self._is_leaving:
             return
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            self.transport.write(whole_response(refusal))
-        self._deadlines.stop(self)
-        self.transport.close()
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.cut()
+            return
+        self.transport.write(whole_response(refusal))
+        if not self.transport.can_write_eof():  # TLS
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._is_leaving = True
+        self._deadlines.start(self, self.loop.time())
 
 
 def whole_response(refusal: Refusal) -> bytes:

@@ -89,7 +89,9 @@ class Frontend:
             http=connection,
             loop="none",  # it is running already
             ws="none",
+            interface="asgi3",
             lifespan="off",
+            proxy_headers=False,  # a middleware on every request; nothing here asks who calls
             log_config=None,
             access_log=False,
             server_header=False,

@@ -1,0 +1,226 @@
+"""What a client may not do to a connection, over real sockets, served by uvicorn."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvicorn
+
+from headrace.frontend import connection as module
+from headrace.frontend.connection import EXTENSION, MAX_HEAD_BYTES, Connection
+from headrace.frontend.deadlines import Deadlines
+
+DEADLINE_S = 20
+PATIENCE_S = 0.05
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+
+
+async def respond(send: Any, status: int, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def read(receive: Any) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+class Site:
+    """A server with one application, whose clients have `PATIENCE_S`."""
+
+    def __init__(self, max_connections: int = 100) -> None:
+        self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
+        self._clients: list[Client] = []
+        self.lost: asyncio.Queue[str] = asyncio.Queue()
+        http: Any = partial(Connection, self.deadlines, max_connections)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self.app,
+                http=http,
+                ws="none",
+                interface="asgi3",
+                lifespan="off",
+                log_config=None,
+            )
+        )
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        connection: Connection = scope["extensions"][EXTENSION]
+        match scope["path"]:
+            case "/echo":
+                await respond(send, 200, await read(receive))
+            case "/refuse":
+                await respond(send, 429, b"no")
+            case "/wait":
+                connection.on_lost = partial(self.lost.put_nowait, "left")
+                await read(receive)
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await receive()
+            case "/cut":
+                connection.on_lost = partial(self.lost.put_nowait, "cut")
+                await read(receive)
+                connection.cut()
+
+    async def run(self) -> None:
+        serving = asyncio.create_task(self._server._serve([self._listener]))
+        while not serving.done():
+            for connection in self.deadlines.passed(asyncio.get_running_loop().time()):
+                connection.on_deadline()
+            await asyncio.sleep(PATIENCE_S / 10)
+        await serving
+
+    async def stop(self, running: "asyncio.Task[None]") -> None:
+        for client in self._clients:
+            client.writer.close()
+        self._server.should_exit = self._server.force_exit = True
+        await asyncio.wait_for(running, DEADLINE_S)
+
+    async def connect(self) -> "Client":
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._clients.append(client)
+        return client
+
+
+class Client:
+    """The other end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def response(self) -> tuple[int, bytes]:
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        lines = head.decode().lower().split("\r\n")
+        length = next(int(x.split(":")[1]) for x in lines if x.startswith("content-length"))
+        body = await asyncio.wait_for(self.reader.readexactly(length), DEADLINE_S)
+        return int(lines[0].split()[1]), body
+
+    async def end(self) -> bytes:
+        """Wait until the server closes; return what it says before."""
+        with suppress(ConnectionResetError):
+            return await asyncio.wait_for(self.reader.read(), DEADLINE_S)
+        return b""
+
+
+@pytest_asyncio.fixture
+async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+    made = Site(**getattr(request, "param", {}))
+    running = asyncio.create_task(made.run())
+    yield made
+    await made.stop(running)
+
+
+def code(body: bytes) -> str:
+    found: str = json.loads(body)["error"]["code"]
+    return found
+
+
+async def test_requests_are_served_one_after_the_other(site: Site) -> None:
+    client = await site.connect()
+    for body in (b"one", b"", b"three"):
+        client.say(b"POST /echo HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        assert await client.response() == (200, body)
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed(site: Site) -> None:
+    client = await site.connect()
+    assert await client.end() == b""
+
+
+@pytest.mark.parametrize(
+    "start", [b"GET /echo HT", b"POST /echo HTTP/1.1\r\ncontent-length: 90\r\n\r\nonly this"]
+)
+async def test_a_request_that_does_not_come_is_told_so(site: Site, start: bytes) -> None:
+    client = await site.connect()
+    client.say(start)
+    status, body = await client.response()
+    assert (status, code(body)) == (408, "request_timeout")
+    assert await client.end() == b""
+
+
+async def test_a_body_that_comes_fast_enough_has_time(site: Site) -> None:
+    pieces, size = 8, 1000  # at 1,000 bytes per tick, 100 times the least
+    client = await site.connect()
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (pieces * size))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for number in range(pieces):
+        client.say(b"x" * size)
+        while loop.time() < began + (number + 1) * PATIENCE_S / 2:
+            await asyncio.sleep(PATIENCE_S / 10)
+    assert (await client.response())[0] == 200
+
+
+async def test_a_head_too_long_is_refused(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /echo HTTP/1.1\r\na: " + b"x" * (MAX_HEAD_BYTES + (1 << 19)))
+    status, body = await client.response()
+    assert (status, code(body)) == (431, "head_too_large")
+    assert await client.end() == b""
+
+
+async def test_what_is_not_http_is_told_so(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"\x16\x03\x01 not HTTP\r\n\r\n")
+    status, body = await client.response()
+    assert (status, code(body)) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize("site", [{"max_connections": 2}], indirect=True)
+async def test_a_client_too_many_is_sent_away(site: Site) -> None:
+    clients = [await site.connect() for _ in range(2)]
+    for client in clients:
+        client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\n1")
+    late = await site.connect()
+    status, body = await late.response()
+    assert (status, code(body)) == (503, "overloaded")
+    for client in clients:
+        client.say(b"2")
+
+
+async def test_after_a_refusal_the_rest_of_the_body_is_ignored(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /refuse HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+    assert await client.response() == (429, b"no")
+    client.say(b"x" * 1_000_000)
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 5\r\n\r\nagain")
+    assert await client.response() == (200, b"again")
+
+
+async def test_what_is_ignored_has_a_limit(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_IGNORED_BYTES", 1000)
+    client = await site.connect()
+    client.say(b"POST /refuse HTTP/1.1\r\ncontent-length: 1000000\r\n\r\n")
+    assert await client.response() == (429, b"no")
+    client.say(b"x" * 2000)
+    assert await client.end() == b""
+
+
+async def test_who_serves_is_told_when_the_client_leaves(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /wait HTTP/1.1\r\n\r\n")
+    await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+    client.writer.close()
+    assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "left"
+
+
+async def test_a_connection_can_be_cut(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /cut HTTP/1.1\r\n\r\n")
+    assert await client.end() == b""
+    assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "cut"
