@@ -23,6 +23,9 @@ core = Extension(
 setup(
     packages=list(package_dir),
     package_dir=package_dir,
-    package_data={"headrace": ["py.typed"]},
+    package_data={
+        "headrace": ["py.typed"],
+        "headrace.engine_proc": ["mock_profiles/*.json"],
+    },
     ext_modules=[core],
 )

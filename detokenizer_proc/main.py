@@ -26,7 +26,7 @@ from headrace.messages import (
     request_of,
 )
 from headrace.process import Context
-from headrace.sockets import Frame, Inbox, Outbox, address
+from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
 
@@ -36,7 +36,7 @@ def main(config: DetokenizerConfig, context: Context) -> None:
     slot = context.slot
     replies = Replies(load_vocabulary(config.card.path))
     inbox: Inbox[ToDetokenizer] = Inbox(
-        address(config.run_dir, "detokenizer", context.index), ToDetokenizer
+        address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
     )
     engine = Outbox(address(config.run_dir, "engine"))
     frontends = [

@@ -2,6 +2,7 @@
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
 import logging
+import pkgutil
 import time
 from array import array
 from collections import OrderedDict
@@ -44,6 +45,8 @@ log = logging.getLogger(__name__)
 
 def main(config: EngineConfig, context: Context) -> None:
     """Run until SIGTERM; end when a worker does."""
+    if config.engine == "mock":
+        pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
     worker = Worker(config, context, rank=0)
     try:

@@ -19,6 +19,7 @@ T = TypeVar("T")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8")
+ENGINES = ("auto", "mock")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -48,6 +49,8 @@ class ServerConfig:
     tokenizer_procs: int = flag(1, "tokenizer processes")
     detokenizer_procs: int = flag(1, "detokenizer processes")
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
+    engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
+    mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
     model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
     dtype: str = flag("auto", "weights and activations; auto keeps the file's precision", DTYPES)
     quantization: str = flag("none", "int8 rounds weights and activations", QUANTIZATIONS)
@@ -258,6 +261,9 @@ class EngineConfig:
     target_itl_ms: int
     enable_prefix_caching: bool
     speculative: str
+    engine: str
+    mock_profile: str
+    embedding_size: int | None
     model_impl: str
     dtype: str
     quantization: str

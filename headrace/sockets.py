@@ -17,6 +17,9 @@ from headrace.messages import Message
 M = TypeVar("M")
 
 HIGH_WATER = 1024  # messages per link: at one per 5 ms step, 5 s of a receiver that does nothing
+# Steps on their way to a detokenizer. An engine that is faster waits for it: what it could send
+# ahead would come no sooner, and the sequences that join meanwhile share its next steps.
+STEP_HIGH_WATER = 8
 Frame = bytes | memoryview
 
 

@@ -63,7 +63,7 @@ def seats_of(config: ServerConfig) -> list[Seat]:
         "frontend": config.frontend_procs,
         "tokenizer": config.tokenizer_procs,
         "engine": 1,
-        "worker": config.tp,
+        "worker": 0 if config.engine == "mock" else config.tp,
         "detokenizer": config.detokenizer_procs,
     }
     return [Seat(role, i) for role, count in counts.items() for i in range(count)]
@@ -176,6 +176,9 @@ class Supervisor:
                 target_itl_ms=c.target_itl_ms,
                 enable_prefix_caching=c.enable_prefix_caching,
                 speculative=c.speculative,
+                engine=c.engine,
+                mock_profile=c.mock_profile,
+                embedding_size=self._card.embedding_size,
                 model_impl=c.model_impl,
                 dtype=c.dtype,
                 quantization=c.quantization,
@@ -191,7 +194,7 @@ class Supervisor:
 
     def _progress(self) -> float:
         """Return the share of start-up work done: the worker's, which is nearly all of it."""
-        return min(slot[Field.PROGRESS] for slot in self.board.of("worker")) / 1000
+        return min((s[Field.PROGRESS] for s in self.board.of("worker")), default=1000) / 1000
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait for a signal or the death of a child."""

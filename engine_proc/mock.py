@@ -1,0 +1,334 @@
+"""The engine process with a timing model in place of weights, for sizing everything around it.
+
+It takes and sends what the engine does, first come, first served, under the same limits; a step
+takes as long as its profile says, and texts are words of the vocabulary until `max_tokens`. There
+is no memory to run out of, no prefix cache, no sampling and so no log probabilities.
+"""
+
+import logging
+import re
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+import numpy as np
+
+from headrace.board import Field, Slot, State
+from headrace.config import EngineConfig
+from headrace.engine_proc.leases import Leases
+from headrace.engine_proc.mock_profile import Profile, read_profile
+from headrace.engine_proc.mock_rows import Rows, Words
+from headrace.messages import (
+    Abort,
+    FinishReason,
+    GenerateRequest,
+    Renew,
+    StepOutput,
+    Stop,
+    Times,
+    ToEngine,
+    request_of,
+)
+from headrace.process import Context
+from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
+from headrace.tokenizer_json import read_tokenizer_json
+
+IDLE_MS = 500
+LAPSE_S = 1.0  # between looks at the leases
+MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
+NUM_WORDS = 61  # in a text before it repeats
+WORD = re.compile(r"[Ġ▁ ][a-z]{3,}")  # as byte-level BPE and SentencePiece write a word
+PAGE_TOKENS = 16  # in which the board counts
+
+log = logging.getLogger(__name__)
+
+
+def main(config: EngineConfig, context: Context) -> None:
+    """Run until SIGTERM."""
+    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
+    detokenizers = [
+        Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER)
+        for i in range(config.num_detokenizers)
+    ]
+    profile = read_profile(config.mock_profile)
+    words = read_words(Path(config.model_path))
+    engine = MockEngine(config, profile, words, detokenizers, context.slot)
+    context.slot.enter(State.READY)
+    while True:
+        context.slot.beat()
+        engine.receive_all(inbox)
+        engine.abort_lapsed()
+        if engine.has_work:
+            engine.step()
+
+
+def read_words(model: Path) -> Words:
+    """Return ids of tokens that are words: the first in the vocabulary, which are short ones."""
+
+    class Model(msgspec.Struct):
+        vocab: dict[str, int] | list[tuple[str, float]]  # a list in Unigram tokenizers
+
+    class Tokenizer(msgspec.Struct):
+        model: Model
+
+    vocab = msgspec.json.decode(read_tokenizer_json(model), type=Tokenizer).model.vocab
+    if isinstance(vocab, list):
+        vocab = {piece: id for id, (piece, _) in enumerate(vocab)}
+    words = sorted(id for piece, id in vocab.items() if WORD.fullmatch(piece))
+    return np.array(words[:NUM_WORDS] or [min(vocab.values())], np.uint32)
+
+
+def unit_vector(size: int) -> bytes:
+    """Return f32 numbers of length 1, no two of them alike."""
+    vector = np.sin(np.arange(1, size + 1, dtype=np.float64))
+    data: bytes = (vector / np.linalg.norm(vector)).astype(np.float32).tobytes()
+    return data
+
+
+@dataclass(eq=False, slots=True)
+class MockSequence:
+    """One sequence: waiting, then in `Rows`."""
+
+    request: GenerateRequest
+    num_prompt: int
+    num_missing: int  # prompt tokens still to be computed
+    queued: int = 0  # when it came; CLOCK_MONOTONIC, ns, as the next
+    scheduled: int = 0  # when its first step began
+    last_step: int = 0  # in which it ends by itself, once it is in `Rows`
+
+
+def times_of(sequence: MockSequence) -> Times:
+    """Return when a sequence passed what, its first token being there."""
+    assert sequence.request.times is not None
+    return msgspec.structs.replace(
+        sequence.request.times,
+        queued=sequence.queued,
+        scheduled=sequence.scheduled,
+        first_token=time.monotonic_ns(),
+    )
+
+
+class MockEngine:
+    """What the loop has between steps."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        profile: Profile,
+        words: Words,
+        detokenizers: list[Outbox],
+        slot: Slot,
+    ) -> None:
+        self._profile = profile
+        self._detokenizers = detokenizers
+        self._slot = slot
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_queued = config.max_num_queued
+        self._max_tokens = profile.max_num_batched_tokens or config.max_num_batched_tokens
+        self._num_pages = config.max_num_seqs * -(-config.max_model_len // PAGE_TOKENS)
+        self._vector = unit_vector(config.embedding_size or 1)
+        self._sequences: dict[int, MockSequence] = {}
+        self._requests: dict[int, list[int]] = {}  # the sequences of each
+        self._waiting: OrderedDict[int, MockSequence] = OrderedDict()
+        self._rows = [Rows(config.max_num_seqs, words) for _ in detokenizers]
+        self._leases = Leases()
+        self._looked_at = 0.0  # at the leases
+        self._ends: dict[int, dict[int, MockSequence]] = {}  # by step, then by id
+        self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
+        self._step = 0
+        self._num_waiting_tokens = 0
+        self._num_context = 0  # tokens of generating sequences, before the next step
+        self._free_at = 0.0  # when the last step ended, or work came after none
+        self._show()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self._sequences)
+
+    @property
+    def _num_generating(self) -> int:
+        return sum(map(len, self._rows))
+
+    def receive_all(self, inbox: Inbox[ToEngine]) -> None:
+        """Take all messages there are; wait for one where there is nothing else to do."""
+        is_idle = not self.has_work
+        received = inbox.receive(IDLE_MS if is_idle else 0)
+        if received is None:
+            return
+        while received is not None:
+            self.take(*received)
+            received = inbox.receive(0)
+        if is_idle:
+            self._free_at = time.monotonic()
+        self._show()
+
+    def take(self, message: ToEngine, bulk: Frame) -> None:
+        """Take one message; `bulk` is a prompt's token ids."""
+        match message:
+            case GenerateRequest():
+                self._add(message, len(bulk) // 4)
+            case Abort(request):
+                self._abort(request)
+            case Renew():
+                self._leases.renew(memoryview(bulk).cast("B").cast("Q"), time.monotonic())
+            case Stop(id):
+                stopped = self._sequences.get(id)
+                if stopped is not None:
+                    self._forget(stopped)
+                    self._slot.add(Field.FINISHED)
+            case _:
+                assert_never(message)
+
+    def _abort(self, request: int) -> None:
+        self._drop(request)
+        ended = [self._sequences[id] for id in self._requests.get(request, ())]
+        for sequence in ended:
+            self._forget(sequence)
+        self._slot.add(Field.ABORTED, len(ended))
+        for sequence in ended[:1]:  # one is enough
+            self._end(sequence.request, FinishReason.ABORT)
+
+    def abort_lapsed(self) -> None:
+        """Abort what nobody waits for any more."""
+        now = time.monotonic()
+        if now - self._looked_at < LAPSE_S:
+            return
+        self._looked_at = now
+        for request in self._leases.lapsed(self._requests, now):
+            log.warning("no frontend waits for request %x any more: aborting it", request)
+            self._slot.add(Field.LAPSED)
+            self._abort(request)
+
+    def _add(self, request: GenerateRequest, num_prompt: int) -> None:
+        """Take a request whole or, when the queue is full, refuse it whole."""
+        whole = request_of(request.id)
+        if whole in self._gone:
+            return
+        if request.id == whole and len(self._waiting) >= self._max_num_queued:
+            self._drop(whole)
+            self._slot.add(Field.QUEUE_REFUSALS)
+            self._end(request, FinishReason.REFUSED)
+            return
+        sequence = MockSequence(request, num_prompt, num_prompt, time.monotonic_ns())
+        self._num_waiting_tokens += num_prompt
+        self._sequences[request.id] = self._waiting[request.id] = sequence
+        self._requests.setdefault(whole, []).append(request.id)
+
+    def _drop(self, request: int) -> None:
+        """Let go of sequences that are still to come."""
+        self._gone[request] = None
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+
+    def _end(self, request: GenerateRequest, why: FinishReason) -> None:
+        """Tell the detokenizer of an end without tokens."""
+        self._detokenizers[request.detokenizer].send(StepOutput({}, [request.id], [0], [why]), b"")
+
+    def _forget(self, sequence: MockSequence) -> None:
+        """Remove a sequence, waiting or generating."""
+        id = sequence.request.id
+        del self._sequences[id]
+        if self._waiting.pop(id, None) is not None:
+            self._num_waiting_tokens -= sequence.num_missing
+        else:
+            ends = self._ends[sequence.last_step]
+            del ends[id]
+            if not ends:
+                del self._ends[sequence.last_step]
+            if not sequence.request.embeds:
+                start = self._rows[sequence.request.detokenizer].remove(id)
+                self._num_context -= sequence.num_prompt + self._step - start + 1
+        siblings = self._requests[request_of(id)]
+        siblings.remove(id)
+        if not siblings:
+            del self._requests[request_of(id)]
+
+    def step(self) -> None:
+        """Compute for as long as the profile says and send what that brought."""
+        num_generating = self._num_generating
+        begun, num_prompt_tokens = self._compute_prompts(self._max_tokens - num_generating)
+        num_tokens = num_generating + num_prompt_tokens
+        num_sequences = num_generating + len(begun)
+        self._wait(self._profile.seconds(num_tokens, num_sequences, self._num_context))
+        self._step += 1
+        for sequence in begun:
+            self._begin(sequence)
+        self._num_context += self._num_generating
+        ended = list(self._ends.get(self._step, {}).values())
+        for index in range(len(self._detokenizers)):
+            self._send(index, begun, ended)
+        self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
+        self._slot.add(Field.GENERATED_TOKENS, self._num_generating)
+        self._slot.add(Field.FINISHED, len(ended))
+        for sequence in ended:
+            self._forget(sequence)
+        self._show()
+
+    def _compute_prompts(self, budget: int) -> tuple[list[MockSequence], int]:
+        """Compute prompts in order; return those that are complete, and how many tokens it took."""
+        begun: list[MockSequence] = []
+        rest = budget
+        room = self._max_num_seqs - self._num_generating
+        while rest > 0 and self._waiting and len(begun) < room:
+            sequence = next(iter(self._waiting.values()))
+            sequence.scheduled = sequence.scheduled or time.monotonic_ns()
+            count = min(sequence.num_missing, rest)
+            sequence.num_missing -= count
+            rest -= count
+            if not sequence.num_missing:
+                self._waiting.popitem(last=False)
+                begun.append(sequence)
+        self._num_waiting_tokens -= budget - rest
+        return begun, budget - rest
+
+    def _wait(self, seconds: float) -> None:
+        """Let a step's time pass; one that begins late, by less than its length, ends on time."""
+        if seconds:
+            self._free_at = max(self._free_at, time.monotonic() - seconds) + seconds
+            time.sleep(max(0.0, self._free_at - time.monotonic()))
+
+    def _begin(self, sequence: MockSequence) -> None:
+        """Have a sequence whose prompt is complete get its first token in this step."""
+        request = sequence.request
+        num_tokens = 1 if request.embeds else request.max_tokens
+        sequence.last_step = self._step + num_tokens - 1
+        self._ends.setdefault(sequence.last_step, {})[request.id] = sequence
+        if not request.embeds:
+            self._rows[request.detokenizer].add(request.id, self._step)
+            self._num_context += sequence.num_prompt
+
+    def _send(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
+        """Send a detokenizer what concerns it, in one message."""
+        rows = self._rows[index]
+        mine = [sequence for sequence in begun if sequence.request.detokenizer == index]
+        embedded = [s.request.id for s in mine if s.request.embeds]
+        if not rows and not embedded:
+            return
+        num_rows = len(rows)
+        finished: list[FinishReason | None] = [None] * num_rows
+        for sequence in ended:
+            if sequence.request.detokenizer == index and not sequence.request.embeds:
+                finished[rows.place(sequence.request.id)] = FinishReason.LENGTH
+        output = StepOutput(
+            started={s.request.id: s.request.plan for s in mine},
+            ids=rows.ids + embedded,
+            counts=[1] * num_rows + [0] * len(embedded),
+            finished=finished + [FinishReason.STOP] * len(embedded),
+            embeddings=dict.fromkeys(embedded, self._vector),
+            times={s.request.id: times_of(s) for s in mine if s.request.times is not None},
+        )
+        self._detokenizers[index].send(output, rows.tokens(self._step))
+
+    def _show(self) -> None:
+        """Bring the board up to date. A prompt of which a part is computed counts as waiting."""
+        self._slot[Field.STEPS] = self._step
+        self._slot[Field.RUNNING] = self._num_generating
+        self._slot[Field.WAITING] = len(self._waiting)
+        self._slot[Field.WAITING_TOKENS] = self._num_waiting_tokens
+        self._slot[Field.PAGES_TOTAL] = self._num_pages
+        used = -(-self._num_context // PAGE_TOKENS)
+        self._slot[Field.PAGES_FREE] = max(0, self._num_pages - used)
