@@ -73,15 +73,19 @@ class Admission:
         if limits.num_requests and load.num_requests >= limits.num_requests:
             excess = load.num_requests - limits.num_requests // 2
             return overloaded(
-                self.requests.seconds_for(excess), f"{load.num_requests} requests are open"
+                self.requests.seconds_for(excess),
+                "too many requests are waiting (--max-num-queued)",
             )
         if limits.num_waiting_tokens and load.num_waiting_tokens >= limits.num_waiting_tokens:
             excess = load.num_waiting_tokens - limits.num_waiting_tokens // 2
             return overloaded(
-                self.tokens.seconds_for(excess), f"{load.num_waiting_tokens} prompt tokens wait"
+                self.tokens.seconds_for(excess),
+                "too many prompt tokens are waiting (--max-queued-tokens)",
             )
         # One body is always taken: it is within --max-body-bytes.
         num_bytes = load.num_body_bytes
         if num_bytes and num_bytes + length > limits.num_body_bytes > 0:
-            return overloaded(SHORTEST_S, f"{num_bytes} bytes of request bodies are in the queue")
+            return overloaded(
+                SHORTEST_S, f"request bodies of {num_bytes} bytes are waiting to be read"
+            )
         return None

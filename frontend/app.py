@@ -53,9 +53,8 @@ class Forwarder:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._slot.add(Field.REQUESTS)
         head = RequestHead.of(scope)
-        refusal = self._door.refuse(scope["method"], head)
-        if refusal is None and head.length > self._max_body_bytes:
-            refusal = self._too_large
+        method = scope["method"]
+        refusal = self._door.enter(method, head)
         if refusal is not None:
             # The body is not read; the connection ignores it, and may be used again.
             await respond(send, refusal)
@@ -69,6 +68,7 @@ class Forwarder:
             pass
         finally:
             self._exchanges.close(exchange)
+            self._door.leave(method)
 
     async def _carry(
         self, exchange: Exchange, scope: Scope, head: RequestHead, receive: Receive, send: Send

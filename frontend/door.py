@@ -1,37 +1,55 @@
-"""The door: API keys first, then whether there is room. The board says how much there is to do."""
+"""The door: who may come in at all, and whether there is room, which the board says."""
 
 from headrace.board import Board, Field, Slot
 from headrace.frontend.admission import Admission, Load
 from headrace.frontend.keyring import Keyring
-from headrace.frontend.refusals import UNAUTHORIZED, Refusal
+from headrace.frontend.refusals import UNAUTHORIZED, Refusal, too_large
 from headrace.frontend.request_head import RequestHead
 from headrace.links import Links
+
+POST = "POST"
 
 
 class Door:
     """Lets requests in, or says why not."""
 
     def __init__(
-        self, keyring: Keyring, admission: Admission, board: Board, slot: Slot, links: Links
+        self,
+        keyring: Keyring,
+        admission: Admission,
+        max_body_bytes: int,
+        board: Board,
+        slot: Slot,
+        links: Links,
     ) -> None:
         self._keyring = keyring
         self._admission = admission
+        self._max_body_bytes = max_body_bytes
         self._slot = slot
         self._links = links
         self._frontends = list(board.of("frontend"))
         self._engine = board.slot("engine")
 
-    def refuse(self, method: str, head: RequestHead) -> Refusal | None:
-        """Return why a request is not let in, or None."""
+    def enter(self, method: str, head: RequestHead) -> Refusal | None:
+        """Let a request in, which is to leave later, or return why not."""
         if not self._keyring.admits(head.authorization):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
-        if method != "POST":  # what there is to know must be known under load, too
+        if head.length > self._max_body_bytes:
+            return too_large(self._max_body_bytes)
+        if method != POST:  # what there is to know must be known under load, too
             return None
         refusal = self._admission.refuse(self._load(), head.length)
-        if refusal is not None:
+        if refusal is None:
+            self._slot.add(Field.ADMITTED)
+        else:
             self._slot.add(Field.OVERLOADS)
         return refusal
+
+    def leave(self, method: str) -> None:
+        """Take note that a request has been answered."""
+        if method == POST:
+            self._slot.add(Field.ADMITTED, -1)
 
     def observe(self, now: float) -> None:
         """Look at how fast work gets done; now and then."""
@@ -41,7 +59,7 @@ class Door:
     def _load(self) -> Load:
         held = sum(slot[Field.HELD_BYTES] for slot in self._frontends)
         return Load(
-            num_requests=sum(slot[Field.OPEN_REQUESTS] for slot in self._frontends),
+            num_requests=sum(slot[Field.ADMITTED] for slot in self._frontends),
             num_waiting_tokens=self._engine[Field.WAITING_TOKENS],
             num_body_bytes=held + self._links.total_backlog(),
         )

@@ -70,7 +70,14 @@ class Frontend:
             num_body_bytes=config.max_queued_bytes,
         )
         keyring = Keyring(config.api_key_digests)
-        self._door = Door(keyring, Admission(limits), context.board, context.slot, self._links)
+        self._door = Door(
+            keyring,
+            Admission(limits),
+            config.max_body_bytes,
+            context.board,
+            context.slot,
+            self._links,
+        )
         forwarder = Forwarder(
             self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
         )

@@ -44,8 +44,8 @@ def overloaded(retry_after_s: int, why: str) -> Refusal:
     """Return the refusal of a request for which there is no room now."""
     return Refusal(
         429,
-        f"the server is overloaded: {why}; try again in {retry_after_s} s",
-        "overloaded_error",
-        "overloaded",
+        f"{why}; try again in {retry_after_s} s",
+        "rate_limit_error",
+        "rate_limit_exceeded",
         retry_after_s,
     )

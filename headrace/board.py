@@ -48,6 +48,7 @@ class Field(enum.IntEnum):
     CONNECTIONS = 16  # gauge
     OVERLOADS = 17  # requests refused since there is too much to do
     UNAUTHORIZED = 18
+    ADMITTED = 20  # gauge: requests that take a place, let in and not answered
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
     FORWARDED_BYTES = 32  # 16 words, one per tokenizer process: bodies sent to it
     # tokenizer

@@ -27,9 +27,9 @@ def rate(per_s: float) -> DrainRate:
     [
         (IDLE, 10**9, None),  # alone, any body is taken
         (Load(99, 999, 4000), 1000, None),
-        (Load(100, 0, 0), 0, "100 requests are open"),
-        (Load(0, 1000, 0), 0, "1000 prompt tokens wait"),
-        (Load(0, 0, 4000), 1001, "4000 bytes of request bodies"),
+        (Load(100, 0, 0), 0, "--max-num-queued"),
+        (Load(0, 1000, 0), 0, "--max-queued-tokens"),
+        (Load(0, 0, 4000), 1001, "bodies of 4000 bytes"),
     ],
 )
 def test_limits_are_kept(load: Load, length: int, why: str | None) -> None:

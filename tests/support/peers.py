@@ -14,6 +14,7 @@ from headrace.messages import (
     Abort,
     Head,
     HttpRequest,
+    Renew,
     ResponseFrames,
     ToEngine,
     ToTokenizer,
@@ -77,10 +78,11 @@ class PlayedRing(EmbeddedServer):
 
     def aborted(self) -> int:
         """Receive an abort as the engine."""
-        received = self.engine.receive(DEADLINE_MS)
-        assert received is not None, "no abort came"
-        assert isinstance(received[0], Abort)
-        return received[0].request
+        while (received := self.engine.receive(DEADLINE_MS)) is not None:
+            if isinstance(received[0], Abort):
+                return received[0].request
+            assert isinstance(received[0], Renew)
+        raise AssertionError("no abort came")
 
     def send(self, request: HttpRequest, head: Head | None, data: bytes, last: bool) -> None:
         """Answer as the detokenizer."""
