@@ -14,7 +14,7 @@ import httpx
 import psutil
 
 START_S = 120
-URL = re.compile(r" on (http://\S+) ")
+URL = re.compile(r" on (http\S+) \(ready")
 
 
 class StartFailed(Exception):
