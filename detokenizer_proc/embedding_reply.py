@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.detokenizer_proc.openai_responses import JSON
-from headrace.messages import EmbeddingPlan
+from headrace.messages import EmbeddingPlan, Times
 
 
 class EmbeddingReply:
@@ -24,6 +24,7 @@ class EmbeddingReply:
         self._vectors: dict[int, array[float]] = {}
         self._num_prompt_tokens = 0
         self.head_sent = False
+        self.times: Times | None = None
 
     @property
     def is_complete(self) -> bool:

@@ -1,6 +1,7 @@
 """Detokenizer process: token ids in, ready-to-write HTTP bytes out.
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
+import time
 from array import array
 
 import msgspec
@@ -21,6 +22,7 @@ from headrace.messages import (
     ResponseFrames,
     StepOutput,
     Stop,
+    Times,
     ToDetokenizer,
     frontend_of,
     request_of,
@@ -140,6 +142,7 @@ class Replies:
         assert isinstance(plan, ReplyPlan)
         reply = self._replies.setdefault(request_of(id), Reply(plan, self._vocabulary))
         assert isinstance(reply, Reply)
+        reply.times = reply.times or times_of(id, output)
         return reply.open(plan, id, output)
 
     def _take_embedding(self, outgoing: dict[int, Frames], id: int, output: StepOutput) -> None:
@@ -147,6 +150,7 @@ class Replies:
         assert isinstance(plan, EmbeddingPlan)
         reply = self._replies.setdefault(request_of(id), EmbeddingReply(plan))
         assert isinstance(reply, EmbeddingReply)
+        reply.times = reply.times or times_of(id, output)
         data = reply.take(plan, output.embeddings[id])
         self._emit(outgoing, request_of(id), reply, data)
 
@@ -156,11 +160,17 @@ class Replies:
         complete = reply.is_complete
         if not data and not complete:
             return
-        head = None if reply.head_sent else Head(200, reply.content_type)
+        head = None if reply.head_sent else Head(200, reply.content_type, reply.times)
         reply.head_sent = True
         outgoing.setdefault(frontend_of(request), Frames()).add(request, head, data, complete)
         if complete:
             del self._replies[request]
+
+
+def times_of(id: int, output: StepOutput) -> Times | None:
+    """Return when a request passed each process: its first token is here, and is being rendered."""
+    times = output.times.get(id)
+    return times and msgspec.structs.replace(times, rendered=time.monotonic_ns())
 
 
 def refuse(outgoing: dict[int, Frames], request: int) -> None:

@@ -6,7 +6,7 @@ from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken
 from headrace.detokenizer_proc.openai_responses import Choice, Renderer, Usage
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
-from headrace.messages import FinishReason, ReplyPlan, StepOutput, TokenLogprob
+from headrace.messages import FinishReason, ReplyPlan, StepOutput, Times, TokenLogprob
 
 
 class Reply:
@@ -19,6 +19,7 @@ class Reply:
         self._forms = LogprobForms(vocabulary)
         self._sequences: dict[int, SequenceText] = {}
         self.head_sent = False
+        self.times: Times | None = None
 
     @property
     def content_type(self) -> str:

@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import assert_never
 
+import msgspec
+
 from headrace.board import Field, State
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
@@ -139,7 +141,7 @@ class Engine:
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
             case GenerateRequest():
-                self._add(Sequence.of(message, bulk))
+                self._add(Sequence.of(message, bulk, time.monotonic_ns()))
             case Abort(request):
                 self._abort(request)
             case Renew():
@@ -188,6 +190,9 @@ class Engine:
         """Compute one step and send what it brought."""
         chunks = self._scheduler.schedule(self._budget())
         num_pooled = sum(chunk.is_last and chunk.sequence.request.embeds for chunk in chunks)
+        now_ns = time.monotonic_ns()
+        for chunk in chunks:
+            chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
         started_at = time.perf_counter()
         result = worker.run(build_step(chunks))
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
@@ -244,6 +249,14 @@ def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
         prompt_logprobs={s.id: s.prompt_logprobs for s in watched},
         embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
     )
+    now_ns = time.monotonic_ns()
     for sequence in starting:
         sequence.has_started = True
+        if sequence.request.times is not None:
+            output.times[sequence.id] = msgspec.structs.replace(
+                sequence.request.times,
+                queued=sequence.queued_ns,
+                scheduled=sequence.scheduled_ns,
+                first_token=now_ns,
+            )
     return output, array("I", (token for n in news for token in n.tokens)).tobytes()

@@ -32,10 +32,14 @@ class Sequence:
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     draft_length: int = 0  # tokens to guess next, see `speculation.py`
+    queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
+    scheduled_ns: int = 0  # when it was first part of a step
     has_started: bool = False  # its plan has gone to the detokenizer
 
     @classmethod
-    def of(cls, request: GenerateRequest, prompt: bytes | memoryview) -> "Sequence":
+    def of(
+        cls, request: GenerateRequest, prompt: bytes | memoryview, queued_ns: int = 0
+    ) -> "Sequence":
         """Start with a prompt of u32 token ids."""
         tokens = array("i")
         tokens.frombytes(prompt)
@@ -43,7 +47,7 @@ class Sequence:
         is_plain = all(
             getattr(request.sampling, name) == getattr(plain, name) for name in REMEMBERING
         )
-        return cls(request, tokens, len(tokens), is_plain)
+        return cls(request, tokens, len(tokens), is_plain, queued_ns=queued_ns)
 
     @property
     def id(self) -> int:

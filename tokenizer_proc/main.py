@@ -1,9 +1,13 @@
 """Tokenizer process: request bodies in, token ids out; answers early what needs no engine.
 In: ToTokenizer (frontend).  Out: ToEngine (engine_proc), ToFrontend (early answers)."""
 
+import time
+
+import msgspec
+
 from headrace.board import Field, State
 from headrace.config import TokenizerConfig
-from headrace.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
+from headrace.messages import Head, HttpRequest, ResponseFrames, Times, ToTokenizer, frontend_of
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc.encode import Encoder
@@ -33,14 +37,17 @@ def main(config: TokenizerConfig, context: Context) -> None:
         if received is None:
             continue
         request, body = received
+        begun = time.monotonic_ns()
         match outcome := routes.handle(request, body):
             case Answer():
                 slot.add(Field.REFUSED, outcome.status >= 400)
                 send_answer(frontends[frontend_of(request.id)], request, outcome)
             case Sequences(requests, prompts):
+                now = time.monotonic_ns()
+                times = Times(begun, now, now)
                 for generate, prompt in zip(requests, prompts, strict=True):
                     slot.add(Field.PROMPT_TOKENS, len(prompt))
-                    engine.send(generate, memoryview(prompt))
+                    engine.send(msgspec.structs.replace(generate, times=times), memoryview(prompt))
         slot.add(Field.HANDLED)
         slot.add(Field.HANDLED_BYTES, len(body) + 1)
 
