@@ -50,7 +50,7 @@ class Field(enum.IntEnum):
     UNAUTHORIZED = 18
     ADMITTED = 20  # gauge: requests that take a place, let in and not answered
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
-    FORWARDED_BYTES = 32  # 16 words, one per tokenizer process: bodies sent to it
+    FORWARDED_BYTES = 32  # 17 words, one per tokenizer process: bodies sent to it
     # tokenizer
     HANDLED = 8
     REFUSED = 9
@@ -80,7 +80,7 @@ class Field(enum.IntEnum):
     FRAMES = 10
 
 
-MAX_TOKENIZERS = 16
+MAX_TOKENIZERS = 16  # beside the one for long prompts
 
 
 class Span(enum.IntEnum):

@@ -46,8 +46,10 @@ class ServerConfig:
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor-parallel workers")
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
-    tokenizer_procs: int = flag(1, "tokenizer processes")
+    tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
     detokenizer_procs: int = flag(1, "detokenizer processes")
+    tokenizer_max_batch_size: int = flag(32, "requests encoded together; 1 is no batching")
+    tokenizer_batch_wait_ms: int = flag(2, "a batch is filled no longer than this")
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
     engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
     mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
@@ -79,6 +81,8 @@ class ServerConfig:
             one_of(f.name, getattr(self, f.name), f.metadata["choices"])
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
+        at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
+        at_least("tokenizer_batch_wait_ms", self.tokenizer_batch_wait_ms, 0)
         at_least("max_num_queued", self.max_num_queued, 1)
         at_least("max_queued_tokens", self.max_queued_tokens, 0)
         at_least("target_itl_ms", self.target_itl_ms, 0)
@@ -229,6 +233,9 @@ class TokenizerConfig:
     num_detokenizers: int
     seed: int
     started_at: int  # seconds since the epoch; `created` of the model
+    num_tokenizers: int  # that take short prompts; the next index has the long ones
+    max_batch_size: int
+    batch_wait_ms: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,12 +84,20 @@ class ContextLengthExceeded(RequestError):
 
     code = "context_length_exceeded"
 
-    def __init__(self, num_prompt: int, max_tokens: int | None, limit: int, param: str) -> None:
+    def __init__(
+        self,
+        num_prompt: int,
+        max_tokens: int | None,
+        limit: int,
+        param: str,
+        is_estimate: bool = False,
+    ) -> None:
+        """With `is_estimate` the prompt has `num_prompt` tokens or more."""
         wish = "at least one new token" if max_tokens is None else f"{max_tokens} new ones"
         asked = "" if max_tokens == 0 else f" and {wish} were asked for"
         super().__init__(
-            f"this model's maximum context length is {limit} tokens; the {param} has {num_prompt}"
-            f"{asked}",
+            f"this model's maximum context length is {limit} tokens; the {param} has "
+            f"{'at least ' if is_estimate else ''}{num_prompt}{asked}",
             param,
         )
 
@@ -98,6 +106,15 @@ class WrongKind(RequestError):
     """Text was asked of an embedding model, or embeddings of one that generates."""
 
     code = "unsupported_model"
+
+
+class InternalError(RequestError):
+    """The server's own fault; the log says more."""
+
+    status, type, code = 500, "server_error", "internal_error"
+
+    def __init__(self) -> None:
+        super().__init__("the server failed to handle this request; its log says why")
 
 
 class QueueFull(RequestError):

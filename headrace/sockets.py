@@ -37,9 +37,13 @@ class Inbox(Generic[M]):
         self._socket.bind(where)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
 
+    def wait(self, timeout_ms: int) -> bool:
+        """Return whether there is a message, as soon as there is one."""
+        return bool(self._socket.poll(timeout_ms))
+
     def receive(self, timeout_ms: int) -> tuple[M, Frame] | None:
         """Return the next message and its bulk (b"" without), or None after `timeout_ms`."""
-        if timeout_ms and not self._socket.poll(timeout_ms):
+        if timeout_ms and not self.wait(timeout_ms):
             return None
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)

@@ -61,7 +61,7 @@ def seats_of(config: ServerConfig) -> list[Seat]:
     """Return who runs, one seat per process; workers are children of the engine."""
     counts = {
         "frontend": config.frontend_procs,
-        "tokenizer": config.tokenizer_procs,
+        "tokenizer": config.tokenizer_procs + 1,  # the last has the long prompts
         "engine": 1,
         "worker": 0 if config.engine == "mock" else config.tp,
         "detokenizer": config.detokenizer_procs,
@@ -162,6 +162,9 @@ class Supervisor:
                 num_detokenizers=c.detokenizer_procs,
                 seed=c.seed,
                 started_at=int(time.time()),
+                num_tokenizers=c.tokenizer_procs,
+                max_batch_size=c.tokenizer_max_batch_size,
+                batch_wait_ms=c.tokenizer_batch_wait_ms,
             )
         if role == "engine":
             return EngineConfig(

@@ -1,20 +1,23 @@
 """Chat templates: a conversation as the text the model was trained on.
 
-Templates come with models and are code: they run in Jinja's sandbox, in this process and in no
-other. The environment follows `transformers` (trim_blocks, lstrip_blocks, loop controls,
-`raise_exception`, `strftime_now`, `tojson` without escaping), so that templates written for it
-render the same.
+Templates come with models and are code: they run in Jinja's sandbox, for so much CPU time and no
+more (`cpu_limit.py`), in this process and in no other. The environment follows `transformers`
+(trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without
+escaping), so that templates written for it render the same.
 """
 
 import datetime
 import json
-from typing import Any
+from typing import Any, Protocol
 
 import jinja2
 import jinja2.sandbox
 
 from headrace.errors import InvalidValue, ModelError, Unsupported
-from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.cpu_limit import CpuLimit, CpuLimitExceeded
+from headrace.tokenizer_proc.openai_requests import ChatMessage
+
+TEMPLATE_CPU_S = 2.0  # the template of a conversation of 30 MB takes a tenth of that
 
 # What Python code that a template calls may raise, beside Jinja's own errors.
 TEMPLATE_FAILURES = (
@@ -56,15 +59,37 @@ def _now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
 
 
+class Conversation(Protocol):
+    """What a template is given."""
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The messages, in order."""
+        ...
+
+    @property
+    def add_generation_prompt(self) -> bool:
+        """Whether the prompt is ready for the assistant's answer."""
+        ...
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None:
+        """More variables, the client's."""
+        ...
+
+
 class ChatTemplate:
     """A model's chat template, compiled once."""
 
-    def __init__(self, source: str | None, special_tokens: dict[str, str]) -> None:
+    def __init__(
+        self, source: str | None, special_tokens: dict[str, str], cpu_s: float = TEMPLATE_CPU_S
+    ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
         Raises:
             ModelError: the template is not valid Jinja.
         """
+        self._limit = CpuLimit(cpu_s)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -72,11 +97,14 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         self._special_tokens = special_tokens
         try:
-            self._template = None if source is None else environment.from_string(source)
+            with self._limit:  # constants are computed here
+                self._template = None if source is None else environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
+        except CpuLimitExceeded as error:
+            raise ModelError(f"the model's chat template takes {error} to compile") from error
 
-    def render(self, request: ChatRequest) -> str:
+    def render(self, request: Conversation) -> str:
         """Return the prompt of a conversation, by default ready for the assistant's answer.
 
         Raises:
@@ -91,7 +119,12 @@ class ChatTemplate:
         begins = request.add_generation_prompt
         variables |= {"messages": messages, "add_generation_prompt": begins}
         try:
-            return self._template.render(variables)
+            with self._limit:
+                return self._template.render(variables)
+        except CpuLimitExceeded as error:
+            raise InvalidValue(
+                f"messages: the model's chat template takes {error} for them", "messages"
+            ) from error
         except TEMPLATE_FAILURES as error:
             raise InvalidValue(
                 f"messages: the model's chat template refuses them: {error}", "messages"

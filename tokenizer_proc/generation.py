@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +37,8 @@ from headrace.tokenizer_proc.sampling_fields import (
     check_length,
     check_token_ids,
 )
+from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, ids_of
+from headrace.tokenizer_proc.token_bytes import TokenBytes
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
@@ -44,66 +46,78 @@ SALT_BYTES = 16
 Generation = ChatRequest | CompletionRequest
 
 
-class Encodes(Protocol):
-    """What is needed of a tokenizer."""
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer beside encoding."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> "array[int]": ...
+    empty: Ids  # the ids of a text without characters: the special tokens around every one
+    token_bytes: TokenBytes | None
 
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens left out."""
+        ...
 
 
 @dataclass(frozen=True)
 class Prompt:
     """Token ids, and the text to echo before what is generated."""
 
-    ids: "array[int]"  # u32
+    ids: Ids
     echo: str = ""
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """What goes to the engine: one message and one prompt per sequence."""
-
-    requests: list[GenerateRequest]
-    prompts: list["array[int]"]
 
 
 class GenerationPlanner:
     """Turns bodies into sequences, for one model."""
 
-    def __init__(self, card: ModelCard, encoder: Encodes, num_detokenizers: int, seed: int) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        template: ChatTemplate,
+        vocabulary: Vocabulary,
+        num_detokenizers: int,
+        seed: int,
+    ) -> None:
         self._card = card
-        self._encoder = encoder
-        self._template = ChatTemplate(card.chat_template, card.special_tokens)
+        self._template = template
+        self._vocabulary = vocabulary
         self._num_detokenizers = num_detokenizers
         self._seed = seed
         self._plans = msgspec.msgpack.Encoder()
 
-    def chat(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
+    def chat(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/chat/completions` request."""
         request = decode_chat(body)
         self._check_model(request.model, embeds=False)
-        ids = self._encoder.encode(self._template.render(request), add_special_tokens=False)
-        prompt = Prompt(last_tokens(ids, request.truncate_prompt_tokens))
+        text = self._template.render(request)
         wanted = request.max_completion_tokens or request.max_tokens
-        return self._plan(http, request, [prompt], wanted, None, "messages")
+        limit = request.truncate_prompt_tokens
+        if limit is None:
+            self._check_bytes(text, wanted, "messages")
+        (ids,) = yield [Text(text, add_special_tokens=False)]
+        prompt = Prompt(last_tokens(ids, limit))
+        return (yield from self._plan(http, request, [prompt], wanted, None, "messages"))
 
-    def completion(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
+    def completion(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/completions` request."""
         request = decode_completion(body)
         self._check_model(request.model, embeds=False)
-        prompts = [self._prompt(request, prompt) for prompt in prompt_list(request.prompt)]
+        texts = prompt_list(request.prompt)
+        check_number(len(texts), request.num_sequences, "n")
+        limit, wanted = request.truncate_prompt_tokens, request.max_tokens
+        found = yield from self._encode(texts, "prompt", wanted, truncates=limit is not None)
+        prompts = [self._prompt(request, *pair) for pair in zip(texts, found, strict=True)]
         default = COMPLETION_MAX_TOKENS
-        return self._plan(http, request, prompts, request.max_tokens, default, "prompt")
+        return (yield from self._plan(http, request, prompts, wanted, default, "prompt"))
 
-    def embedding(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
+    def embedding(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/embeddings` request."""
         request = decode_embedding(body)
         self._check_model(request.model, embeds=True)
         self._check_dimensions(request.dimensions)
         texts = prompt_list(request.input)
         check_length("input", len(texts), MAX_EMBEDDING_INPUTS)
-        prompts = [self._text(text, request) for text in texts]
+        limit = request.truncate_prompt_tokens
+        found = yield from self._encode(texts, "input", 0, truncates=limit is not None)
+        prompts = [self._embedded(*pair, limit) for pair in zip(texts, found, strict=True)]
         requests = [
             GenerateRequest(
                 id=http.id + index,
@@ -121,7 +135,7 @@ class GenerationPlanner:
         return Sequences(requests, prompts)
 
     def _embedding_plan(
-        self, request: EmbeddingRequest, prompts: list["array[int]"], index: int
+        self, request: EmbeddingRequest, prompts: list[Ids], index: int
     ) -> EmbeddingPlan:
         return EmbeddingPlan(
             model=self._card.name,
@@ -150,36 +164,51 @@ class GenerationPlanner:
     def _detokenizer(self, http: HttpRequest) -> int:
         return (http.id >> SEQUENCE_BITS) % self._num_detokenizers
 
-    def _ids(self, text: str | list[int], param: str) -> "array[int]":
-        if isinstance(text, str):
-            return self._encoder.encode(text, add_special_tokens=True)
-        check_token_ids(param, text, self._card.vocab_size)
-        return array("I", text)
+    def _encode(
+        self, texts: list[str | list[int]], param: str, wanted: int | None, truncates: bool
+    ) -> Encoding[list[Ids]]:
+        """Return the ids of prompts that are texts or ids already."""
+        strings = [text for text in texts if isinstance(text, str)]
+        if not truncates:
+            for string in strings:
+                self._check_bytes(string, wanted, param)
+        encoded = iter((yield [Text(string, add_special_tokens=True) for string in strings]))
+        return [next(encoded) if isinstance(t, str) else self._given(t, param) for t in texts]
 
-    def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
-        ids = self._last_tokens(prompt, request.truncate_prompt_tokens)
+    def _given(self, ids: list[int], param: str) -> Ids:
+        """Return a prompt that came as token ids."""
+        check_token_ids(param, ids, self._card.vocab_size)
+        return ids_of(ids)
+
+    def _check_bytes(self, text: str, wanted: int | None, param: str) -> None:
+        """Refuse a text that is too long however it is encoded."""
+        limit, token_bytes = self._card.max_model_len, self._vocabulary.token_bytes
+        if token_bytes is None or len(text) <= limit:
+            return
+        fewest = token_bytes.fewest_tokens(text)
+        if exceeds(fewest, wanted, limit):
+            raise ContextLengthExceeded(fewest, wanted, limit, param, is_estimate=True)
+
+    def _prompt(self, request: CompletionRequest, text: str | list[int], ids: Ids) -> Prompt:
+        limit = request.truncate_prompt_tokens
+        ids = self._last_tokens(ids, limit) if isinstance(text, str) else last_tokens(ids, limit)
         if not request.echo:
             return Prompt(ids)
-        is_whole_text = isinstance(prompt, str) and request.truncate_prompt_tokens is None
-        return Prompt(ids, str(prompt) if is_whole_text else self._encoder.decode(ids.tolist()))
+        is_whole_text = isinstance(text, str) and limit is None
+        return Prompt(ids, str(text) if is_whole_text else self._vocabulary.decode(ids))
 
-    def _last_tokens(self, prompt: str | list[int], limit: int | None) -> "array[int]":
-        """Return a prompt; a text that is cut keeps the token that begins all texts."""
-        ids = self._ids(prompt, "prompt")
-        if limit is None or len(ids) <= limit or not isinstance(prompt, str):
+    def _last_tokens(self, ids: Ids, limit: int | None) -> Ids:
+        """Return the end of a text; what is cut keeps the token that begins all texts."""
+        begins = self._vocabulary.empty[:1]
+        if limit is None or len(ids) <= limit or limit == 1 or begins != ids[:1]:
             return last_tokens(ids, limit)
-        begins = self._encoder.encode("", add_special_tokens=True)[:1]
-        if limit == 1 or begins != ids[:1]:
-            return last_tokens(ids, limit)
-        return begins + last_tokens(ids, limit - 1)
+        return joined(begins, last_tokens(ids, limit - 1))
 
-    def _text(self, text: str | list[int], request: EmbeddingRequest) -> "array[int]":
+    def _embedded(self, text: str | list[int], ids: Ids, limit: int | None) -> Ids:
         """Return what is embedded; a text that is cut keeps the token that ends all texts."""
-        ids = self._ids(text, "input")
-        limit = request.truncate_prompt_tokens
         if limit is not None and len(ids) > limit:
-            ends = self._encoder.encode("", add_special_tokens=True)[-1:]
-            ids = ids[: limit - 1] + ids[-1:] if ends == ids[-1:] else ids[:limit]
+            ends = self._vocabulary.empty[-1:]
+            ids = joined(ids[: limit - 1], ends) if ends == ids[-1:] else ids[:limit]
         if not ids:
             raise InvalidValue("input: must have at least one token", "input")
         if len(ids) > self._card.max_model_len:
@@ -194,11 +223,11 @@ class GenerationPlanner:
         wanted: int | None,
         default: int | None,
         param: str,
-    ) -> Sequences:
+    ) -> Encoding[Sequences]:
         num_each = request.num_sequences
-        check_number(len(prompts), num_each, "n")
         first = self._reply_plan(http, request, len(prompts) * num_each)
-        sampling = self._sampling(http, request)
+        bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
+        sampling = self._sampling(http, request, bad_words)
         requests = []
         for index in range(len(prompts) * num_each):
             prompt = prompts[index // num_each]
@@ -253,7 +282,9 @@ class GenerationPlanner:
             continuous_usage=include_usage and continuous,
         )
 
-    def _sampling(self, http: HttpRequest, request: Generation) -> Sampling:
+    def _sampling(
+        self, http: HttpRequest, request: Generation, bad_words: list[list[int]]
+    ) -> Sampling:
         """Return how a request's tokens are chosen, with the seed of its first sequence."""
         num_logprobs = request.num_logprobs
         chooses = request.num_sequences > (request.n or 1)
@@ -269,21 +300,18 @@ class GenerationPlanner:
             frequency_penalty=request.frequency_penalty or 0.0,
             repetition_penalty=request.repetition_penalty or 1.0,
             logit_bias=bias_of(request, self._card.vocab_size),
-            bad_words=self._bad_words(request),
+            bad_words=bad_words,
             min_tokens=request.min_tokens or 0,
             logprobs=0 if chooses and num_logprobs is None else num_logprobs,
             prompt_logprobs=max((num for num in of_prompt if num is not None), default=None),
         )
 
-    def _bad_words(self, request: Generation) -> list[list[int]]:
+    def _bad_words(self, words: list[str]) -> Encoding[list[list[int]]]:
         """Return each bad word as it is written at the start of a text, and after a space."""
-        words: list[list[int]] = []
-        for word in request.bad_words or ():
-            for text in (word.lstrip(), " " + word.lstrip()):
-                ids = self._encoder.encode(text, add_special_tokens=False).tolist()
-                if ids and ids not in words:
-                    words.append(ids)
-        return words
+        texts = [form for word in words for form in (word.lstrip(), " " + word.lstrip())]
+        found = yield [Text(text, add_special_tokens=False) for text in texts]
+        distinct = {tuple(ids): None for ids in found if len(ids)}
+        return [list(ids) for ids in distinct]
 
     def _max_tokens(
         self, num_prompt: int, wanted: int | None, default: int | None, param: str
@@ -291,9 +319,10 @@ class GenerationPlanner:
         """Return how many tokens a sequence may get: as asked, else the default, else all left."""
         if num_prompt == 0:
             raise InvalidValue(f"{param}: must have at least one token", param)
-        left = self._card.max_model_len - num_prompt
-        if left < (wanted or 1):
-            raise ContextLengthExceeded(num_prompt, wanted, self._card.max_model_len, param)
+        limit = self._card.max_model_len
+        if exceeds(num_prompt, wanted, limit):
+            raise ContextLengthExceeded(num_prompt, wanted, limit, param)
+        left = limit - num_prompt
         return wanted or min(default or left, left)
 
     def _stop_token_ids(self, request: Generation) -> list[int]:
@@ -335,9 +364,19 @@ def check_min_tokens(request: Generation, max_tokens: int) -> None:
         )
 
 
-def last_tokens(ids: "array[int]", limit: int | None) -> "array[int]":
+def exceeds(num_prompt: int, wanted: int | None, limit: int) -> bool:
+    """Whether a prompt and what is wanted pass the context; None wants one token at least."""
+    return num_prompt + (1 if wanted is None else wanted) > limit
+
+
+def last_tokens(ids: Ids, limit: int | None) -> Ids:
     """Return the last `limit` tokens of a prompt: what is generated follows its end."""
     return ids if limit is None else ids[-limit:]
+
+
+def joined(first: Ids, second: Ids) -> Ids:
+    """Return two parts of a prompt as one."""
+    return memoryview(bytes(first) + bytes(second)).cast("I")
 
 
 def key_of(http: HttpRequest, user: str | None) -> int:

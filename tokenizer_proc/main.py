@@ -1,59 +1,85 @@
 """Tokenizer process: request bodies in, token ids out; answers early what needs no engine.
 In: ToTokenizer (frontend).  Out: ToEngine (engine_proc), ToFrontend (early answers)."""
 
+import os
+import threading
 import time
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from headrace.board import Field, State
+from headrace.board import Slot, State
 from headrace.config import TokenizerConfig
-from headrace.messages import Head, HttpRequest, ResponseFrames, Times, ToTokenizer, frontend_of
+from headrace.messages import ToTokenizer
 from headrace.process import Context
-from headrace.sockets import Inbox, Outbox, address
-from headrace.tokenizer_proc.encode import Encoder
-from headrace.tokenizer_proc.generation import GenerationPlanner, Sequences
-from headrace.tokenizer_proc.routes import Answer, Routes
+from headrace.sockets import Inbox, address
+
+if TYPE_CHECKING:
+    from headrace.tokenizer_proc.service import Service
 
 IDLE_MS = 500
+LONG_HIGH_WATER = 8  # long bodies that wait here; the others wait where they came from
+LONG_NICENESS = 5  # more than other tokenizers'
+LONG_THREADS = 8
 
 
 def main(config: TokenizerConfig, context: Context) -> None:
-    """Handle requests one after the other until SIGTERM."""
-    slot = context.slot
-    encoder = Encoder(config.card.path)
-    planner = GenerationPlanner(config.card, encoder, config.num_detokenizers, config.seed)
-    routes = Routes(config, context.board, planner)
-    inbox: Inbox[ToTokenizer] = Inbox(
-        address(config.run_dir, "tokenizer", context.index), ToTokenizer
-    )
-    engine = Outbox(address(config.run_dir, "engine"))
-    frontends = [
-        Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)
-    ]
-    slot.enter(State.READY)
+    """Handle requests until SIGTERM."""
+    where = address(config.run_dir, "tokenizer", context.index)
+    if context.index == config.num_tokenizers:
+        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER)
+        serve_long(config, context, inbox)
+    else:
+        serve_short(config, context, Inbox(where, ToTokenizer))
+
+
+def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
+    """Handle requests in batches."""
+    wait_s = config.batch_wait_ms / 1000
+    service = load_service(config, context, inbox, 1, config.max_batch_size, wait_s)
+    context.slot.enter(State.READY)
+    loader: threading.Thread | None = None
+    while True:
+        context.slot.beat()
+        service.handle(IDLE_MS)
+        if loader is None and not context.board.unhealthy():
+            # Only now: the server is not to start later for it.
+            loader = threading.Thread(target=service.load_fast, name="loader")
+            loader.start()
+
+
+def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
+    """Handle long requests one by one. What they need is loaded when the first one comes."""
+    os.nice(LONG_NICENESS)
+    # Native code may be busy with a text for longer than a heart may stand still.
+    threading.Thread(target=keep_beating, args=(context.slot,), name="heart", daemon=True).start()
+    context.slot.enter(State.READY)
+    while not inbox.wait(IDLE_MS):
+        pass
+    num_threads = min(LONG_THREADS, len(os.sched_getaffinity(0)))
+    service = load_service(config, context, inbox, num_threads, max_batch_size=1, max_wait_s=0)
+    service.load_fast()
+    while True:
+        service.handle(IDLE_MS)
+
+
+def load_service(
+    config: TokenizerConfig,
+    context: Context,
+    inbox: Inbox[ToTokenizer],
+    num_threads: int,
+    max_batch_size: int,
+    max_wait_s: float,
+) -> "Service":
+    """Import and load all that handling requests takes."""
+    # Read by the two tokenizer libraries when they first encode.
+    os.environ.setdefault("FASTOKENS_BPE_THREADS", str(num_threads))
+    os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
+    from headrace.tokenizer_proc.service import Service
+
+    return Service(config, context, inbox, max_batch_size, max_wait_s)
+
+
+def keep_beating(slot: Slot) -> None:
+    """Say that the process is alive, beside the thread that works."""
     while True:
         slot.beat()
-        received = inbox.receive(IDLE_MS)
-        if received is None:
-            continue
-        request, body = received
-        begun = time.monotonic_ns()
-        match outcome := routes.handle(request, body):
-            case Answer():
-                slot.add(Field.REFUSED, outcome.status >= 400)
-                send_answer(frontends[frontend_of(request.id)], request, outcome)
-            case Sequences(requests, prompts):
-                now = time.monotonic_ns()
-                times = Times(begun, now, now)
-                for generate, prompt in zip(requests, prompts, strict=True):
-                    slot.add(Field.PROMPT_TOKENS, len(prompt))
-                    engine.send(msgspec.structs.replace(generate, times=times), memoryview(prompt))
-        slot.add(Field.HANDLED)
-        slot.add(Field.HANDLED_BYTES, len(body) + 1)
-
-
-def send_answer(frontend: Outbox, request: HttpRequest, answer: Answer) -> None:
-    """Send a response that is complete."""
-    head = Head(answer.status, answer.content_type)
-    frames = ResponseFrames({request.id: head}, [request.id], [len(answer.body)], [True])
-    frontend.send(frames, answer.body)
+        time.sleep(IDLE_MS / 1000)

@@ -90,6 +90,25 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
 
 
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """The body of vLLM's `/tokenize`: a text, or a conversation."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] = []
+    model: str | None = None
+    add_special_tokens: bool | None = None  # by default to a text, not to a conversation
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """The body of vLLM's `/detokenize`."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
 class Body:
     """A decoder for one kind of body."""
 
@@ -145,6 +164,8 @@ class TextOrIds:
 CHAT = Body(ChatRequest)
 COMPLETION = TextOrIds(CompletionRequest, "prompt")
 EMBEDDING = TextOrIds(EmbeddingRequest, "input")
+TOKENIZE = Body(TokenizeRequest)
+DETOKENIZE = Body(DetokenizeRequest)
 
 
 def decode_chat(body: bytes | memoryview) -> ChatRequest:
@@ -195,6 +216,20 @@ def decode_embedding(body: bytes | memoryview) -> EmbeddingRequest:
     request: EmbeddingRequest = EMBEDDING.decode(body)
     check_ranges(request)
     check_not_empty(request.input, "input")
+    return request
+
+
+def decode_tokenize(body: bytes | memoryview) -> TokenizeRequest:
+    """Decode and check the body of `/tokenize`."""
+    request: TokenizeRequest = TOKENIZE.decode(body)
+    if (request.prompt is None) == (not request.messages):
+        raise InvalidValue("prompt: there must be either 'prompt' or 'messages'", "prompt")
+    return request
+
+
+def decode_detokenize(body: bytes | memoryview) -> DetokenizeRequest:
+    """Decode the body of `/detokenize`."""
+    request: DetokenizeRequest = DETOKENIZE.decode(body)
     return request
 
 

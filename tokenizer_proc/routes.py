@@ -1,41 +1,22 @@
 """What each path does. Early answers are made here; generation goes on to the engine."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-import msgspec
-
 from headrace import __version__
 from headrace.board import Board
 from headrace.config import TokenizerConfig
-from headrace.errors import MethodNotAllowed, ModelNotFound, RequestError, RouteNotFound
+from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.messages import HttpRequest
 from headrace.metrics import CONTENT_TYPE, render_metrics
-from headrace.tokenizer_proc.generation import GenerationPlanner, Sequences
-
-Body = bytes | memoryview
-Handler = Callable[[HttpRequest, Body], "Answer | Sequences"]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A whole response."""
-
-    status: int
-    body: bytes
-    content_type: str = "application/json"
-
-
-def error_answer(error: RequestError) -> Answer:
-    """Return an error in OpenAI's shape."""
-    return Answer(error.status, msgspec.json.encode(error.body()))
+from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.stages import Answer, Body, Handler, Stages, json_answer
+from headrace.tokenizer_proc.tokens import TokenRoutes
 
 
 class Routes:
     """The HTTP surface, but for `/health`."""
 
-    def __init__(self, config: TokenizerConfig, board: Board, planner: GenerationPlanner) -> None:
+    def __init__(
+        self, config: TokenizerConfig, board: Board, planner: GenerationPlanner, tokens: TokenRoutes
+    ) -> None:
         self._card = config.card
         self._model = {
             "id": config.card.name,
@@ -50,17 +31,21 @@ class Routes:
             "/v1/chat/completions": {"POST": planner.chat},
             "/v1/completions": {"POST": planner.completion},
             "/v1/embeddings": {"POST": planner.embedding},
+            "/tokenize": {"POST": tokens.tokenize},
+            "/detokenize": {"POST": tokens.detokenize},
             "/v1/models": {"GET": self._models},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics},
         }
 
-    def handle(self, request: HttpRequest, body: Body) -> Answer | Sequences:
-        """Answer a request, or say what the engine is to do for it."""
-        try:
-            return self._find(request)(request, body)
-        except RequestError as error:
-            return error_answer(error)
+    def handle(self, request: HttpRequest, body: Body) -> Stages:
+        """Answer a request, or say what the engine is to do for it.
+
+        Raises:
+            RequestError: it is refused.
+        """
+        found = self._find(request)(request, body)
+        return found if isinstance(found, Answer) else (yield from found)
 
     def _find(self, request: HttpRequest) -> Handler:
         methods = self._handlers.get(request.path)
@@ -86,8 +71,3 @@ class Routes:
 
     def _metrics(self, _request: HttpRequest, _body: Body) -> Answer:
         return Answer(200, render_metrics(self._board, self._card.name), CONTENT_TYPE)
-
-
-def json_answer(value: Any) -> Answer:
-    """Return `value` as a JSON response."""
-    return Answer(200, msgspec.json.encode(value))

@@ -137,6 +137,8 @@ def check_length(name: str, length: int, limit: int) -> None:
 
 def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
     """Refuse ids that are no tokens; the text names the first."""
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
     for id in ids:
         if not 0 <= id < vocab_size:
             raise InvalidValue(

@@ -42,8 +42,8 @@ def leave_behind(directory: Path) -> Path:
 def test_there_is_a_seat_per_process() -> None:
     config = ServerConfig(frontend_procs=2, tokenizer_procs=3, detokenizer_procs=1)
     seats = seats_of(config)
-    assert len(seats) == len(set(seats)) == 2 + 3 + 1 + 1 + 1
-    assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(3)]
+    assert len(seats) == len(set(seats)) == 2 + (3 + 1) + 1 + 1 + 1
+    assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(4)]
     assert {seat.role for seat in seats} == set(ROLES)
 
 

@@ -61,6 +61,7 @@ def test_process_table_is_the_ring(server: RunningServer) -> None:
         "headrace: supervisor",
         "headrace: tokenizer 0",
         "headrace: tokenizer 1",
+        "headrace: tokenizer 2",  # the long prompts'
         "headrace: worker 0",
     ]
 

@@ -1,11 +1,11 @@
 """A body becomes the sequences it asks for."""
 
 import json
-from array import array
 from typing import Any
 
 import msgspec
 import pytest
+from byte_encoder import ByteEncoder, FramedEncoder, finish
 
 from headrace.config import ModelCard
 from headrace.errors import (
@@ -24,26 +24,35 @@ from headrace.messages import (
     request_id,
 )
 from headrace.pooling import Pooling, PoolingKind
-from headrace.tokenizer_proc.generation import GenerationPlanner, Sequences
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.stages import Sequences
+from headrace.tokenizer_proc.token_bytes import TokenBytes
 
 ID = request_id(0, 5)
 HTTP = HttpRequest(ID, "POST", "/v1/completions", 1234.75)
 EOS = 2
 
 
-class ByteEncoder:
-    """A tokenizer whose ids are bytes, after a BOS of 1 where special tokens are wanted."""
+class Planner:
+    """A `GenerationPlanner` whose texts are encoded as soon as they are wanted."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> "array[int]":
-        return array("I", [1] * add_special_tokens + list(text.encode()))
+    def __init__(self, encoder: ByteEncoder, planner: GenerationPlanner) -> None:
+        self._encoder = encoder
+        self._planner = planner
 
-    def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode()
+    def plan(self, kind: str, http: HttpRequest, body: bytes) -> Sequences:
+        sequences = finish(getattr(self._planner, kind)(http, body), self._encoder)
+        assert isinstance(sequences, Sequences)
+        return sequences
 
 
 def make_planner(
-    max_model_len: int = 100, num_detokenizers: int = 1, embeds: bool = False
-) -> GenerationPlanner:
+    max_model_len: int = 100,
+    num_detokenizers: int = 1,
+    embeds: bool = False,
+    encoder: ByteEncoder | None = None,
+) -> Planner:
     card = ModelCard(
         path="/model",
         name="tiny",
@@ -55,17 +64,20 @@ def make_planner(
         pooling=Pooling(PoolingKind.MEAN) if embeds else None,
         embedding_size=4 if embeds else None,
     )
-    return GenerationPlanner(card, ByteEncoder(), num_detokenizers, seed=1000)
+    encoder = encoder or ByteEncoder()
+    template = ChatTemplate(card.chat_template, card.special_tokens)
+    planner = GenerationPlanner(card, template, encoder, num_detokenizers, seed=1000)
+    return Planner(encoder, planner)
 
 
-def chat(planner: GenerationPlanner | None = None, **fields: Any) -> Sequences:
+def chat(planner: Planner | None = None, **fields: Any) -> Sequences:
     body = {"messages": [{"role": "user", "content": "Hi"}]} | fields
-    return (planner or make_planner()).chat(HTTP, json.dumps(body).encode())
+    return (planner or make_planner()).plan("chat", HTTP, json.dumps(body).encode())
 
 
-def completion(planner: GenerationPlanner | None = None, **fields: Any) -> Sequences:
+def completion(planner: Planner | None = None, **fields: Any) -> Sequences:
     body = {"prompt": "Hi"} | fields
-    return (planner or make_planner()).completion(HTTP, json.dumps(body).encode())
+    return (planner or make_planner()).plan("completion", HTTP, json.dumps(body).encode())
 
 
 def only(sequences: Sequences) -> GenerateRequest:
@@ -151,7 +163,9 @@ def test_requests_without_seed_differ() -> None:
     other = HttpRequest(request_id(0, 6), "POST", "/v1/completions", 0)
     body = b'{"prompt": "Hi"}'
     planner = make_planner()
-    seeds = [only(planner.completion(http, body)).sampling.seed for http in (HTTP, HTTP, other)]
+    seeds = [
+        only(planner.plan("completion", http, body)).sampling.seed for http in (HTTP, HTTP, other)
+    ]
     assert seeds[0] == seeds[1] != seeds[2]
 
 
@@ -233,7 +247,7 @@ def test_requests_are_dealt_to_the_detokenizers_in_turn() -> None:
     planner = make_planner(num_detokenizers=3)
     https = [HttpRequest(request_id(0, i), "POST", "/v1/completions", 0) for i in range(6)]
     body = b'{"prompt": "Hi", "n": 2}'
-    dealt = [{r.detokenizer for r in planner.completion(h, body).requests} for h in https]
+    dealt = [{r.detokenizer for r in planner.plan("completion", h, body).requests} for h in https]
     assert dealt == [{0}, {1}, {2}] * 2
 
 
@@ -348,12 +362,12 @@ def test_shares_go_by_api_key_then_by_user() -> None:
     assert me == again != you
     keyed = msgspec.structs.replace(HTTP, key=9)
     body = json.dumps({"prompt": "Hi", "user": "me"}).encode()
-    assert only(make_planner().completion(keyed, body)).key == 9
+    assert only(make_planner().plan("completion", keyed, body)).key == 9
 
 
 def embedding(**fields: Any) -> Sequences:
     body = json.dumps({"input": "Hi"} | fields).encode()
-    return make_planner(max_model_len=8, embeds=True).embedding(HTTP, body)
+    return make_planner(max_model_len=8, embeds=True).plan("embedding", HTTP, body)
 
 
 def test_each_text_is_embedded_by_a_sequence() -> None:
@@ -396,26 +410,61 @@ def test_a_long_text_may_be_cut() -> None:
     assert cut.prompts[0].tolist() == [1, *b"a l"]
 
 
-class FramedEncoder(ByteEncoder):
-    """Puts 1 before and 2 after a text, as BERT's tokenizer does."""
-
-    def encode(self, text: str, add_special_tokens: bool) -> "array[int]":
-        return array("I", [1, *text.encode(), 2])
-
-
 def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:
-    planner = make_planner(max_model_len=8, embeds=True)
-    planner._encoder = FramedEncoder()
+    planner = make_planner(max_model_len=8, embeds=True, encoder=FramedEncoder())
     body = json.dumps({"input": "a long text", "truncate_prompt_tokens": 4}).encode()
-    assert planner.embedding(HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
+    assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
 
 
 def test_a_model_does_what_it_is_for() -> None:
     with pytest.raises(WrongKind, match="generates text and has no embeddings"):
-        make_planner().embedding(HTTP, b'{"input": "Hi"}')
+        make_planner().plan("embedding", HTTP, b'{"input": "Hi"}')
     for method, body in [
         ("chat", b'{"messages": [{"role": "user"}]}'),
         ("completion", b'{"prompt": "Hi"}'),
     ]:
         with pytest.raises(WrongKind, match="embeds and generates no text"):
-            getattr(make_planner(embeds=True), method)(HTTP, body)
+            make_planner(embeds=True).plan(method, HTTP, body)
+
+
+class LongTokens(ByteEncoder):
+    """Says that a token stands for up to 4 bytes, and x for nothing."""
+
+    token_bytes = TokenBytes(longest=4, lost=b"x")
+
+
+def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    planner = make_planner(encoder=LongTokens())
+    for text, max_tokens in [("a" * 397, 1), ("a" * 381, 5), ("é" * 199, 1)]:
+        stages = planner._planner.completion(HTTP, prompt_body(text, max_tokens))
+        with pytest.raises(ContextLengthExceeded, match="the prompt has at least") as refused:
+            next(stages)
+        assert refused.value.param == "prompt"
+    with pytest.raises(ContextLengthExceeded, match="the messages has at least 101 and at least"):
+        chat(planner, messages=[{"role": "user", "content": "a" * 400}])
+
+
+@pytest.mark.parametrize(
+    ("text", "max_tokens"), [("a" * 396, 1), ("a" * 380, 5), ("é" * 198, 1), ("x" * 1000, 1)]
+)
+def test_what_may_fit_is_encoded(text: str, max_tokens: int) -> None:
+    planner = make_planner(encoder=LongTokens())
+    assert next(planner._planner.completion(HTTP, prompt_body(text, max_tokens)))
+
+
+def test_what_is_cut_fits_at_any_length() -> None:
+    planner = make_planner(encoder=LongTokens())
+    cut = completion(planner, prompt="a" * 1000, truncate_prompt_tokens=3)
+    assert cut.prompts[0].tolist() == [1, *b"aa"]
+
+
+def test_an_embedding_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    planner = make_planner(max_model_len=8, embeds=True, encoder=LongTokens())
+    stages = planner._planner.embedding(HTTP, b'{"input": "' + b"a" * 33 + b'"}')
+    with pytest.raises(ContextLengthExceeded, match=r"the input has at least 9$"):
+        next(stages)
+    assert next(planner._planner.embedding(HTTP, b'{"input": "' + b"a" * 32 + b'"}'))
+
+
+def prompt_body(text: str, max_tokens: int) -> bytes:
+    return json.dumps({"prompt": text, "max_tokens": max_tokens}).encode()

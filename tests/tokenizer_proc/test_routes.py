@@ -4,14 +4,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from byte_encoder import ByteEncoder, finish
 
 from headrace import __version__
 from headrace.board import Board, Seat
 from headrace.config import ModelCard, TokenizerConfig
-from headrace.errors import InvalidValue
+from headrace.errors import InvalidValue, RequestError
 from headrace.messages import HttpRequest
-from headrace.tokenizer_proc.generation import GenerationPlanner, Sequences
-from headrace.tokenizer_proc.routes import Answer, Routes
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.routes import Routes
+from headrace.tokenizer_proc.stages import Answer, Outcome, Sequences, Stages, Text, error_answer
+from headrace.tokenizer_proc.tokens import TokenRoutes
 
 PLANNED = Sequences([], [])
 
@@ -22,9 +26,10 @@ class FakePlanner(GenerationPlanner):
     def __init__(self) -> None:
         pass
 
-    def chat(self, http: HttpRequest, body: bytes | memoryview) -> Sequences:
+    def chat(self, http: HttpRequest, body: bytes | memoryview) -> Stages:
         if body == b"bad":
             raise InvalidValue("messages: are bad", "messages")
+        yield [Text("Hi", add_special_tokens=True)]
         return PLANNED
 
     completion = chat
@@ -37,17 +42,32 @@ def make_routes() -> Routes:
         max_model_len=128,
         vocab_size=256,
         eos_token_ids=[],
-        chat_template=None,
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}{{ tail }}"
+        "{% if add_generation_prompt %}:{% endif %}",
         special_tokens={},
     )
     config = TokenizerConfig(
-        run_dir="", card=card, num_frontends=1, num_detokenizers=1, seed=0, started_at=77
+        run_dir="",
+        card=card,
+        num_frontends=1,
+        num_detokenizers=1,
+        seed=0,
+        started_at=77,
+        num_tokenizers=1,
+        max_batch_size=32,
+        batch_wait_ms=2,
     )
-    return Routes(config, Board.create([Seat("engine", 0)]), FakePlanner())
+    tokens = TokenRoutes(card, ChatTemplate(card.chat_template, {}), ByteEncoder())
+    return Routes(config, Board.create([Seat("engine", 0)]), FakePlanner(), tokens)
 
 
-def ask(method: str, path: str, body: bytes = b"") -> Answer | Sequences:
-    return make_routes().handle(HttpRequest(0, method, path, 0.0), body)
+def ask(method: str, path: str, body: bytes = b"") -> Outcome:
+    stages = make_routes().handle(HttpRequest(0, method, path, 0.0), body)
+    try:
+        outcome: Outcome = finish(stages, ByteEncoder())
+    except RequestError as error:
+        outcome = error_answer(error)
+    return outcome
 
 
 def answer(method: str, path: str, body: bytes = b"") -> tuple[int, Any]:
@@ -134,3 +154,45 @@ def test_metrics_are_prometheus_text() -> None:
     assert isinstance(outcome, Answer)
     assert outcome.content_type.startswith("text/plain; version=")
     assert b'headrace:process_up{model_name="org/tiny",process="engine 0"} 0.0' in outcome.body
+
+
+def post(path: str, **fields: Any) -> tuple[int, Any]:
+    return answer("POST", path, msgspec.json.encode(fields))
+
+
+def test_tokenize_tells_the_tokens_of_a_text() -> None:
+    right = {"count": 3, "max_model_len": 128, "tokens": [1, 72, 105], "token_strs": None}
+    assert post("/tokenize", prompt="Hi") == (200, right)
+    spelled = right | {"count": 2, "tokens": [72, 105], "token_strs": ["<72>", "<105>"]}
+    plain = post("/tokenize", prompt="Hi", add_special_tokens=False, return_token_strs=True)
+    assert plain == (200, spelled)
+
+
+def test_tokenize_tells_the_tokens_of_a_conversation() -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    assert bytes(post("/tokenize", messages=messages)[1]["tokens"]) == b"Hi:"
+    wishes = {"add_generation_prompt": False, "chat_template_kwargs": {"tail": "!"}}
+    assert bytes(post("/tokenize", messages=messages, **wishes)[1]["tokens"]) == b"Hi!"
+    special = post("/tokenize", messages=messages, add_special_tokens=True)[1]
+    assert special["tokens"] == [1, *b"Hi:"]
+
+
+def test_detokenize_is_the_way_back() -> None:
+    assert post("/detokenize", tokens=[72, 105]) == (200, {"prompt": "Hi"})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/tokenize", {}, "prompt: there must be either 'prompt' or 'messages'"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user"}]}, "prompt: there must be"),
+        ("/tokenize", {"prompt": 5}, "prompt: "),
+        ("/tokenize", {"prompt": "x", "model": "y"}, "the model 'y' does not exist"),
+        ("/detokenize", {"tokens": [256]}, "tokens: 256 is not a token id; they go from 0 to 255"),
+        ("/detokenize", {"tokens": ["x"]}, "tokens[0]: Expected `int`, got `str`"),
+    ],
+)
+def test_bad_texts_and_tokens_are_refused(path: str, fields: dict[str, Any], says: str) -> None:
+    status, body = post(path, **fields)
+    assert status in (400, 404)
+    assert body["error"]["message"].startswith(says)

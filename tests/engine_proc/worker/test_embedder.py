@@ -23,6 +23,7 @@ from headrace.errors import ModelError
 from headrace.model_card import read_card
 from headrace.pooling import Pooling, PoolingKind
 from headrace.tokenizer_proc.encode import Encoder
+from headrace.tokenizer_proc.stages import Text
 
 PAGE_TOKENS = 16
 IDS = [[17, 3, 94, 55, 8, 61, 42, 7, 23], [88, 31], [12, 70, 5, 64, 29, 90]]
@@ -83,7 +84,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers() -> None:
     assert card.pooling == Pooling(PoolingKind.MEAN, normalize=True, max_tokens=256)
     assert card.max_model_len == 256
     tokenizer = Encoder(str(folder))
-    texts = [tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
+    texts = tokenizer.encode([Text(text, add_special_tokens=True) for text in TEXTS])
     embedder = Embedder(encoder(folder), normalize=card.pooling.normalize)
     vectors = embedder.embed(flatten(texts))
     expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)

@@ -1,0 +1,44 @@
+"""A tokenizer to test with: its ids are bytes."""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from headrace.tokenizer_proc.stages import Ids, Text, ids_of
+from headrace.tokenizer_proc.token_bytes import TokenBytes
+
+
+class ByteEncoder:
+    """Ids are bytes, after a BOS of 1 where special tokens are wanted."""
+
+    empty = ids_of([1])
+    token_bytes: TokenBytes | None = None
+
+    def encode(self, texts: list[Text]) -> list[Ids]:
+        return [ids_of([1] * text.add_special_tokens + list(text.text.encode())) for text in texts]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(list(ids)).decode()
+
+    def tokens(self, ids: Sequence[int]) -> list[str | None]:
+        return [f"<{id}>" for id in ids]
+
+
+class FramedEncoder(ByteEncoder):
+    """Puts 1 before and 2 after a text, as BERT's tokenizer does."""
+
+    empty = ids_of([1, 2])
+
+    def encode(self, texts: list[Text]) -> list[Ids]:
+        return [ids_of([1, *text.text.encode(), 2]) for text in texts]
+
+
+def finish(stages: Any, encoder: ByteEncoder) -> Any:
+    """Return what a handler comes to."""
+    if not isinstance(stages, Generator):
+        return stages
+    try:
+        texts = next(stages)
+        while True:
+            texts = stages.send(encoder.encode(texts))
+    except StopIteration as end:
+        return end.value

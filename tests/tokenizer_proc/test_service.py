@@ -1,0 +1,158 @@
+"""Requests that wait are encoded together, and each comes to its own end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from byte_encoder import ByteEncoder
+
+from headrace.board import Board, Field, Seat
+from headrace.config import ModelCard, TokenizerConfig
+from headrace.messages import HttpRequest, ToEngine, ToFrontend, ToTokenizer, request_id
+from headrace.process import Context
+from headrace.sockets import Inbox, Outbox, address
+from headrace.tokenizer_proc import service as service_module
+from headrace.tokenizer_proc.service import Service
+from headrace.tokenizer_proc.stages import Ids, Text
+
+DEADLINE_MS = 20_000
+PATH = "/v1/completions"
+
+
+class Recorder(ByteEncoder):
+    """Notes what is encoded together; refuses "poison"."""
+
+    def __init__(self, _path: str) -> None:
+        self.batches: list[list[str]] = []
+
+    def encode(self, texts: list[Text]) -> list[Ids]:
+        self.batches.append([text.text for text in texts])
+        if any(text.text == "poison" for text in texts):
+            raise RuntimeError("poisoned")
+        return super().encode(texts)
+
+
+class Bench:
+    """A service between a frontend and an engine that are played."""
+
+    def __init__(self, run_dir: str, max_batch_size: int = 4, max_wait_s: float = 60) -> None:
+        card = ModelCard(
+            path="",
+            name="tiny",
+            max_model_len=100,
+            vocab_size=256,
+            eos_token_ids=[],
+            chat_template=None,
+            special_tokens={},
+        )
+        config = TokenizerConfig(
+            run_dir=run_dir,
+            card=card,
+            num_frontends=1,
+            num_detokenizers=1,
+            seed=0,
+            started_at=0,
+            num_tokenizers=1,
+            max_batch_size=max_batch_size,
+            batch_wait_ms=2,
+        )
+        board = Board.create([Seat("tokenizer", 0)])
+        self.slot = board.slot("tokenizer")
+        context = Context(self.slot.seat, board, self.slot, "info", 0)
+        inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
+        self.service = Service(config, context, inbox, max_batch_size, max_wait_s)
+        self.requests = Outbox(address(run_dir, "tokenizer"))
+        self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
+        self.frontend: Inbox[ToFrontend] = Inbox(address(run_dir, "frontend"), ToFrontend)
+        self.inbox = inbox
+        self.sent = 0
+
+    @property
+    def batches(self) -> list[list[str]]:
+        encoder = self.service._encoder
+        assert isinstance(encoder, Recorder)
+        return encoder.batches
+
+    def send(self, *prompts: str, **fields: Any) -> None:
+        """Send a request for each prompt, and wait until all have arrived."""
+        for prompt in prompts:
+            self.sent += 1
+            body = msgspec.json.encode({"prompt": prompt} | fields)
+            self.requests.send(HttpRequest(request_id(0, self.sent), "POST", PATH, 0.0), body)
+        assert self.inbox.wait(DEADLINE_MS)
+
+    def prompts(self, number: int) -> list[bytes]:
+        """Return the next prompts that reach the engine, as text."""
+        found = [self.engine.receive(DEADLINE_MS) for _ in range(number)]
+        return [bytes(memoryview(one[1]).cast("I").tolist()[1:]) for one in found if one]
+
+    def close(self) -> None:
+        self.service.close()
+        self.requests.close()
+        for inbox in (self.engine, self.frontend, self.inbox):
+            inbox.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(service_module, "Encoder", Recorder)
+    made = Bench(str(tmp_path))
+    yield made
+    made.close()
+
+
+def handle_all(bench: Bench) -> None:
+    """Handle what was sent: frames of one sender may still be on their way."""
+    while bench.slot[Field.HANDLED] < bench.sent:
+        bench.service.handle(DEADLINE_MS)
+
+
+def test_a_lone_request_goes_at_once(bench: Bench) -> None:
+    bench.send("one")
+    bench.service.handle(DEADLINE_MS)  # would sit out its 60 s if it waited for others
+    assert bench.batches == [["one"]]
+    assert bench.prompts(1) == [b"one"]
+
+
+def test_requests_that_wait_are_encoded_together_up_to_the_limit(bench: Bench) -> None:
+    names = [f"prompt {i}" for i in range(9)]
+    bench.send(*names)
+    handle_all(bench)
+    assert [text for batch in bench.batches for text in batch] == names
+    assert max(map(len, bench.batches)) <= 4
+    assert len(bench.batches) < len(names)
+    assert bench.prompts(9) == [name.encode() for name in names]
+    assert bench.slot[Field.PROMPT_TOKENS] == sum(len(name) + 1 for name in names)
+
+
+def test_a_batch_that_has_waited_goes(bench: Bench) -> None:
+    bench.service._max_wait_s = 0
+    bench.send("a", "b", "c")
+    handle_all(bench)
+    assert bench.batches == [["a"], ["b"], ["c"]]
+
+
+def test_a_request_that_fails_fails_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.send("before", "poison", "after")
+    handle_all(bench)
+    assert bench.prompts(2) == [b"before", b"after"]
+    received = bench.frontend.receive(DEADLINE_MS)
+    assert received is not None
+    frames, body = received
+    (head,) = frames.heads.values()
+    assert frames.ids == [request_id(0, 2)]
+    assert head.status == 500
+    assert msgspec.json.decode(body)["error"]["code"] == "internal_error"
+    assert "poisoned" in caplog.text
+
+
+def test_a_request_may_want_texts_twice(bench: Bench) -> None:
+    bench.send("text", bad_words=["no"])
+    handle_all(bench)
+    assert bench.batches == [["text"], ["no", " no"]]
+    received = bench.engine.receive(DEADLINE_MS)
+    assert received is not None
+    request = received[0]
+    assert request.sampling.bad_words == [list(b"no"), list(b" no")]  # type: ignore[union-attr]

@@ -1,0 +1,41 @@
+"""A limit of CPU time for code that is not ours.
+
+What runs longer is interrupted by an exception. What cannot be interrupted, because it is stuck
+within one native call, ends the process at twice the limit: by a signal, after a traceback on
+standard error. Timers count the CPU time of the process, so a busy machine makes nobody late.
+"""
+
+import faulthandler
+import signal
+from types import FrameType, TracebackType
+
+
+class CpuLimitExceeded(BaseException):
+    """Code took too long; the text says how long that is. No `except Exception` swallows it."""
+
+
+class CpuLimit:
+    """A context in which the main thread may use `seconds` of CPU time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        signal.signal(signal.SIGVTALRM, self._interrupt)
+        faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_PROF, 2 * self._seconds)
+        signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
+        # The exception may be raised within __exit__: from here on no timer must be left.
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        raise CpuLimitExceeded(f"more than {self._seconds:g} s of CPU time")

@@ -1,0 +1,46 @@
+"""One request on its way through this process."""
+
+import logging
+import time
+
+from headrace.errors import InternalError, RequestError
+from headrace.messages import HttpRequest, Times
+from headrace.tokenizer_proc.stages import Ids, Outcome, Stages, Text, error_answer
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """A request that wants `texts` encoded until it has an `outcome`. It fails alone."""
+
+    def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
+        """Begin with the first of `stages`; `num_bytes` is the length of the body."""
+        self.request = request
+        self.num_bytes = num_bytes
+        self.texts: list[Text] = []
+        self.outcome: Outcome | None = None
+        self._stages = stages
+        self._begun = time.monotonic_ns()
+        self.advance(None)
+        self._parsed = time.monotonic_ns()
+
+    @property
+    def times(self) -> Times:
+        """When this process took the request, knew its texts and, now, their ids."""
+        return Times(self._begun, self._parsed, time.monotonic_ns())
+
+    def advance(self, ids: list[Ids] | None) -> None:
+        """Go on, with the ids of `texts` where these were wanted."""
+        try:
+            self.texts = next(self._stages) if ids is None else self._stages.send(ids)
+        except StopIteration as end:
+            self.outcome = end.value
+        except RequestError as error:
+            self.outcome = error_answer(error)
+        except Exception:
+            self.fail()
+
+    def fail(self) -> None:
+        """Answer that this request has failed, for the reason that is being handled."""
+        log.exception("%s %s failed", self.request.method, self.request.path)
+        self.outcome = error_answer(InternalError())

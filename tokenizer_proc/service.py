@@ -1,0 +1,114 @@
+"""Requests taken from an inbox and handled together; what comes of them, sent around the ring.
+
+A lone request goes at once. Where others wait, a batch takes them until it is full or has been
+filled for long enough; it never waits for what has not come.
+"""
+
+import itertools
+import time
+
+import msgspec
+
+from headrace.board import Field
+from headrace.config import TokenizerConfig
+from headrace.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
+from headrace.process import Context
+from headrace.sockets import Inbox, Outbox, address
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.encode import Encoder
+from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.job import Job
+from headrace.tokenizer_proc.routes import Routes
+from headrace.tokenizer_proc.stages import Answer, Sequences
+from headrace.tokenizer_proc.tokens import TokenRoutes
+
+
+class Service:
+    """A tokenizer process at work."""
+
+    def __init__(
+        self,
+        config: TokenizerConfig,
+        context: Context,
+        inbox: Inbox[ToTokenizer],
+        max_batch_size: int,
+        max_wait_s: float,
+    ) -> None:
+        self._slot = context.slot
+        self._inbox = inbox
+        self._max_batch_size = max_batch_size
+        self._max_wait_s = max_wait_s
+        card, encoder = config.card, Encoder(config.card.path)
+        template = ChatTemplate(card.chat_template, card.special_tokens)
+        planner = GenerationPlanner(card, template, encoder, config.num_detokenizers, config.seed)
+        tokens = TokenRoutes(card, template, encoder)
+        self._encoder = encoder
+        self._routes = Routes(config, context.board, planner, tokens)
+        self._engine = Outbox(address(config.run_dir, "engine"))
+        self._frontends = [
+            Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)
+        ]
+
+    def load_fast(self) -> None:
+        """Load what makes encoding fast; another thread may, while requests are handled."""
+        self._encoder.load_fast()
+
+    def handle(self, timeout_ms: int) -> None:
+        """Handle the requests that wait, or return after `timeout_ms` without any."""
+        jobs = self._receive(timeout_ms)
+        while waiting := [job for job in jobs if job.outcome is None]:
+            self._encode(waiting)
+        for job in jobs:
+            self._send(job)
+
+    def _receive(self, timeout_ms: int) -> list[Job]:
+        received = self._inbox.receive(timeout_ms)
+        end = time.monotonic() + self._max_wait_s
+        jobs: list[Job] = []
+        while received is not None:
+            request, body = received
+            jobs.append(Job(request, len(body), self._routes.handle(request, body)))
+            if len(jobs) == self._max_batch_size or time.monotonic() >= end:
+                break
+            received = self._inbox.receive(0)
+        return jobs
+
+    def _encode(self, jobs: list[Job]) -> None:
+        """Take jobs a stage further. What fails for several is tried again for each."""
+        try:
+            found = iter(self._encoder.encode([text for job in jobs for text in job.texts]))
+        except Exception:
+            if len(jobs) == 1:
+                jobs[0].fail()
+            else:
+                for job in jobs:
+                    self._encode([job])
+            return
+        for job in jobs:
+            job.advance(list(itertools.islice(found, len(job.texts))))
+
+    def _send(self, job: Job) -> None:
+        """Send what has come of a request to whom it concerns."""
+        slot = self._slot
+        match outcome := job.outcome:
+            case Answer():
+                slot.add(Field.REFUSED, outcome.status >= 400)
+                self._answer(job.request, outcome)
+            case Sequences(requests, prompts):
+                times = job.times
+                for generate, prompt in zip(requests, prompts, strict=True):
+                    slot.add(Field.PROMPT_TOKENS, len(prompt))
+                    self._engine.send(msgspec.structs.replace(generate, times=times), prompt)
+        slot.add(Field.HANDLED)
+        slot.add(Field.HANDLED_BYTES, job.num_bytes + 1)
+
+    def _answer(self, request: HttpRequest, answer: Answer) -> None:
+        """Send a response that is complete."""
+        head = Head(answer.status, answer.content_type)
+        frames = ResponseFrames({request.id: head}, [request.id], [len(answer.body)], [True])
+        self._frontends[frontend_of(request.id)].send(frames, answer.body)
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in (self._engine, *self._frontends):
+            outbox.close()

@@ -1,0 +1,65 @@
+"""A request's way through this process: the texts it needs encoded, their ids, what it comes to.
+
+A handler is a generator: it yields texts and is sent their ids, as often as it needs to, and
+returns an outcome. So whoever runs handlers can encode the texts of many requests at once. A
+handler that needs no ids may be a plain function.
+"""
+
+from array import array
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace.errors import RequestError
+from headrace.messages import GenerateRequest, HttpRequest
+
+T = TypeVar("T")
+Body = bytes | memoryview
+Ids = memoryview  # of u32: token ids stay bytes on their way to the engine
+
+
+class Text(NamedTuple):
+    """A text to encode; special tokens go around plain prompts, not around rendered chats."""
+
+    text: str
+    add_special_tokens: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What goes to the engine: one message and one prompt per sequence."""
+
+    requests: list[GenerateRequest]
+    prompts: list[Ids]
+
+
+Outcome = Answer | Sequences
+Encoding = Generator[list[Text], list[Ids], T]  # needs texts encoded to return a T
+Stages = Encoding[Outcome]
+Handler = Callable[[HttpRequest, Body], Stages | Answer]
+
+
+def ids_of(numbers: list[int]) -> Ids:
+    """Return token ids as a u32 buffer."""
+    return memoryview(array("I", numbers))
+
+
+def error_answer(error: RequestError) -> Answer:
+    """Return an error in OpenAI's shape."""
+    return Answer(error.status, msgspec.json.encode(error.body()))
+
+
+def json_answer(value: Any) -> Answer:
+    """Return `value` as a JSON response."""
+    return Answer(200, msgspec.json.encode(value))

@@ -1,0 +1,70 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them: what a text is to the model."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.config import ModelCard
+from headrace.errors import ModelNotFound
+from headrace.messages import HttpRequest
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.openai_requests import (
+    TokenizeRequest,
+    decode_detokenize,
+    decode_tokenize,
+)
+from headrace.tokenizer_proc.sampling_fields import check_token_ids
+from headrace.tokenizer_proc.stages import Answer, Body, Stages, Text, json_answer
+
+
+class Spelling(Protocol):
+    """What is needed of a tokenizer beside encoding."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`."""
+        ...
+
+    def tokens(self, ids: Sequence[int]) -> list[str | None]:
+        """Return each token as the vocabulary spells it."""
+        ...
+
+
+class TokenRoutes:
+    """Texts as tokens and back. No length is refused: nothing is computed of them."""
+
+    def __init__(self, card: ModelCard, template: ChatTemplate, spelling: Spelling) -> None:
+        self._card = card
+        self._template = template
+        self._spelling = spelling
+
+    def tokenize(self, _http: HttpRequest, body: Body) -> Stages:
+        """Answer `/tokenize`."""
+        request = decode_tokenize(body)
+        self._check_model(request.model)
+        (ids,) = yield [self._text(request)]
+        numbers = ids.tolist()
+        return json_answer(
+            {
+                "count": len(numbers),
+                "max_model_len": self._card.max_model_len,
+                "tokens": numbers,
+                "token_strs": self._spelling.tokens(numbers) if request.return_token_strs else None,
+            }
+        )
+
+    def _text(self, request: TokenizeRequest) -> Text:
+        special = request.add_special_tokens
+        if request.prompt is not None:
+            return Text(request.prompt, special is not False)
+        return Text(self._template.render(request), special is True)
+
+    def detokenize(self, _http: HttpRequest, body: Body) -> Answer:
+        """Answer `/detokenize`."""
+        request = decode_detokenize(body)
+        self._check_model(request.model)
+        check_token_ids("tokens", request.tokens, self._card.vocab_size)
+        text = self._spelling.decode(request.tokens, skip_special_tokens=False)
+        return json_answer({"prompt": text})
+
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name != self._card.name:
+            raise ModelNotFound(name, self._card.name)
