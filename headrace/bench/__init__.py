@@ -1,0 +1,1 @@
+"""`headrace bench`: load on any server with an OpenAI-compatible API, and what came of it."""
