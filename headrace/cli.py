@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Callable
 
-from headrace import __version__, launch_server
+from headrace import __version__, bench, launch_server
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"serve": launch_server.main}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "serve": launch_server.main,
+    "bench": bench.main,
+}
 USAGE = f"usage: headrace {{{','.join(COMMANDS)}}} …, or headrace --version"
 
 

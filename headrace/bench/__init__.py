@@ -1,1 +1,21 @@
 """`headrace bench`: load on any server with an OpenAI-compatible API, and what came of it."""
+
+import pkgutil
+import sys
+
+COMMANDS = {
+    "serve": "headrace.bench.serve:main",
+    "stream": "headrace.bench.stream:main",
+}
+USAGE = f"usage: headrace bench {{{','.join(COMMANDS)}}} …, or with --help after either"
+
+
+def main(argv: list[str]) -> None:
+    """Run the benchmark named first; only its code is loaded."""
+    name, *rest = argv or ["--help"]
+    if name in COMMANDS:
+        pkgutil.resolve_name(COMMANDS[name])(rest)
+    elif name in ("-h", "--help"):
+        print(USAGE)
+    else:
+        sys.exit(f"headrace bench: no benchmark '{name}'\n{USAGE}")

@@ -20,6 +20,7 @@ import msgspec
 import uvloop
 
 from headrace.bench.connection import Connection, Record
+from headrace.errors import HeadraceError
 
 PROGRESS_S = 0.2
 START_S = 0.05  # from all being ready to the first request
@@ -118,16 +119,16 @@ class Sender:
         )
         return connection
 
-    def progress(self) -> Progress:
-        """Return how far it is."""
-        failed = sum(bool(record.error) for record in self.records)
-        tokens = sum(record.output_tokens for record in self.records)
-        return Progress(self.num_open, len(self.records), failed, tokens)
-
     def close(self) -> None:
         """Close all connections."""
         for connection in self._idle:
             connection.close()
+
+
+def progress_of(records: list[Record], num_open: int = 0) -> Progress:
+    """Return how far a load is."""
+    failed = sum(bool(record.error) for record in records)
+    return Progress(num_open, len(records), failed, sum(r.output_tokens for r in records))
 
 
 async def send_all(
@@ -141,7 +142,7 @@ async def send_all(
     async def report() -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
-            tell(sender.progress())
+            tell(progress_of(sender.records, sender.num_open))
 
     reporting = asyncio.create_task(report())
     sending = []
@@ -219,6 +220,7 @@ class LoadProcess:
         while isinstance(told := await self._hear(), Progress):
             self.progress = told
         assert isinstance(told, Done)
+        self.progress = progress_of(told.records)
         await self._process.wait()
         return told
 
@@ -232,8 +234,12 @@ class LoadProcess:
         await self._input.drain()
 
     async def _hear(self) -> Told:
-        length = int.from_bytes(await self._output.readexactly(4), "little")
-        return self._decoder.decode(await self._output.readexactly(length))
+        try:
+            length = int.from_bytes(await self._output.readexactly(4), "little")
+            return self._decoder.decode(await self._output.readexactly(length))
+        except asyncio.IncompleteReadError:
+            code = await self._process.wait()
+            raise HeadraceError(f"a load process ended, exit code {code}") from None
 
 
 async def run_load(

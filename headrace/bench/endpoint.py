@@ -1,0 +1,82 @@
+"""The server under load, asked a few things before it begins."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from headrace.bench.load import Target
+from headrace.bench.workload import WORDS, TokenRates
+from headrace.errors import ConfigError
+
+PATHS = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "embeddings": "/v1/embeddings",
+}
+PROBE_WORDS = 100
+PROBE_S = 60
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A base URL, and which of its routes."""
+
+    base_url: str
+    kind: str  # of `PATHS`
+    path: str
+    headers: dict[str, str]
+
+    @property
+    def target(self) -> Target:
+        """Where the load goes."""
+        return Target(self.base_url + self.path, self.headers)
+
+    def model(self) -> str:
+        """Return the first model that the server names."""
+        answer = self._ask("GET", "/v1/models")
+        try:
+            name: str = answer["data"][0]["id"]
+        except (KeyError, IndexError, TypeError):
+            raise ConfigError(f"{self.base_url}/v1/models names no model; use --model") from None
+        return name
+
+    def rates(self, model: str, sample: str) -> TokenRates:
+        """Find out how many tokens the model makes of words and, in `sample`, of bytes."""
+        nothing = self._count(model, WORDS[0])
+        words = self._count(model, " ".join(WORDS[: PROBE_WORDS + 1])) - nothing
+        if not sample:
+            return TokenRates(max(words, 1) / PROBE_WORDS)
+        num_bytes = len(sample.encode()) - len(WORDS[0])
+        per_byte = (self._count(model, sample) - nothing) / max(num_bytes, 1)
+        return TokenRates(max(words, 1) / PROBE_WORDS, per_byte)
+
+    def _count(self, model: str, text: str) -> int:
+        """Return how many tokens a prompt has, and what is always around it."""
+        body: dict[str, Any] = {"model": model}
+        if self.kind == "embeddings":
+            body["input"] = text
+        elif self.kind == "chat":
+            body |= {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        else:
+            body |= {"prompt": text, "max_tokens": 1}
+        usage = self._ask("POST", self.path, body).get("usage") or {}
+        if "prompt_tokens" not in usage:
+            raise ConfigError(f"{self.base_url}{self.path} does not tell its `usage`")
+        count: int = usage["prompt_tokens"]
+        return count
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        try:
+            answer = httpx.request(
+                method, self.base_url + path, json=body, headers=self.headers, timeout=PROBE_S
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ConfigError(f"--base-url {self.base_url} cannot be reached: {error}") from None
+        if answer.status_code != 200:
+            raise ConfigError(
+                f"{self.base_url}{path} answers with status {answer.status_code}: "
+                f"{answer.text[:300]}"
+            )
+        result: dict[str, Any] = answer.json()
+        return result
