@@ -4,6 +4,7 @@ It has the demo model's tokenizer. What is measured with it is everything else. 
 cache folder.
 """
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,24 @@ def tiny_folder() -> Path:
     if not folder.exists():
         unfinished = CACHE / "tiny.unfinished"
         write_tiny(demo_model(), unfinished)
+        unfinished.rename(folder)
+    return folder
+
+
+def tiny_embedder() -> Path:
+    """Return the folder of the same as an embedding model that pools by the last token."""
+    folder = CACHE / "tiny-embedder"
+    if not folder.exists():
+        unfinished = CACHE / "tiny-embedder.unfinished"
+        shutil.copytree(tiny_folder(), unfinished, dirs_exist_ok=True)
+        modules = [
+            {"path": "", "type": "sentence_transformers.models.Transformer"},
+            {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        ]
+        (unfinished / "modules.json").write_bytes(msgspec.json.encode(modules))
+        (unfinished / "1_Pooling").mkdir(exist_ok=True)
+        pooling = {"pooling_mode_lasttoken": True}
+        (unfinished / "1_Pooling" / "config.json").write_bytes(msgspec.json.encode(pooling))
         unfinished.rename(folder)
     return folder
 
