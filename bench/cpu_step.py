@@ -108,6 +108,7 @@ def main() -> None:
     options = parser(__doc__, rounds=20)
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--kv-dtype", default="bfloat16")
+    options.add_argument("--dtype", default="auto", help="as launch_server's: auto or float32")
     options.add_argument("--isa", default="best")
     options.add_argument("--formats", nargs="+", default=["F32", "BF16", *map(str, BLOCKS), "INT8"])
     args = options.parse_args()
@@ -124,6 +125,7 @@ def main() -> None:
             page_tokens=PAGE_TOKENS,
             weight_dtype="int8" if name == "INT8" else "packed",
             kv_dtype=args.kv_dtype,
+            rounds_activations=args.dtype != "float32",
             threads=args.threads,
             isa=args.isa,
         )

@@ -46,7 +46,7 @@ class Engine(Protocol):
 class Headrace:
     """The CPU executor, in this process."""
 
-    def __init__(self, format: str, threads: int, kv_dtype: str) -> None:
+    def __init__(self, format: str, args: argparse.Namespace) -> None:
         model = open_model(models.model_file("BF16" if format == ROUNDED else format))
         self._num_pages = sum(b * self._pages(c + s) for b, c, s in DECODES)
         self._num_pages += self._pages(PREFILL_TOKENS)
@@ -56,8 +56,9 @@ class Headrace:
             num_pages=self._num_pages,
             page_tokens=PAGE_TOKENS,
             weight_dtype="int8" if format == ROUNDED else "packed",
-            kv_dtype=kv_dtype,
-            threads=threads,
+            kv_dtype=args.kv_dtype,
+            rounds_activations=args.dtype != "float32",
+            threads=args.threads,
         )
         self.isa = self._executor.isa
         self._kept: dict[tuple[int, int], np.ndarray[Any, Any]] = {}  # page tables
@@ -199,6 +200,7 @@ def main() -> None:
     options = parser(__doc__, rounds=5)
     options.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options.add_argument("--kv-dtype", default="bfloat16", help="Headrace's; llama.cpp has f16")
+    options.add_argument("--dtype", default="auto", help="as launch_server's: auto or float32")
     options.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
     options.add_argument("--llama-python", default=os.environ.get("LLAMA_PYTHON"))
     args: argparse.Namespace = options.parse_args()
@@ -209,7 +211,7 @@ def main() -> None:
     else:
         report.versions["llama-cpp-python"] = version
     for format in args.formats:
-        ours = Headrace(format, args.threads, args.kv_dtype)
+        ours = Headrace(format, args)
         report.versions["isa"] = ours.isa
         engines: dict[str, Engine] = {OURS: ours}
         if version is not None:

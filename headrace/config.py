@@ -54,7 +54,7 @@ class ServerConfig:
     engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
     mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
     model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
-    dtype: str = flag("auto", "weights and activations; auto keeps the file's precision", DTYPES)
+    dtype: str = flag("auto", "arithmetic; auto is the file's, float32 rounds nothing", DTYPES)
     quantization: str = flag("none", "int8 rounds weights and activations", QUANTIZATIONS)
     seed: int = flag(0, "seed of requests that bring none")
     max_num_seqs: int = flag(64, "sequences that run at once")

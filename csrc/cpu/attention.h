@@ -46,6 +46,17 @@ inline size_t page_offset(const AttentionTile &tile, int token) {
     return tile.pages[token / tile.page_tokens] * tile.page_stride;
 }
 
+template <class V>
+void multiply_page(const AttentionTile &tile, const Operands &operands, int num_blocks) {
+    if constexpr (V::has_bf16) {
+        if (tile.is_rounded) {
+            gemm_bf16<V>(operands, tile.rows(), num_blocks);
+            return;
+        }
+    }
+    gemm<V>(tile.format, operands, tile.rows(), num_blocks, nullptr);
+}
+
 // Pages lie anywhere, so a tile prefetches from the page that comes next what it reads from its
 // own: line by line, for a burst would fill the queue and hold up what follows.
 // `scores` is room for [rows, segment_tokens].
@@ -75,14 +86,14 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
                                 segment_tokens,
                                 false,
                                 next_page - page};
-        gemm<V>(tile.format, operands, rows, blocks_of(stop - key), nullptr);
+        multiply_page<V>(tile, operands, blocks_of(stop - key));
     }
 
     for (int row = 0; row < rows; ++row) {
         const int first = tile.first_key(row) - begin, newest = tile.position(row) - begin;
         float *row_scores = scores + row * segment_tokens;
         if (newest < 0 || first >= end - begin) { // all in other segments
-            for (int i = 0; i < end - begin; ++i) {
+            for (int i = 0; i < padded(end - begin); ++i) {
                 row_scores[i] = 0.0f;
             }
             partial.maximum[row] = -__builtin_inff();
@@ -90,6 +101,9 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
         } else {
             softmax_row<V>(row_scores, padded(end - begin), first, newest, tile.softcap,
                            partial.maximum + row, partial.sum + row);
+        }
+        if (tile.is_rounded) {
+            round_row<V>(row_scores, padded(end - begin), row_scores);
         }
     }
 
@@ -105,13 +119,13 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
         const Operands operands{page + key % tile.page_tokens * token_bytes,
                                 value_block,
                                 stop - key,
-                                scores + (key - begin),
+                                scores + (tile.is_rounded ? (key - begin) / 2 : key - begin),
                                 segment_tokens,
                                 partial.values,
                                 partial.stride,
                                 key != begin,
                                 next_page - page};
-        gemm<V>(tile.format, operands, rows, blocks_of(tile.head_dim), nullptr);
+        multiply_page<V>(tile, operands, blocks_of(tile.head_dim));
     }
 }
 

@@ -42,6 +42,9 @@ void store_token(StepState &state, int index, int token) {
         for (int i = 0; i < group_width; ++i) {
             out[i] = q[g * group_width + i] * config.attention_scale;
         }
+        for (int i = 0; i < group_width && state.rounds_attention; i += dim) {
+            state.model.kernels->round_row(out + i, dim, out + i);
+        }
     }
     const Step &step = state.step;
     const int position = step.positions[token];
@@ -85,6 +88,7 @@ public:
         const Config &config = state.config;
         const size_t row = size_t(kv_head) * state.num_tokens + tile.first_token;
         operands_ = {state.queries + row * state.group * config.head_dim,
+                     state.rounds_attention,
                      tile.num_tokens,
                      state.group,
                      config.head_dim,

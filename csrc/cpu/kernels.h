@@ -16,6 +16,9 @@ struct Kernels {
     void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
     void (*gemm_int8)(const Int8Operands &, int rows, int num_blocks);
     void (*quantize_row)(const float *x, int cols, Int8Group *groups);
+    // Null where such products are lacking or slow: rounded activations then remain floats.
+    void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
+    void (*round_row)(const float *x, int cols, float *out);
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
     void (*softcap)(float cap, float *x, int n);             // n a multiple of 16, in place
@@ -50,8 +53,19 @@ template <class V> void apply_softcap(float cap, float *x, int n) {
 }
 
 template <class V> constexpr Kernels kernels_over(Isa isa) {
-    return {isa,           gemm<V>,         gemm_int8<V>, quantize_row<V>, attend_segment<V>,
-            apply_gate<V>, apply_softcap<V>};
+    Kernels kernels{};
+    kernels.isa = isa;
+    kernels.gemm = gemm<V>;
+    kernels.gemm_int8 = gemm_int8<V>;
+    kernels.quantize_row = quantize_row<V>;
+    if constexpr (V::has_bf16) {
+        kernels.gemm_bf16 = gemm_bf16<V>;
+    }
+    kernels.round_row = round_row<V>;
+    kernels.attend_segment = attend_segment<V>;
+    kernels.gate = apply_gate<V>;
+    kernels.softcap = apply_softcap<V>;
+    return kernels;
 }
 
 extern const Kernels portable_kernels;

@@ -20,6 +20,7 @@ struct Avx2 {
     };
     static constexpr int max_sums = 6; // two of 16 registers each
     static constexpr int max_dots = 2;
+    static constexpr bool has_bf16 = false;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
     static Floats load(const float *p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

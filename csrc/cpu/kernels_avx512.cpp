@@ -7,7 +7,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
-#pragma GCC target("avx512f,avx512vnni,avx2,fma,f16c")
+#pragma GCC target("avx512f,avx512vnni,avx512bf16,avx2,fma,f16c")
 #include "cpu/kernels.h"
 
 namespace headrace {
@@ -19,6 +19,7 @@ struct Avx512 {
     using Ints = __m512i;
     static constexpr int max_sums = 24; // of 32 registers; the rest hold weights
     static constexpr int max_dots = 12; // each beside a sum
+    static constexpr bool has_bf16 = true;
 
     static Floats set(float x) { return _mm512_set1_ps(x); }
     static Floats load(const float *p) { return _mm512_loadu_ps(p); }
@@ -53,6 +54,17 @@ struct Avx512 {
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
 
+    // Pairs of bf16 in the place of floats. The order of the two additions is the processor's.
+    static Floats add_dot(Floats x, Floats w, Floats sum) {
+        return _mm512_dpbf16_ps(sum, __m512bh(x), __m512bh(w));
+    }
+    static Floats first_of_pairs(Floats pairs) {
+        return _mm512_castsi512_ps(
+            _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(0xffff)));
+    }
+    static void store_bf16(float *p, Floats low, Floats high) {
+        _mm512_storeu_ps(p, Floats(_mm512_cvtne2ps_pbh(high, low)));
+    }
     static Floats bf16_even(const uint8_t *p) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
     }

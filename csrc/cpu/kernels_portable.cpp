@@ -17,6 +17,7 @@ struct Portable {
     };
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
     static constexpr int max_dots = 2;
+    static constexpr bool has_bf16 = false;
 
     template <class Body> static Floats each(const Body &body) {
         Floats result;

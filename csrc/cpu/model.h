@@ -28,6 +28,7 @@ struct Config {
     Format kv_format;
     int32_t num_threads;
     Isa isa;
+    int32_t rounds_activations; // to bf16, where weights are bf16
     float norm_eps;
     float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
     float embedding_multiplier, residual_multiplier, logit_multiplier;
@@ -79,7 +80,7 @@ struct Layer {
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gate, up, cos, sin, partials,
-        quantized;
+        quantized, rounded;
     std::vector<Buffer> scratch; // one per thread
 };
 

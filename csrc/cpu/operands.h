@@ -2,6 +2,7 @@
 // it before they raise the target, so that no function shared by several of them needs a new one.
 #pragma once
 #include "cpu/matrix.h"
+#include "cpu/numbers.h"
 
 namespace headrace {
 
@@ -68,6 +69,7 @@ constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that sco
 
 struct AttentionTile {
     const float *queries; // [tokens, group, head_dim], rotated and scaled
+    bool is_rounded;      // queries are, and numerators get, rounded to bf16, as keys and values
     int num_tokens;
     int group; // query heads per KV head
     int head_dim;

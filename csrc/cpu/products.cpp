@@ -23,17 +23,25 @@ template <class Body> void each_part(ThreadPool &pool, int rows, int num_blocks,
     });
 }
 
-// Round the activations that `p` multiplies to 8 bits, if its weights are.
-void quantize(StepState &state, int rows, const Product &p) {
-    if (p.weight.format != Format::int8) {
-        return;
+bool rounds_to_bf16(const StepState &state, const Product &p) {
+    return p.weight.format == Format::bf16 && state.config.rounds_activations;
+}
+
+// Round the activations that `p` multiplies to what its weights are: 8 bits, or bf16 if wanted.
+void round_activations(StepState &state, int rows, const Product &p) {
+    const Kernels &kernels = *state.model.kernels;
+    const int cols = p.weight.cols;
+    if (p.weight.format == Format::int8) {
+        state.each_row(rows, [&](int row) {
+            kernels.quantize_row(p.x + size_t(row) * p.x_stride, cols,
+                                 state.quantized + size_t(row) * groups_of(cols));
+        });
+    } else if (rounds_to_bf16(state, p)) {
+        state.each_row(rows, [&](int row) {
+            kernels.round_row(p.x + size_t(row) * p.x_stride, cols,
+                              state.rounded + size_t(row) * stride_of(cols));
+        });
     }
-    const int num_groups = groups_of(p.weight.cols);
-    Int8Group *groups = state.quantized;
-    state.each_row(rows, [&](int row) {
-        state.model.kernels->quantize_row(p.x + size_t(row) * p.x_stride, p.weight.cols,
-                                          groups + size_t(row) * num_groups);
-    });
 }
 
 void multiply_part(StepState &state, const Product &p, int row, int rows, int block, int blocks,
@@ -48,11 +56,18 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
         state.model.kernels->gemm_int8({first, bytes, num_groups, x, out, p.out_stride}, rows,
                                        blocks);
     } else {
-        const float *x = p.x + size_t(row) * p.x_stride;
-        state.model.kernels->gemm(
-            weight.format,
-            {first, bytes, weight.cols, x, p.x_stride, out, p.out_stride, false, prefetch_bytes},
-            rows, blocks, state.model.workspace.scratch[thread].as<float>());
+        const bool is_rounded = rounds_to_bf16(state, p);
+        const int stride = is_rounded ? stride_of(weight.cols) : p.x_stride;
+        const float *x = (is_rounded ? state.rounded : p.x) + size_t(row) * stride;
+        const Operands operands{first,        bytes, weight.cols,   x, stride, out,
+                                p.out_stride, false, prefetch_bytes};
+        const Kernels &kernels = *state.model.kernels;
+        if (is_rounded && kernels.gemm_bf16) {
+            kernels.gemm_bf16(operands, rows, blocks);
+        } else {
+            kernels.gemm(weight.format, operands, rows, blocks,
+                         state.model.workspace.scratch[thread].as<float>());
+        }
     }
     if (p.bias && !p.bias->empty()) {
         const int width = std::min(blocks * lanes, weight.rows - block * lanes);
@@ -65,7 +80,7 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
 } // namespace
 
 void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
-    quantize(state, rows, *products.begin()); // all multiply the same
+    round_activations(state, rows, *products.begin()); // all multiply the same
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -84,7 +99,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 }
 
 void multiply_gated(StepState &state, const Product &gate, const Product &up) {
-    quantize(state, state.num_tokens, gate);
+    round_activations(state, state.num_tokens, gate);
     each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows),
               [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, gate, row, rows, block, blocks, thread);

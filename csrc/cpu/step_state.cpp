@@ -2,17 +2,10 @@
 
 namespace headrace {
 
-namespace {
-
-// Padded to whole vectors, and one more: a power of two would put all rows in one cache set.
-int stride_of(int width) {
-    return padded(width) + lanes;
-}
-
-} // namespace
-
 StepState::StepState(Model &m, const Step &s)
     : model(m), config(m.config), step(s), num_tokens(s.num_tokens),
+      rounds_attention(config.rounds_activations && model.kv.format() == Format::bf16 &&
+                       model.kernels->gemm_bf16),
       group(config.num_heads / config.num_kv_heads), hidden_stride(stride_of(config.hidden_size)),
       q_stride(stride_of(config.num_heads * config.head_dim)),
       kv_stride(stride_of(config.num_kv_heads * config.head_dim)),
@@ -61,6 +54,7 @@ void StepState::find_room() {
     const size_t cols = std::max(
         {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
     quantized = space.quantized.room<Int8Group>(n * groups_of(int(cols)));
+    rounded = space.rounded.floats(n * stride_of(int(cols)));
     const size_t decoded = (decoded_blocks * cols + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);

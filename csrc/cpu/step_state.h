@@ -15,6 +15,11 @@ struct Tile { // consecutive tokens of one sequence
     int end_segment() const { return (first_position + num_tokens - 1) / segment_tokens + 1; }
 };
 
+// Padded to whole vectors, and one more: a power of two would put all rows in one cache set.
+constexpr int stride_of(int width) {
+    return padded(width) + lanes;
+}
+
 struct StepState {
     StepState(Model &model, const Step &step); // throws std::bad_alloc
 
@@ -39,7 +44,8 @@ struct StepState {
     const Config &config;
     const Step &step;
     const int num_tokens;
-    const int group; // query heads per KV head
+    const bool rounds_attention; // where keys, values and products are bf16
+    const int group;             // query heads per KV head
     const int hidden_stride, q_stride, kv_stride, inner_stride;
     std::vector<Tile> tiles;
     int tile_rows = 0;  // of the largest tile
@@ -51,6 +57,7 @@ struct StepState {
     float *gate, *up;                    // [tokens, inner_stride]
     float *queries;                      // [kv_heads, tokens, group, head_dim]
     Int8Group *quantized;                // [tokens, groups of the product at hand]
+    float *rounded;                      // [tokens, stride of the product at hand]; see round_row
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
 
 private:

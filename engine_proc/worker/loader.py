@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 PAGE_TOKENS = 32
 ENCODER_PAGES = 1 << 16  # an encoder keeps nothing; its pages are numbers
-# --dtype auto executes weights as they are stored, quantized blocks included.
+# --dtype auto and float32 execute weights as they are stored, quantized blocks included; float32
+# does so without rounding anything else, which is exact. The others multiply bf16 by bf16.
 WEIGHTS = {
     "auto": WeightDtype.PACKED,
-    "float32": WeightDtype.FLOAT32,
+    "float32": WeightDtype.PACKED,
     "bfloat16": WeightDtype.BFLOAT16,
 }
 KV = {
@@ -74,6 +75,7 @@ def in_core(config: WorkerConfig, model: Model, progress: Progress) -> Loaded:
         page_tokens=PAGE_TOKENS,
         weight_dtype=WeightDtype.INT8 if int8 else WEIGHTS[config.dtype],
         kv_dtype=kv_dtype,
+        rounds_activations=config.dtype != "float32",
         progress=progress,
     )
     return Loaded(decoder_runner(executor, model.pooling, model.spec.vocab_size), num_pages)

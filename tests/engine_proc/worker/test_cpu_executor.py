@@ -60,6 +60,12 @@ SPEC = DecoderSpec(
 WHOLE_BLOCKS = dataclasses.replace(  # of 256 numbers
     SPEC, hidden_size=256, intermediate_size=512, num_heads=16, num_kv_heads=4
 )
+# The arithmetic of a model that is stored in bf16.
+BF16: dict[str, Any] = {
+    "weight_dtype": "bfloat16",
+    "kv_dtype": "bfloat16",
+    "rounds_activations": True,
+}
 # Between them, these use every field of the spec.
 SPECS = {
     "llama": SPEC,
@@ -279,15 +285,16 @@ def test_a_step_may_want_no_logits() -> None:
     assert cpu(SPEC).forward(silent).shape == (0, SPEC.vocab_size)
 
 
-def test_what_another_sequence_left_in_a_page_is_not_seen() -> None:
-    clean = cpu(SPEC).forward(batch([(0, 0, 21)]))
+@pytest.mark.parametrize("options", [{}, BF16], ids=["fp32", "bf16"])
+def test_what_another_sequence_left_in_a_page_is_not_seen(options: dict[str, Any]) -> None:
+    clean = cpu(SPEC, **options).forward(batch([(0, 0, 21)]))
     weights = dict(random_weights(SPEC))
     numbers = weights["embed"].to_float32()
     unused = next(i for i in range(SPEC.vocab_size) if i not in text(0)[:21])
     numbers[unused] = np.nan
     weights["embed"] = stored(numbers)
     spec = dataclasses.replace(SPEC, tied_head=False)
-    executor = cpu(spec, weights | {"head": random_weights(SPEC)["embed"]})
+    executor = cpu(spec, weights | {"head": random_weights(SPEC)["embed"]}, **options)
     poison = batch([(0, 21, LENGTH)])  # rows of the same pages, beyond the next step's tokens
     executor.forward(dataclasses.replace(poison, token_ids=np.full_like(poison.token_ids, unused)))
     np.testing.assert_array_equal(executor.forward(batch([(0, 0, 21)])), clean)
@@ -325,6 +332,36 @@ def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) 
         logits = packed.forward(step)
         assert np.isfinite(logits).all() and logits.std() > 0.1
         np.testing.assert_array_equal(logits, decoded.forward(step))
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_bf16_rounds_little_and_no_cut_changes_a_bit(spec: DecoderSpec, isa: Isa) -> None:
+    try:
+        whole = cpu(spec, **BF16, isa=isa).forward(batch([(0, 0, LENGTH)]))
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    exact = cpu(spec, weight_dtype="bfloat16").forward(batch([(0, 0, LENGTH)]))
+    error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
+    assert 0 < error < 0.04, error  # of logits, after layers of random weights
+    chunked = cpu(spec, **BF16, isa=isa)
+    cuts = [0, 1, 3, 6, 10, 15, 23, 41, LENGTH]  # every tile's height
+    parts = [chunked.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+@pytest.mark.parametrize("hidden_size", [96, 77])
+def test_bf16_is_a_product_of_rounded_numbers(hidden_size: int, isa: Isa) -> None:
+    spec = dataclasses.replace(SPEC, layers=(), tied_head=False, hidden_size=hidden_size)
+    weights = random_weights(spec, Format.BF16)
+    step = batch([(0, 0, 30)])
+    try:
+        executor = cpu(spec, weights, rounds_activations=True, isa=isa)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    x = torch.from_numpy(executor.embed(step)).bfloat16().double().numpy()
+    expected = x @ weights["head"].to_float32().T.astype(np.float64)
+    np.testing.assert_allclose(executor.forward(step), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
