@@ -88,6 +88,15 @@ class BoardCollector(Collector):
                 gauge.add_metric([self._model, str(slot.seat)], slot[field])
             yield gauge
         yield from self._histograms()
+        longest = GaugeMetricFamily(
+            "headrace:event_loop_longest_callback_seconds",
+            "Processor time of the longest callback so far, at most",
+            labels=LABELS,
+        )
+        for slot in self._board.of("frontend"):
+            seconds = slot[Field.LONGEST_CALLBACK_NS] / 1e9
+            longest.add_metric([self._model, str(slot.seat)], seconds)
+        yield longest
         usage = GaugeMetricFamily(
             "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
         )

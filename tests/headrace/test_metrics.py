@@ -65,6 +65,12 @@ def test_cache_usage_is_a_share(board: Board) -> None:
     assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0.25}
 
 
+def test_the_longest_callback_is_in_seconds(board: Board) -> None:
+    board.slot("frontend", 1)[Field.LONGEST_CALLBACK_NS] = 12_000_000
+    longest = values(families(board)["headrace:event_loop_longest_callback_seconds"])
+    assert longest == {"frontend 0": 0, "frontend 1": 0.012}
+
+
 def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
     name = 'org/"ti\\ny"\n'
     sample = families(board, name)["headrace:process_up"].samples[0]
