@@ -7,6 +7,7 @@ from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.messages import HttpRequest
 from headrace.metrics import CONTENT_TYPE, render_metrics
 from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.openapi import openapi
 from headrace.tokenizer_proc.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.tokens import TokenRoutes
 
@@ -36,6 +37,7 @@ class Routes:
             "/v1/models": {"GET": self._models},
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics},
+            "/openapi.json": {"GET": self._openapi},
         }
 
     def handle(self, request: HttpRequest, body: Body) -> Stages:
@@ -68,6 +70,9 @@ class Routes:
 
     def _version(self, _request: HttpRequest, _body: Body) -> Answer:
         return json_answer({"version": __version__})
+
+    def _openapi(self, _request: HttpRequest, _body: Body) -> Answer:
+        return Answer(200, openapi(self._card.name))
 
     def _metrics(self, _request: HttpRequest, _body: Body) -> Answer:
         return Answer(200, render_metrics(self._board, self._card.name), CONTENT_TYPE)

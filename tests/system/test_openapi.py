@@ -1,0 +1,46 @@
+"""The server takes and answers what its own description says, whatever is thrown at it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from servers import RunningServer
+
+SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+)
+FUZZ = (
+    *("--phases", "coverage,fuzzing", "--checks", ",".join(CHECKS)),
+    *("--max-examples", "25", "--seed", "1", "--generation-database", "none"),
+)
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[RunningServer]:
+    running = RunningServer("--engine", "mock", "--max-model-len", "512")
+    yield running
+    running.close()
+
+
+def test_the_surface_holds_against_fuzzing(mock: RunningServer) -> None:
+    command = [str(SCHEMATHESIS), "run", f"{mock.url}/openapi.json", *FUZZ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Tested: 8" in done.stdout
+    assert httpx.get(f"{mock.url}/health").status_code == 200
+
+
+def test_every_path_described_is_served_and_no_other_method(mock: RunningServer) -> None:
+    paths = httpx.get(f"{mock.url}/openapi.json").json()["paths"]
+    for path, operations in paths.items():
+        (method,) = operations
+        assert httpx.request(method.upper(), mock.url + path).status_code != 404
+        assert httpx.put(mock.url + path).status_code == 405

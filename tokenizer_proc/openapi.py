@@ -1,0 +1,182 @@
+"""`/openapi.json`: what this server takes and answers, from the structs that decode it.
+
+https://spec.openapis.org/oas/v3.1.0
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headrace import __version__, answers
+from headrace.tokenizer_proc.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+)
+from headrace.tokenizer_proc.sampling_fields import RANGES
+
+Object = dict[str, Any]
+
+REFERENCE = "#/components/schemas/{name}"
+JSON = "application/json"
+NUMBERS = ("integer", "number")
+TOKEN_ID = {"type": "integer", "minimum": 0}
+# One text or several, each of them characters or token ids. msgspec has no such union.
+TEXT_OR_IDS = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}},
+        {"type": "array", "items": TOKEN_ID},
+        {"type": "array", "items": {"type": "array", "items": TOKEN_ID}},
+    ]
+}
+TEXT_OR_IDS_FIELDS = {CompletionRequest: "prompt", EmbeddingRequest: "input"}
+
+
+class ErrorBody(msgspec.Struct):
+    """Why a request is refused."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """The body of every error."""
+
+    error: ErrorBody
+
+
+class Operation(msgspec.Struct):
+    """A path of the API."""
+
+    path: str
+    method: str
+    summary: str
+    request: type[msgspec.Struct] | None = None
+    response: type[msgspec.Struct] | None = None  # None is JSON of any form
+    content_type: str = JSON
+    streams: bool = False
+
+
+OPERATIONS = [
+    Operation(
+        answers.CHAT,
+        "post",
+        "Answer a conversation",
+        ChatRequest,
+        answers.ChatCompletion,
+        streams=True,
+    ),
+    Operation(
+        answers.COMPLETIONS,
+        "post",
+        "Continue texts",
+        CompletionRequest,
+        answers.Completion,
+        streams=True,
+    ),
+    Operation(answers.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest),
+    Operation("/tokenize", "post", "Turn a text into token ids", TokenizeRequest),
+    Operation("/detokenize", "post", "Turn token ids into a text", DetokenizeRequest),
+    Operation("/v1/models", "get", "List the model that is served"),
+    Operation("/version", "get", "Tell the server's version"),
+    Operation("/metrics", "get", "Tell metrics, for Prometheus", content_type="text/plain"),
+    Operation("/openapi.json", "get", "Tell this description"),
+]
+
+
+def openapi(model: str) -> bytes:
+    """Return the description, JSON, of a server of one model."""
+    paths: Object = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = described(operation)
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Headrace", "version": __version__},
+            "paths": paths,
+            "components": {
+                "schemas": schemas(model),
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{}, {"key": []}],
+        }
+    )
+
+
+def schemas(model: str) -> Object:
+    """Return the schema of every struct by name."""
+    kinds = [kind for o in OPERATIONS for kind in (o.request, o.response) if kind is not None]
+    _, components = msgspec.json.schema_components(
+        [*map(plain, kinds), Error], ref_template=REFERENCE
+    )
+    for kind, name in TEXT_OR_IDS_FIELDS.items():
+        components[kind.__name__]["properties"][name] = TEXT_OR_IDS
+    for schema in components.values():
+        for name, field in schema.get("properties", {}).items():
+            limit(field, *RANGES.get(name, (None, None)))
+            if name == "model":
+                field["examples"] = [model]
+    return components
+
+
+def plain(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Return a struct that msgspec can describe."""
+    name = TEXT_OR_IDS_FIELDS.get(kind)
+    if name is None:
+        return kind
+    return msgspec.defstruct(kind.__name__, [(name, str)], bases=(kind,), kw_only=True)
+
+
+def limit(field: Object, low: float | None, high: float | None) -> None:
+    """Add a range to the numbers that a field may be."""
+    for form in field.get("anyOf", [field]):
+        if form.get("type") in NUMBERS:
+            form |= {
+                name: bound
+                for name, bound in (("minimum", low), ("maximum", high))
+                if bound is not None
+            }
+
+
+def described(operation: Operation) -> Object:
+    """Return what there is to say of one operation."""
+    answer = {"schema": {} if operation.response is None else reference(operation.response)}
+    content = {operation.content_type: answer}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    found: Object = {
+        "operationId": operation.path.strip("/").replace("/", "_").removesuffix(".json"),
+        "summary": operation.summary,
+        "responses": {"200": {"description": "The answer", "content": content}}
+        | dict(errors(operation)),
+    }
+    if operation.request is not None:
+        body = {JSON: {"schema": reference(operation.request)}}
+        found["requestBody"] = {"required": True, "content": body}
+    return found
+
+
+def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
+    """Yield the errors an operation may end in, by status."""
+    statuses = {"401": "No valid API key"}
+    if operation.request is not None:
+        statuses |= {
+            "400": "The request is not valid; the text names the field",
+            "404": "There is no such model",
+            "413": "The body is too large",
+            "429": "There is too much to do; see Retry-After",
+            "503": "The server is not ready",
+        }
+    for status, why in statuses.items():
+        yield status, {"description": why, "content": {JSON: {"schema": reference(Error)}}}
+
+
+def reference(kind: type[msgspec.Struct]) -> Object:
+    """Return the reference to a struct's schema."""
+    return {"$ref": REFERENCE.format(name=kind.__name__)}
