@@ -1,8 +1,9 @@
 """Does anything stay behind when clients leave in the middle of an answer?
 
 Method: the whole ring with the mock engine at 2 ms per step. Clients open streams of 4,000 tokens,
-        500 at a time, read the first bytes and close the connection. After a warm-up every process's memory is noted; after 10,000 streams it is looked at again, and
-        how many sequences, replies and requests are left, and how long until the last was gone.
+        500 at a time, read the first bytes and close the connection. After a warm-up every
+        process's memory is noted; after 10,000 streams it is looked at again, and how long it took
+        until no sequence, reply or connection was left.
 Run:    python bench/abandoned.py --streams 10000
 """
 

@@ -5,9 +5,11 @@ token that completes it. What never becomes a character is U+FFFD, as in decodin
 """
 
 import codecs
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import tokenizers
@@ -16,6 +18,14 @@ from tokenizers.decoders import DecodeStream
 from headrace.errors import ModelError
 from headrace.tokenizer_json import read_tokenizer_json
 
+# The decoders of a SentencePiece model in `tokenizer.json`; the last only where texts begin with a
+# space that was not there.
+SENTENCE_PIECE = [
+    {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -41,50 +51,97 @@ class Vocabulary(Protocol):
         ...
 
 
+class TokenTable(NamedTuple):
+    """A vocabulary whose texts are their tokens' bytes, one after the other."""
+
+    token_bytes: list[bytes]
+    special: frozenset[int]
+    strips_first_space: bool = False
+
+
 class ByteStream:
     """A stream over a table of each token's bytes."""
 
-    def __init__(self, token_bytes: list[bytes], skipped: frozenset[int]) -> None:
-        self._token_bytes = token_bytes
-        self._skipped = skipped
+    def __init__(self, table: TokenTable, skip_special_tokens: bool) -> None:
+        self._token_bytes = table.token_bytes
+        self._skipped = table.special if skip_special_tokens else frozenset[int]()
+        self._strips_space = table.strips_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, id: int) -> str:
         """Return the text that became certain with this token; unknown ids have none."""
         if id in self._skipped or id >= len(self._token_bytes):
             return ""
-        return self._decoder.decode(self._token_bytes[id])
+        token = self._token_bytes[id]
+        if self._strips_space and token:
+            self._strips_space = False
+            token = token.removeprefix(b" ")
+        return self._decoder.decode(token)
 
     def flush(self) -> str:
         """Return U+FFFD for a character that stayed incomplete."""
         return self._decoder.decode(b"", final=True)
 
 
-class ByteLevelVocabulary:
-    """Byte-level BPE (GPT-2, Llama 3, Qwen): a token is a run of bytes, whatever comes before."""
+class TableVocabulary:
+    """Byte-level BPE (GPT-2, Llama 3, Qwen) and SentencePiece with byte fallback (Llama 2, Gemma):
+    a token is a run of bytes, whatever comes before."""
 
-    def __init__(self, spec: dict[str, Any]) -> None:
-        byte_of = {char: byte for byte, char in enumerate(byte_characters())}
-        vocabulary = spec["model"]["vocab"]
-        added = spec.get("added_tokens", [])
-        size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)])
-        self._token_bytes = [b""] * size
-        for token, id in vocabulary.items():
-            if all(char in byte_of for char in token):
-                self._token_bytes[id] = bytes(byte_of[char] for char in token)
-            else:
-                self._token_bytes[id] = token.encode()
-        for token in added:
-            self._token_bytes[token["id"]] = token["content"].encode()
-        self._special = frozenset(token["id"] for token in added if token["special"])
+    def __init__(self, table: TokenTable) -> None:
+        self.table = table
 
     def stream(self, skip_special_tokens: bool) -> TextStream:
         """Open a stream."""
-        return ByteStream(self._token_bytes, self._special if skip_special_tokens else frozenset())
+        return ByteStream(self.table, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""
-        return self._token_bytes[id] if id < len(self._token_bytes) else b""
+        return self.table.token_bytes[id] if id < len(self.table.token_bytes) else b""
+
+
+def read_table(spec: dict[str, Any]) -> TokenTable | None:
+    """Return the table of a `tokenizer.json`; None where neighbors change what a token says."""
+    decoder = spec.get("decoder") or {}
+    if decoder.get("type") == "ByteLevel":
+        byte_of = {char: byte for byte, char in enumerate(byte_characters())}
+        return table_of(spec, functools.partial(byte_level, byte_of=byte_of), False)
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else []
+    if steps[:3] != SENTENCE_PIECE or steps[3:] not in ([], [STRIP]):
+        return None
+    return table_of(spec, sentence_piece, strips_first_space=steps[3:] == [STRIP])
+
+
+def table_of(
+    spec: dict[str, Any], bytes_of: Callable[[str], bytes], strips_first_space: bool
+) -> TokenTable:
+    """Return the table of a vocabulary whose tokens are spelled in some way."""
+    vocabulary = spec["model"]["vocab"]
+    if isinstance(vocabulary, list):  # Unigram: pieces and their scores
+        vocabulary = {piece: id for id, (piece, _) in enumerate(vocabulary)}
+    added = spec.get("added_tokens", [])
+    size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)])
+    token_bytes = [b""] * size
+    for token, id in vocabulary.items():
+        token_bytes[id] = bytes_of(token)
+    for token in added:
+        content = token["content"]
+        is_piece = bytes_of is sentence_piece  # whose decoder knows no added tokens
+        token_bytes[token["id"]] = sentence_piece(content) if is_piece else content.encode()
+    special = frozenset(token["id"] for token in added if token["special"])
+    return TokenTable(token_bytes, special, strips_first_space)
+
+
+def byte_level(token: str, byte_of: dict[str, int]) -> bytes:
+    """Return the bytes of a token that is written with a character for each."""
+    if all(char in byte_of for char in token):
+        return bytes(byte_of[char] for char in token)
+    return token.encode()
+
+
+def sentence_piece(token: str) -> bytes:
+    """Return the bytes of a piece: a space is U+2581, and a byte that is no character `<0xE2>`."""
+    byte = BYTE_TOKEN.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 class LibraryStream:
@@ -126,13 +183,8 @@ class LibraryVocabulary:
         return LibraryStream(self._tokenizer, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
-        """Return what a token is by itself; an unknown id is nothing.
-
-        SentencePiece writes a space as U+2581, and a byte that is no character as `<0xE2>`.
-        """
-        token = self._tokenizer.id_to_token(id) or ""
-        byte = BYTE_TOKEN.fullmatch(token)
-        return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
+        """Return what a token is by itself; an unknown id is nothing."""
+        return sentence_piece(self._tokenizer.id_to_token(id) or "")
 
 
 def byte_characters() -> list[str]:
@@ -151,8 +203,9 @@ def load_vocabulary(model: str) -> Vocabulary:
     data = read_tokenizer_json(Path(model))
     try:
         spec = msgspec.json.decode(data)
-        if (spec.get("decoder") or {}).get("type") == "ByteLevel":
-            return ByteLevelVocabulary(spec)
+        table = read_table(spec)
+        if table is not None:
+            return TableVocabulary(table)
         return LibraryVocabulary(tokenizers.Tokenizer.from_buffer(data))
     except Exception as error:  # tokenizers raises plain Exception
         raise ModelError(f"{model}: its tokenizer cannot be loaded: {error}") from error

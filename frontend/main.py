@@ -26,7 +26,7 @@ from headrace.frontend.loop_lag import LoopLag
 from headrace.links import Links
 from headrace.messages import ToFrontend
 from headrace.process import Context
-from headrace.sockets import Inbox, address
+from headrace.sockets import STEP_HIGH_WATER, Inbox, address
 
 HEARTBEAT_S = 0.1
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
@@ -60,7 +60,7 @@ class Frontend:
         self._config = config
         self._slot = context.slot
         self._inbox: Inbox[ToFrontend] = Inbox(
-            address(config.run_dir, "frontend", context.index), ToFrontend, high_water=0
+            address(config.run_dir, "frontend", context.index), ToFrontend, STEP_HIGH_WATER
         )
         self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
         self._exchanges = Exchanges(context.index, context.slot)

@@ -73,6 +73,7 @@ class ServerConfig:
     )
     kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache")
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
+    stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
@@ -86,6 +87,7 @@ class ServerConfig:
         at_least("max_num_queued", self.max_num_queued, 1)
         at_least("max_queued_tokens", self.max_queued_tokens, 0)
         at_least("target_itl_ms", self.target_itl_ms, 0)
+        at_least("stream_interval", self.stream_interval, 1)
         at_least("max_body_bytes", self.max_body_bytes, 1)
         at_most("frontend_procs", self.frontend_procs, 256)
         at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
@@ -285,3 +287,4 @@ class DetokenizerConfig:
     run_dir: str
     card: ModelCard
     num_frontends: int
+    stream_interval: int

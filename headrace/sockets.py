@@ -20,6 +20,7 @@ HIGH_WATER = 1024  # messages per link: at one per 5 ms step, 5 s of a receiver 
 # Steps on their way to a detokenizer. An engine that is faster waits for it: what it could send
 # ahead would come no sooner, and the sequences that join meanwhile share its next steps.
 STEP_HIGH_WATER = 8
+MAX_DRAINED = 4  # messages that are handled before an event loop does something else
 Frame = bytes | memoryview
 
 
@@ -57,8 +58,12 @@ class Inbox(Generic[M]):
 
         def drain() -> None:
             # The descriptor is edge-triggered: what is left unread here is not announced again.
-            while (received := self.receive(0)) is not None:
+            for _ in range(MAX_DRAINED):
+                received = self.receive(0)
+                if received is None:
+                    return
                 handle(*received)
+            loop.call_soon(drain)
 
         loop.add_reader(self._socket.fileno(), drain)
         loop.call_soon(drain)

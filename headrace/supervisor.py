@@ -189,7 +189,10 @@ class Supervisor:
                 kv_cache_dtype=c.kv_cache_dtype,
             )
         return DetokenizerConfig(
-            run_dir=self.run_dir, card=self._card, num_frontends=c.frontend_procs
+            run_dir=self.run_dir,
+            card=self._card,
+            num_frontends=c.frontend_procs,
+            stream_interval=c.stream_interval,
         )
 
     def _all_ready(self) -> bool:

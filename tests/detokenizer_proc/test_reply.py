@@ -8,9 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.detokenizer_proc.main import Frames, Replies
+from headrace.detokenizer_proc.frames import Frames
+from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
-from headrace.detokenizer_proc.text import ByteStream, TextStream
+from headrace.detokenizer_proc.text import (
+    ByteStream,
+    TableVocabulary,
+    TextStream,
+    TokenTable,
+    Vocabulary,
+)
 from headrace.messages import (
     EmbeddingPlan,
     FinishReason,
@@ -28,15 +35,33 @@ STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 REFUSED = FinishReason.REFUSED
 
 
+# Ids are bytes; 0 is a special end token.
+TABLE = TokenTable([b"<end>", *(bytes([byte]) for byte in range(1, 256))], frozenset([END]))
+
+
 class ByteVocabulary:
-    """Ids are bytes; 0 is a special end token, written `<end>`."""
+    """A vocabulary of which the core has no table."""
 
     def stream(self, skip_special_tokens: bool) -> TextStream:
-        table = [b"<end>", *(bytes([byte]) for byte in range(1, 256))]
-        return ByteStream(table, frozenset([END] if skip_special_tokens else []))
+        return ByteStream(TABLE, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
-        return bytes([id]) if id else b"<end>"
+        return TABLE.token_bytes[id]
+
+
+@pytest.fixture(params=["core", "Python"])
+def replies(request: pytest.FixtureRequest) -> Replies:
+    """Replies for two frontends, written by the core or not."""
+    in_core = request.param == "core"
+    vocabulary: Vocabulary = TableVocabulary(TABLE) if in_core else ByteVocabulary()
+    return Replies(vocabulary, 2)
+
+
+def take(
+    replies: Replies, output: StepOutput, tokens: bytes
+) -> tuple[dict[int, Frames], list[Stop]]:
+    replies.feed(output, tokens)
+    return replies.render()
 
 
 NOTHING = StepOutput({}, [], [], [])
@@ -223,11 +248,10 @@ def make_output(
 A, B, C = request_id(0, 1), request_id(0, 2), request_id(1, 1)
 
 
-def test_each_frontend_gets_one_message_with_what_is_its_own() -> None:
-    replies = Replies(ByteVocabulary())
+def test_each_frontend_gets_one_message_with_what_is_its_own(replies: Replies) -> None:
     started = {id: make_plan(stream=True, response_id=f"r{id}") for id in (A, B, C)}
     news = [(A, "a", None), (C, "c", None), (B, "b", LENGTH)]
-    outgoing, stops = replies.take(*make_output(*news, started=started))
+    outgoing, stops = take(replies, *make_output(*news, started=started))
     assert stops == []
     assert outgoing.keys() == {0, 1}
     message, data = outgoing[0].message(), outgoing[0].data()
@@ -239,52 +263,47 @@ def test_each_frontend_gets_one_message_with_what_is_its_own() -> None:
     assert len(replies) == 2, "B is done"
 
 
-def test_the_head_comes_with_the_first_bytes_and_only_there() -> None:
-    replies = Replies(ByteVocabulary())
-    first, _ = replies.take(*make_output((A, "a", None), started={A: make_plan(stream=True)}))
+def test_the_head_comes_with_the_first_bytes_and_only_there(replies: Replies) -> None:
+    first, _ = take(replies, *make_output((A, "a", None), started={A: make_plan(stream=True)}))
     assert first[0].message().heads == {A: Head(200, "text/event-stream; charset=utf-8")}
-    second, _ = replies.take(*make_output((A, "b", None)))
+    second, _ = take(replies, *make_output((A, "b", None)))
     assert second[0].message().heads == {}
 
 
-def test_sequences_of_one_request_share_an_entry() -> None:
-    replies = Replies(ByteVocabulary())
+def test_the_last_entry_of_a_request_is_the_end_of_all_its_sequences(replies: Replies) -> None:
     started = {A + i: make_plan(stream=True, num_sequences=2, index=i) for i in range(2)}
-    outgoing, _ = replies.take(*make_output((A, "a", LENGTH), (A + 1, "b", STOP), started=started))
+    outgoing, _ = take(replies, *make_output((A, "a", LENGTH), (A + 1, "b", STOP), started=started))
     message = outgoing[0].message()
-    assert (message.ids, message.last) == ([A], [True])
+    assert set(message.ids) == {A}
+    assert (message.last[-1], sum(message.last)) == (True, 1)
     assert len(replies) == 0
 
 
-def test_a_step_without_bytes_sends_nothing() -> None:
-    replies = Replies(ByteVocabulary())
-    outgoing, _ = replies.take(*make_output((A, "a", None), started={A: make_plan()}))
+def test_a_step_without_bytes_sends_nothing(replies: Replies) -> None:
+    outgoing, _ = take(replies, *make_output((A, "a", None), started={A: make_plan()}))
     assert outgoing == {}
     assert len(replies) == 1
 
 
-def test_a_stop_string_is_told_to_the_engine_once() -> None:
-    replies = Replies(ByteVocabulary())
+def test_a_stop_string_is_told_to_the_engine_once(replies: Replies) -> None:
     started = {A: make_plan(stop=["!"])}
-    outgoing, stops = replies.take(*make_output((A, "a!", None), started=started))
+    outgoing, stops = take(replies, *make_output((A, "a!", None), started=started))
     assert stops == [Stop(A)]
     assert outgoing[0].message().last == [True]
-    assert replies.take(*make_output((A, "more", None))) == ({}, [])
+    assert take(replies, *make_output((A, "more", None))) == ({}, [])
 
 
-def test_an_aborted_reply_is_forgotten() -> None:
-    replies = Replies(ByteVocabulary())
-    replies.take(*make_output((A, "a", None), started={A: make_plan()}))
-    assert replies.take(*make_output((A, "", ABORT))) == ({}, [])
+def test_an_aborted_reply_is_forgotten(replies: Replies) -> None:
+    take(replies, *make_output((A, "a", None), started={A: make_plan()}))
+    assert take(replies, *make_output((A, "", ABORT))) == ({}, [])
     assert len(replies) == 0
 
 
-def test_what_comes_after_an_abort_is_attributed_to_nobody_else() -> None:
-    replies = Replies(ByteVocabulary())
+def test_what_comes_after_an_abort_is_attributed_to_nobody_else(replies: Replies) -> None:
     started = {A: make_plan(), B: make_plan()}
-    replies.take(*make_output((A, "a", None), (B, "b", None), started=started))
-    replies.take(*make_output((A, "", ABORT)))
-    outgoing, _ = replies.take(*make_output((A, "xx", None), (B, "c", LENGTH)))
+    take(replies, *make_output((A, "a", None), (B, "b", None), started=started))
+    take(replies, *make_output((A, "", ABORT)))
+    outgoing, _ = take(replies, *make_output((A, "xx", None), (B, "c", LENGTH)))
     assert only_choice(outgoing[0].data()) == ("bc", "length")
 
 
@@ -298,10 +317,9 @@ def test_frames_of_a_request_are_adjacent() -> None:
     assert frames.message() == expected
 
 
-def test_a_refused_request_is_a_429_and_leaves_nothing() -> None:
-    replies = Replies(ByteVocabulary())
+def test_a_refused_request_is_a_429_and_leaves_nothing(replies: Replies) -> None:
     started = {C: make_plan(stream=True)}
-    outgoing, stops = replies.take(*make_output((C, "", REFUSED), started=started))
+    outgoing, stops = take(replies, *make_output((C, "", REFUSED), started=started))
     message = outgoing[1].message()
     assert (message.heads, message.last) == ({C: Head(429, "application/json")}, [True])
     error = json.loads(outgoing[1].data())["error"]
@@ -494,10 +512,9 @@ def embedding_output(vectors: dict[int, list[float]], **fields: Any) -> tuple[St
     return StepOutput(plans, list(vectors), [0] * num, [STOP] * num, embeddings=raw), b""
 
 
-def test_embeddings_are_answered_together_and_in_order() -> None:
-    replies = Replies(ByteVocabulary())
-    assert replies.take(*embedding_output({A + 1: [0.5, 0.25]})) == ({}, [])
-    outgoing, _ = replies.take(*embedding_output({A: [1, 0]}))
+def test_embeddings_are_answered_together_and_in_order(replies: Replies) -> None:
+    assert take(replies, *embedding_output({A + 1: [0.5, 0.25]})) == ({}, [])
+    outgoing, _ = take(replies, *embedding_output({A: [1, 0]}))
     assert outgoing[0].message().heads == {A: Head(200, "application/json")}
     assert json.loads(outgoing[0].data()) == {
         "object": "list",
@@ -511,17 +528,15 @@ def test_embeddings_are_answered_together_and_in_order() -> None:
     assert len(replies) == 0
 
 
-def test_embeddings_in_base64_and_shortened() -> None:
-    replies = Replies(ByteVocabulary())
+def test_embeddings_in_base64_and_shortened(replies: Replies) -> None:
     vectors: dict[int, list[float]] = {A: [3, 4, 12], A + 1: [0, 0, 1]}
-    outgoing, _ = replies.take(*embedding_output(vectors, base64=True, dimensions=2))
+    outgoing, _ = take(replies, *embedding_output(vectors, base64=True, dimensions=2))
     told = [one["embedding"] for one in json.loads(outgoing[0].data())["data"]]
     decoded = [array("f", base64.b64decode(text)).tolist() for text in told]
     assert decoded == [pytest.approx([0.6, 0.8]), [0, 0]]
 
 
-def test_embeddings_nobody_waits_for_are_forgotten() -> None:
-    replies = Replies(ByteVocabulary())
-    replies.take(*embedding_output({A: [1, 0]}))
-    replies.take(*make_output((A + 1, "", ABORT)))
+def test_embeddings_nobody_waits_for_are_forgotten(replies: Replies) -> None:
+    take(replies, *embedding_output({A: [1, 0]}))
+    take(replies, *make_output((A + 1, "", ABORT)))
     assert len(replies) == 0

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.detokenizer_proc.text import (
-    ByteLevelVocabulary,
     LibraryVocabulary,
+    TableVocabulary,
     Vocabulary,
     byte_characters,
     load_vocabulary,
+    read_table,
 )
 from headrace.errors import ModelError
 from headrace.model_card import find_demo_model
@@ -32,11 +33,12 @@ def demo() -> tuple[tokenizers.Tokenizer, Vocabulary]:
 
 
 @functools.cache
-def sentencepiece() -> tuple[tokenizers.Tokenizer, Vocabulary]:
+def sentencepiece_spec(strips: bool = True) -> dict[str, Any]:
     """A vocabulary like Llama 2's: ▁ for a space, bytes for what has no token."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["▁", "▁he", "llo", "▁world", "x", "é", "!", "世"]
-    spec: dict[str, Any] = {
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return {
         "version": "1.0",
         "added_tokens": [
             {"id": id, "content": pieces[id], "special": True, "normalized": False}
@@ -52,7 +54,7 @@ def sentencepiece() -> tuple[tokenizers.Tokenizer, Vocabulary]:
                 {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                *([strip] if strips else []),
             ],
         },
         "model": {
@@ -64,8 +66,21 @@ def sentencepiece() -> tuple[tokenizers.Tokenizer, Vocabulary]:
             "fuse_unk": True,
         },
     }
-    tokenizer = tokenizers.Tokenizer.from_buffer(msgspec.json.encode(spec))
+
+
+@functools.cache
+def sentencepiece() -> tuple[tokenizers.Tokenizer, Vocabulary]:
+    """The same as the library has it, and its streams."""
+    data = msgspec.json.encode(sentencepiece_spec())
+    tokenizer = tokenizers.Tokenizer.from_buffer(data)
     return tokenizer, LibraryVocabulary(tokenizer)
+
+
+def sentencepiece_table(strips: bool = True) -> Vocabulary:
+    """The same, as a table."""
+    table = read_table(sentencepiece_spec(strips))
+    assert table is not None
+    return TableVocabulary(table)
 
 
 def stream_all(vocabulary: Vocabulary, ids: list[int], skip: bool) -> list[str]:
@@ -107,7 +122,7 @@ demo_ids = st.lists(
 @given(ids=demo_ids, skip=st.booleans())
 def test_a_byte_level_stream_equals_decoding_at_once(ids: list[int], skip: bool) -> None:
     tokenizer, vocabulary = demo()
-    assert isinstance(vocabulary, ByteLevelVocabulary)
+    assert isinstance(vocabulary, TableVocabulary)
     expected = tokenizer.decode(ids, skip_special_tokens=skip)
     assert "".join(stream_all(vocabulary, ids, skip)) == expected
 
@@ -189,6 +204,28 @@ def test_a_library_stream_equals_decoding_at_once(ids: list[int], skip: bool) ->
     tokenizer, vocabulary = sentencepiece()
     expected = tokenizer.decode(ids, skip_special_tokens=skip)
     assert "".join(stream_all(vocabulary, ids, skip)) == expected
+    assert "".join(stream_all(sentencepiece_table(), ids, skip)) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(ids=whole_ids, skip=st.booleans())
+def test_a_first_space_stays_where_the_decoder_strips_none(ids: list[int], skip: bool) -> None:
+    data = msgspec.json.encode(sentencepiece_spec(strips=False))
+    expected = tokenizers.Tokenizer.from_buffer(data).decode(ids, skip_special_tokens=skip)
+    assert "".join(stream_all(sentencepiece_table(strips=False), ids, skip)) == expected
+
+
+def test_a_decoder_that_looks_at_neighbors_has_no_table() -> None:
+    for decoder in ({"type": "WordPiece"}, {"type": "Metaspace"}, None):
+        assert read_table(sentencepiece_spec() | {"decoder": decoder}) is None
+
+
+def test_tokens_of_a_table_are_spelled_as_the_library_spells_them() -> None:
+    _, library = sentencepiece()
+    table = sentencepiece_table()
+    assert [table.token_bytes(id) for id in range(300)] == [
+        library.token_bytes(id) for id in range(300)
+    ]
 
 
 def test_only_the_first_space_is_stripped() -> None:

@@ -166,7 +166,7 @@ def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) 
         ready, _, _ = select.select([program.stdout], [], [], START_S)
         assert ready and program.stdout.readline() == "runs\n"
         ring = list(ring_of(psutil.Process(program.pid)))
-        assert len(ring) == 5, ring
+        assert len(ring) == 6, ring
         (fork,) = set(psutil.Process(program.pid).children(recursive=True)) - set(ring)
         program.send_signal(ending)
         assert not survivors(ring)

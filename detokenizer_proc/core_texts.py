@@ -1,0 +1,194 @@
+"""The texts of all sequences, by `csrc/detokenizer.cpp`: one call per step, no object per row."""
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headrace.core import load_core
+from headrace.detokenizer_proc.event_template import EventTemplate
+from headrace.detokenizer_proc.text import TokenTable
+from headrace.messages import FinishReason, ReplyPlan
+
+NOT_FINISHED = 255
+FIRST = 2
+# As `Opening` in the core.
+OPENING = struct.Struct("<Q3I5B7x")
+
+
+class FramesView(ctypes.Structure):
+    """As `FramesView` in the core."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_uint64),
+        ("requests", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("last", ctypes.c_void_p),
+        ("num_entries", ctypes.c_uint64),
+    )
+
+
+class NewsView(ctypes.Structure):
+    """As `NewsView` in the core."""
+
+    _fields_ = (
+        ("stopped", ctypes.c_void_p),
+        ("num_stopped", ctypes.c_uint64),
+        ("completed", ctypes.c_void_p),
+        ("num_completed", ctypes.c_uint64),
+    )
+
+
+class TextView(ctypes.Structure):
+    """As `TextView` in the core."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_uint64),
+        ("num_tokens", ctypes.c_uint32),
+        ("finished", ctypes.c_uint32),
+    )
+
+
+class CoreFrames(NamedTuple):
+    """What one step brings for one frontend: an entry per piece, and the bytes of all."""
+
+    requests: list[int]
+    lengths: list[int]
+    last: list[bool]
+    data: bytes
+
+
+class CoreText(NamedTuple):
+    """What one sequence has said that nobody has been told."""
+
+    text: str
+    num_tokens: int
+    finished: FinishReason
+
+
+class News(NamedTuple):
+    """What the engine is to end, and which requests are complete."""
+
+    stopped: list[int]
+    completed: list[int]
+
+
+def longs(address: int | None, count: int) -> list[int]:
+    """Return `count` u64 from an address."""
+    return array("Q", ctypes.string_at(address or 0, 8 * count)).tolist() if count else []
+
+
+class CoreTexts:
+    """Texts with a table of token bytes, for `num_frontends`."""
+
+    def __init__(self, table: TokenTable, num_frontends: int, stream_interval: int) -> None:
+        self._core = load_core()
+        self._core.headrace_texts_new.restype = ctypes.c_void_p
+        self._core.headrace_texts_feed.restype = ctypes.c_uint32
+        self._core.headrace_texts_count.restype = ctypes.c_uint64
+        ends, end = array("I"), 0
+        for token in table.token_bytes:
+            end += len(token)
+            ends.append(end)
+        self._texts = ctypes.c_void_p(
+            self._core.headrace_texts_new(
+                b"".join(table.token_bytes),
+                ends.tobytes(),
+                bytes(id in table.special for id in range(len(ends))),
+                len(ends),
+                table.strips_first_space,
+                num_frontends,
+            )
+        )
+        assert self._texts
+        self._interval = stream_interval
+        self._frames = FramesView()
+        self._news = NewsView()
+        self._text = TextView()
+
+    def __len__(self) -> int:
+        """How many requests there are."""
+        count: int = self._core.headrace_texts_count(self._texts)
+        return count
+
+    def open(self, id: int, plan: ReplyPlan, template: EventTemplate) -> bool:
+        """Begin a sequence; return whether it is the first of its request."""
+        parts = [
+            *(template.opening, template.prefix, template.tail),
+            *(template.stop, template.length, template.closing),
+            *(stop.encode() for stop in plan.stop),
+        ]
+        opening = OPENING.pack(
+            *(id, plan.num_sequences, plan.min_tokens, self._interval),
+            *(plan.stream, plan.include_stop, plan.skip_special_tokens),
+            *(plan.chat, plan.stream and not plan.include_usage),
+        )
+        data = b"".join([opening, *(len(p).to_bytes(4, "little") + p for p in parts)])
+        result: int = self._core.headrace_texts_open(self._texts, data, ctypes.c_uint64(len(data)))
+        assert result, "the core reads an opening otherwise than it is written"
+        return result == FIRST
+
+    def feed(
+        self, ids: list[int], counts: list[int], finished: bytes, tokens: bytes | memoryview
+    ) -> list[int]:
+        """Take the news of a step; return the rows of sequences that are not here.
+
+        `finished` has a byte per row, a `FinishReason` or `NOT_FINISHED`; `tokens` are u32.
+        """
+        assert 4 * sum(counts) == len(tokens)
+        unknown = array("I", bytes(4 * len(ids)))
+        num_unknown = self._core.headrace_texts_feed(
+            self._texts,
+            array("Q", ids).tobytes(),
+            array("I", counts).tobytes(),
+            finished,
+            len(ids),
+            bytes(tokens),
+            (ctypes.c_char * (4 * len(ids))).from_buffer(unknown) if ids else None,
+        )
+        return unknown[:num_unknown].tolist()
+
+    def render(self) -> News:
+        """Write what there is to say since the last time."""
+        self._core.headrace_texts_render(self._texts, ctypes.byref(self._news))
+        news = self._news
+        return News(
+            longs(news.stopped, news.num_stopped), longs(news.completed, news.num_completed)
+        )
+
+    def frames(self, frontend: int) -> CoreFrames:
+        """Return what has been written for a frontend."""
+        self._core.headrace_texts_frames(self._texts, frontend, ctypes.byref(self._frames))
+        view = self._frames
+        count = view.num_entries
+        if not count:
+            return CoreFrames([], [], [], b"")
+        return CoreFrames(
+            longs(view.requests, count),
+            array("I", ctypes.string_at(view.lengths, 4 * count)).tolist(),
+            list(map(bool, ctypes.string_at(view.last, count))),
+            ctypes.string_at(view.data, view.num_bytes) if view.num_bytes else b"",
+        )
+
+    def clear(self) -> None:
+        """Forget what has been written."""
+        self._core.headrace_texts_clear(self._texts)
+
+    def texts(self, request: int, num_sequences: int) -> Iterator[CoreText]:
+        """Yield the texts of a complete request, by index."""
+        for id in range(request, request + num_sequences):
+            view = self._text
+            self._core.headrace_texts_text(self._texts, ctypes.c_uint64(id), ctypes.byref(view))
+            text = ctypes.string_at(view.data, view.num_bytes).decode() if view.num_bytes else ""
+            yield CoreText(text, view.num_tokens, FinishReason(view.finished))
+
+    def close(self, request: int) -> None:
+        """Forget a request."""
+        self._core.headrace_texts_close(self._texts, ctypes.c_uint64(request))
+
+    def free(self) -> None:
+        """Give all memory back."""
+        self._core.headrace_texts_free(self._texts)

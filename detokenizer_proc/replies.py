@@ -1,0 +1,231 @@
+"""All replies of a process. The core writes the common ones, whole steps at a time; those that tell
+log probabilities, choose among candidates or embed are put together here, sequence by sequence.
+"""
+
+import time
+from array import array
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.detokenizer_proc.core_texts import NOT_FINISHED, CoreTexts
+from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
+from headrace.detokenizer_proc.event_template import template_of
+from headrace.detokenizer_proc.frames import Frames
+from headrace.detokenizer_proc.openai_responses import EVENT_STREAM, JSON, Choice, Renderer, Usage
+from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
+from headrace.errors import QueueFull
+from headrace.messages import (
+    EmbeddingPlan,
+    FinishReason,
+    Head,
+    Plan,
+    ReplyPlan,
+    StepOutput,
+    Stop,
+    Times,
+    frontend_of,
+    request_of,
+)
+from headrace.sockets import Frame
+
+ABORTED, REFUSED = bytes([FinishReason.ABORT]), bytes([FinishReason.REFUSED])
+
+
+@dataclass(slots=True)
+class CoreReply:
+    """What the end of a reply takes that the core does not know."""
+
+    times: Times | None
+    plans: list[ReplyPlan] = field(default_factory=list)
+    num_prompt: int = 0
+    num_cached: int = 0
+
+    def add(self, plan: ReplyPlan, num_cached: int) -> None:
+        """Take note of a sequence."""
+        self.plans.append(plan)
+        if not plan.shares_prompt:
+            self.num_prompt += plan.num_prompt_tokens
+            self.num_cached += num_cached
+
+
+class Replies:
+    """All replies of this process, for `num_frontends`."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, num_frontends: int, stream_interval: int = 1
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
+        self._core: CoreTexts | None = None
+        if isinstance(vocabulary, TableVocabulary):
+            self._core = CoreTexts(vocabulary.table, num_frontends, stream_interval)
+        self._num_frontends = num_frontends
+        self._core_replies: dict[int, CoreReply] = {}
+        self._replies: dict[int, Reply | EmbeddingReply] = {}
+        self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
+        self._outgoing: dict[int, Frames] = {}
+        self._stops: list[Stop] = []
+
+    def __len__(self) -> int:
+        return len(self._replies) + (0 if self._core is None else len(self._core))
+
+    def feed(self, output: StepOutput, tokens: Frame) -> None:
+        """Take what a step brought."""
+        finished = bytes(NOT_FINISHED if f is None else f for f in output.finished)
+        has_dead = ABORTED in finished or REFUSED in finished
+        dead = dead_ones(output) if has_dead else frozenset[int]()
+        for id in output.started:
+            if id not in dead and id not in output.embeddings:
+                self._start(id, output)
+        rows: range | list[int] = range(len(output.ids))
+        if self._core is not None:
+            rows = self._core.feed(output.ids, output.counts, finished, tokens)
+            for id in dead:  # maybe one that has not begun, of a request that has
+                self._core.close(request_of(id))
+                self._core_replies.pop(request_of(id), None)
+        if rows:
+            self._take_rows(rows, output, tokens)
+
+    def _take_rows(self, rows: "range | list[int]", output: StepOutput, tokens: Frame) -> None:
+        """Take the news of sequences that the core does not have."""
+        wanted = set(rows)
+        ids = array("I")
+        ids.frombytes(tokens)
+        start = 0
+        for row, (id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
+            if row in wanted:
+                self._take(id, ids[start : start + count].tolist(), output.finished[row], output)
+            start += count
+
+    def _take(
+        self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
+    ) -> None:
+        request = request_of(id)
+        if finished is FinishReason.ABORT:
+            self._replies.pop(request, None)
+        elif finished is FinishReason.REFUSED:
+            refuse(self._frames(request), request)
+        elif id in output.embeddings:
+            self._take_embedding(id, output)
+        else:
+            self._take_tokens(id, new, finished, output)
+
+    def render(self) -> tuple[dict[int, Frames], list[Stop]]:
+        """Return what there is to send to each frontend, and what the engine is to stop."""
+        if self._core is not None:
+            self._render_core(self._core)
+        outgoing, stops = self._outgoing, self._stops
+        self._outgoing, self._stops = {}, []
+        return outgoing, stops
+
+    def _render_core(self, core: CoreTexts) -> None:
+        news = core.render()
+        self._stops += [Stop(id) for id in news.stopped]
+        for frontend in range(self._num_frontends):
+            frames = core.frames(frontend)
+            if frames.requests:
+                self._outgoing.setdefault(frontend, Frames()).put_first(frames)
+        for request in news.completed:
+            self._end(core, request)
+        core.clear()
+
+    def _start(self, id: int, output: StepOutput) -> None:
+        """Begin a sequence that generates, in the core where that can write it."""
+        plan = self._plans.decode(output.started[id])
+        assert isinstance(plan, ReplyPlan)
+        request, times = request_of(id), times_of(id, output)
+        if self._core is not None and is_plain(plan):
+            is_first = self._core.open(id, plan, template_of(plan))
+            if is_first and plan.stream:
+                self._frames(request).announce(request, Head(200, EVENT_STREAM, times))
+            if not plan.stream or plan.include_usage:
+                ending = self._core_replies.setdefault(request, CoreReply(times))
+                ending.add(plan, output.cached.get(id, 0))
+            return
+        reply = self._replies.setdefault(request, Reply(plan, self._vocabulary))
+        assert isinstance(reply, Reply)
+        reply.times = reply.times or times
+        self._openings[id] = reply.open(plan, id, output)
+
+    def _end(self, core: CoreTexts, request: int) -> None:
+        """Write the end of a reply in the core, or all of one that does not stream."""
+        reply = self._core_replies.pop(request)
+        plan, texts = reply.plans[0], list(core.texts(request, len(reply.plans)))
+        core.close(request)
+        usage = Usage(reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached)
+        head, renderer = None, Renderer(plan)
+        if plan.stream:
+            data = renderer.closing(usage)
+        else:
+            head = Head(200, JSON, reply.times)
+            plans = sorted(reply.plans, key=lambda plan: plan.index)
+            data = renderer.whole(
+                [
+                    Choice(plan.echo + text.text, text.finished)
+                    for plan, text in zip(plans, texts, strict=True)
+                ],
+                usage,
+            )
+        self._frames(request).add(request, head, data, True)
+
+    def _take_tokens(
+        self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
+    ) -> None:
+        request = request_of(id)
+        reply = self._replies.get(request)
+        if reply is None:  # aborted, or ended by a stop string the engine had not heard of
+            return
+        assert isinstance(reply, Reply)
+        logprobs = output.logprobs.get(id, [])
+        data, stopped_here = reply.feed(id - request, new, finished, logprobs)
+        self._emit(request, reply, self._openings.pop(id, b"") + data)
+        if stopped_here:
+            self._stops.append(Stop(id))
+
+    def _take_embedding(self, id: int, output: StepOutput) -> None:
+        plan = self._plans.decode(output.started[id])
+        assert isinstance(plan, EmbeddingPlan)
+        request = request_of(id)
+        reply = self._replies.setdefault(request, EmbeddingReply(plan))
+        assert isinstance(reply, EmbeddingReply)
+        reply.times = reply.times or times_of(id, output)
+        self._emit(request, reply, reply.take(plan, output.embeddings[id]))
+
+    def _emit(self, request: int, reply: Reply | EmbeddingReply, data: bytes) -> None:
+        complete = reply.is_complete
+        if not data and not complete:
+            return
+        head = None if reply.head_sent else Head(200, reply.content_type, reply.times)
+        reply.head_sent = True
+        self._frames(request).add(request, head, data, complete)
+        if complete:
+            del self._replies[request]
+
+    def _frames(self, request: int) -> Frames:
+        return self._outgoing.setdefault(frontend_of(request), Frames())
+
+
+def is_plain(plan: ReplyPlan) -> bool:
+    """Whether the core can write a reply: text and usage are all that is told."""
+    tells = (plan.logprobs, plan.prompt_logprobs)
+    return tells == (None, None) and plan.best_of == plan.n and not plan.continuous_usage
+
+
+def dead_ones(output: StepOutput) -> frozenset[int]:
+    """Return the sequences of a step that end without an answer of their own."""
+    ends = zip(output.ids, output.finished, strict=True)
+    return frozenset(id for id, f in ends if f in (FinishReason.ABORT, FinishReason.REFUSED))
+
+
+def times_of(id: int, output: StepOutput) -> Times | None:
+    """Return when a request passed each process: its first token is here, and is being rendered."""
+    times = output.times.get(id)
+    return times and msgspec.structs.replace(times, rendered=time.monotonic_ns())
+
+
+def refuse(frames: Frames, request: int) -> None:
+    """Answer a request that the engine has no place for. Nothing of it has been answered yet."""
+    error = QueueFull()
+    frames.add(request, Head(error.status, JSON), msgspec.json.encode(error.body()), True)

@@ -1,0 +1,243 @@
+"""The core writes the same bytes as the Python it stands in for."""
+
+import json
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.text import (
+    ByteStream,
+    TableVocabulary,
+    TextStream,
+    TokenTable,
+    Vocabulary,
+)
+from headrace.messages import FinishReason, ReplyPlan, StepOutput, request_id
+
+SPECIAL = 300
+WORDS = [b"a", b"ab", b" b", b"b\n", b'"', b"\\", b"\x00\x1f\x7f", "é".encode(), "世".encode()]
+WORDS += [
+    "🦊".encode(),
+    "🦊".encode()[:2],
+    "🦊".encode()[2:],
+    b" ",
+    b"",
+    b"\xed\xa0\x80",
+    b"\xf4\x90",
+]
+TOKENS = [bytes([byte]) for byte in range(256)] + WORDS
+TOKENS += [b""] * (SPECIAL - len(TOKENS)) + [b"<end>", b"<pad>"]
+TABLES = {
+    strips: TokenTable(TOKENS, frozenset([SPECIAL, SPECIAL + 1]), strips)
+    for strips in (False, True)
+}
+STOPS = ["ab", "b\n", "ba", "a a", "é", "世界", "\\", "aaaa"]
+FRONTENDS = 3
+
+
+class NoTable:
+    """The same streams, of which the core knows nothing."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+
+    def stream(self, skip_special_tokens: bool) -> TextStream:
+        return ByteStream(self._table, skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._table.token_bytes[id]
+
+
+@dataclass
+class Text:
+    """What a sequence is to say, in steps of some tokens each."""
+
+    id: int
+    plan: ReplyPlan
+    steps: list[list[int]]
+    finished: FinishReason
+
+
+tokens = st.one_of(
+    st.integers(256, 256 + len(WORDS) - 1), st.integers(0, 255), st.integers(SPECIAL, SPECIAL + 3)
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Text]:
+    """Return the sequences of some requests."""
+    texts: list[Text] = []
+    for number in range(draw(st.integers(1, 4))):
+        n = draw(st.integers(1, 3))
+        request = request_id(draw(st.integers(0, FRONTENDS - 1)), number + 1)
+        shared = {
+            "response_id": f"cmpl-{number}",
+            "model": draw(st.sampled_from(["tiny", 'a "model"\\'])),
+            "created": 1_700_000_000 + number,
+            "chat": draw(st.booleans()),
+            "stream": draw(st.booleans()),
+            "include_usage": draw(st.booleans()),
+            "num_sequences": n,
+            "num_prompt_tokens": 5,
+            "stop": draw(st.lists(st.sampled_from(STOPS), max_size=2)),
+            "include_stop": draw(st.booleans()),
+            "skip_special_tokens": draw(st.booleans()),
+            "echo": draw(st.sampled_from(["", "", 'said "é"'])),
+            "min_tokens": draw(st.integers(0, 3)),
+            "n": n,
+            "best_of": n,
+        }
+        for index in range(n):
+            plan = ReplyPlan(index=index, shares_prompt=index > 0, **shared)  # type: ignore[arg-type]
+            steps = draw(st.lists(st.lists(tokens, min_size=1, max_size=3), min_size=1, max_size=6))
+            reason = draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
+            texts.append(Text(request + index, plan, steps, reason))
+    return texts
+
+
+def steps_of(texts: list[Text], seed: int) -> Iterator[tuple[StepOutput, bytes]]:
+    """Yield the messages of an engine, with the texts in some order, and some aborted."""
+    rng = random.Random(seed)
+    left = {text.id: list(text.steps) for text in texts}
+    by_id = {text.id: text for text in texts}
+    started: set[int] = set()
+    while left:
+        if rng.random() < 0.1:
+            gone = rng.choice(list(left))
+            plans = {} if gone in started else {gone: msgspec.msgpack.encode(by_id[gone].plan)}
+            yield StepOutput(plans, [gone], [0], [FinishReason.ABORT]), b""
+            left = {id: steps for id, steps in left.items() if id >> 16 != gone >> 16}
+        ids = [id for id in left if rng.random() < 0.7]
+        output = StepOutput({}, [], [], [], cached={})
+        said: list[int] = []
+        for id in ids:
+            new = left[id].pop(0)
+            is_last = not left[id]
+            if id not in started:
+                started.add(id)
+                output.started[id] = msgspec.msgpack.encode(by_id[id].plan)
+                output.cached[id] = 2
+            output.ids.append(id)
+            output.counts.append(len(new))
+            output.finished.append(by_id[id].finished if is_last else None)
+            said += new
+            if is_last:
+                del left[id]
+        yield output, array("I", said).tobytes()
+
+
+class Heard:
+    """What frontends and the engine are told."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+        self.heads: dict[int, tuple[int, str]] = {}
+        self.stops: list[int] = []
+
+    def hear(self, replies: Replies) -> None:
+        outgoing, stops = replies.render()
+        self.stops += [stop.id for stop in stops]
+        for frontend, frames in outgoing.items():
+            for id, head, data, last in frames.message().split(frames.data()):
+                assert id >> 56 == frontend
+                assert id not in self.ended
+                if head is not None:
+                    self.heads[id] = (head.status, head.content_type)
+                assert id in self.heads, "the head goes first"
+                self.bytes[id] = self.bytes.get(id, b"") + bytes(data)
+                if last:
+                    self.ended.add(id)
+
+    def forget_aborted(self, output: StepOutput) -> None:
+        """Let go of what is not told to its end."""
+        for id, reason in zip(output.ids, output.finished, strict=True):
+            if reason is FinishReason.ABORT:
+                self.bytes.pop(id >> 16 << 16, None)
+                self.ended.discard(id >> 16 << 16)
+                self.heads.pop(id >> 16 << 16, None)
+
+
+@settings(deadline=None, max_examples=300)
+@given(texts=requests(), seed=st.integers(0, 1000), strips=st.booleans())
+def test_the_core_writes_what_python_writes(texts: list[Text], seed: int, strips: bool) -> None:
+    vocabularies: list[Vocabulary] = [TableVocabulary(TABLES[strips]), NoTable(TABLES[strips])]
+    all_replies = [Replies(vocabulary, FRONTENDS) for vocabulary in vocabularies]
+    heard = [Heard(), Heard()]
+    for output, ids in steps_of(texts, seed):
+        for replies, ears in zip(all_replies, heard, strict=True):
+            replies.feed(output, ids)
+            ears.hear(replies)
+            ears.forget_aborted(output)
+    core, python = heard
+    assert core.bytes == {id: data for id, data in python.bytes.items() if data or id in core.bytes}
+    assert (core.ended, core.stops) == (python.ended, python.stops)
+    assert {id: core.heads[id] for id in python.heads} == python.heads
+    assert len(all_replies[0]) == len(all_replies[1]) == 0
+    assert not all_replies[0]._core_replies
+
+
+def events(data: bytes) -> list[str]:
+    """Return the texts of a stream's events."""
+    lines = data.decode().split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    bodies = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    return [choice["text"] for body in bodies for choice in body["choices"]]
+
+
+def completion(**fields: object) -> ReplyPlan:
+    defaults: dict[str, object] = {
+        **{"response_id": "x", "model": "tiny", "created": 1, "chat": False, "stream": True},
+        **{"include_usage": False, "num_sequences": 1, "num_prompt_tokens": 1, "index": 0},
+        **{"stop": [], "include_stop": False, "skip_special_tokens": True},
+    }
+    return ReplyPlan(**(defaults | fields))  # type: ignore[arg-type]
+
+
+def stream(replies: Replies, text: str, together: int) -> list[str]:
+    """Return the events of a text, a byte a step, rendered so many steps at a time."""
+    id, ears = request_id(0, 1), Heard()
+    for place, byte in enumerate(text.encode()):
+        is_last = place == len(text) - 1
+        output = StepOutput({}, [id], [1], [FinishReason.LENGTH if is_last else None])
+        if not place:
+            output.started[id] = msgspec.msgpack.encode(completion())
+        replies.feed(output, array("I", [byte]).tobytes())
+        if is_last or place % together == together - 1:
+            ears.hear(replies)
+    assert ears.ended == {id}
+    return events(ears.bytes[id])
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [(1, [*"abcdefgh"]), (3, ["a", "bcd", "efg", "h"]), (100, ["a", "bcdefgh"])],
+)
+def test_events_come_at_intervals_but_for_the_first_and_the_last(
+    interval: int, expected: list[str]
+) -> None:
+    replies = Replies(TableVocabulary(TABLES[False]), 1, interval)
+    assert stream(replies, "abcdefgh", together=1) == expected
+
+
+def test_steps_that_are_rendered_together_are_one_event() -> None:
+    replies = Replies(TableVocabulary(TABLES[False]), 1)
+    assert stream(replies, "abcdefgh", together=3) == ["abc", "def", "gh"]
+
+
+def test_the_head_goes_before_there_is_text() -> None:
+    replies, ears = Replies(TableVocabulary(TABLES[False]), 1), Heard()
+    id = request_id(0, 1)
+    started = {id: msgspec.msgpack.encode(completion())}
+    half = array("I", ["é".encode()[0]]).tobytes()
+    replies.feed(StepOutput(started, [id], [1], [None]), half)
+    ears.hear(replies)
+    assert ears.heads == {id: (200, "text/event-stream; charset=utf-8")}
+    assert ears.bytes == {id: b""}
