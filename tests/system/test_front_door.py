@@ -149,7 +149,10 @@ def test_idle_connections_keep_nobody_out(server: RunningServer) -> None:
 
 
 def test_a_client_that_never_reads_is_cut_off_alone(server: RunningServer) -> None:
-    body = json.dumps({"prompt": ["x"] * 16, "max_tokens": 8000, "stream": True}).encode()
+    # With usage in every event, so that there is much to say.
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    prompts = {"prompt": ["x"] * 16, "max_tokens": 8000}
+    body = json.dumps(prompts | {"stream": True, "stream_options": options}).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(address(server))
