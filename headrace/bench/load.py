@@ -281,9 +281,12 @@ def main() -> None:
         length = int.from_bytes(sys.stdin.buffer.read(4), "little")
         return msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=kind)
 
+    # With PYTHONUNBUFFERED, sys.stdout.buffer may write a part and leave the rest to its caller.
+    output = open(sys.stdout.fileno(), "wb", closefd=False)  # noqa: SIM115
+
     def tell(message: Told) -> None:
-        sys.stdout.buffer.write(framed(message))
-        sys.stdout.buffer.flush()
+        output.write(framed(message))
+        output.flush()
 
     share = hear(Share)
     tell(Ready())
