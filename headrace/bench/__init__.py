@@ -14,7 +14,10 @@ def main(argv: list[str]) -> None:
     """Run the benchmark named first; only its code is loaded."""
     name, *rest = argv or ["--help"]
     if name in COMMANDS:
-        pkgutil.resolve_name(COMMANDS[name])(rest)
+        try:
+            pkgutil.resolve_name(COMMANDS[name])(rest)
+        except KeyboardInterrupt:
+            sys.exit(130)  # as shells have it
     elif name in ("-h", "--help"):
         print(USAGE)
     else:

@@ -7,7 +7,9 @@ Each message is a length, four bytes, and msgpack.
 
 import asyncio
 import contextlib
+import os
 import resource
+import signal
 import ssl
 import sys
 import time
@@ -21,6 +23,7 @@ import uvloop
 
 from headrace.bench.connection import Connection, Record
 from headrace.errors import HeadraceError
+from headrace.process import die_with_parent
 
 PROGRESS_S = 0.2
 START_S = 0.05  # from all being ready to the first request
@@ -276,6 +279,8 @@ def framed(message: Any) -> bytes:
 
 def main() -> None:
     """Be a load process."""
+    die_with_parent(os.getppid(), signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
 
     def hear(kind: Any) -> Any:
         length = int.from_bytes(sys.stdin.buffer.read(4), "little")
