@@ -25,6 +25,7 @@ from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.worker.main import LOOK_US
 from headrace.messages import (
     FromWorker,
     GenerateRequest,
@@ -56,7 +57,7 @@ def answer(step: Step) -> StepResult:
 
 def be_worker(step_fd: int, result_fd: int) -> None:
     """Answer steps until killed."""
-    steps: StepChannel[ToWorker] = StepChannel(step_fd, ToWorker)
+    steps: StepChannel[ToWorker] = StepChannel(step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(result_fd, FromWorker)
     while True:
         step = steps.receive(WAIT_S)

@@ -1,8 +1,7 @@
 // futex: publish a 32-bit word in shared memory and wait for it to change.
 //   The word is a message counter of a step channel; writer and reader are different processes.
-//   A waiter first spins: between two steps of a busy engine the answer comes within
-//   microseconds, and a futex round trip costs tens of them on a virtual machine. It spins for a
-//   bounded time only, so that on a machine with too few cores the other side gets to run.
+//   A waiter may first look for a while: a futex round trip costs tens of microseconds on a virtual
+//   machine. It yields between looks, so that with too few cores the other side gets to run.
 
 #include <atomic>
 #include <cerrno>
@@ -15,6 +14,12 @@
 #include <unistd.h>
 
 namespace {
+
+int64_t now_us() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * int64_t(1000000) + now.tv_nsec / 1000;
+}
 
 std::atomic<uint32_t> *word_at(void *address) {
     return reinterpret_cast<std::atomic<uint32_t> *>(address);
@@ -36,14 +41,12 @@ uint32_t headrace_load(void *address) {
     return word_at(address)->load(std::memory_order_acquire);
 }
 
-// Wait until the word differs from `seen`, at most `timeout_us`; return its value, `seen` on
-// timeout or a signal.
-uint32_t headrace_wait(void *address, uint32_t seen, uint32_t yields, int64_t timeout_us) {
-    for (uint32_t i = 0; i < yields; i++) {
-        if (headrace_load(address) != seen)
-            return headrace_load(address);
+// Wait until the word differs from `seen`: `look_us` awake, then at most `timeout_us` asleep.
+// Return its value, `seen` on timeout or a signal.
+uint32_t headrace_wait(void *address, uint32_t seen, int64_t look_us, int64_t timeout_us) {
+    const int64_t end = now_us() + look_us;
+    while (headrace_load(address) == seen && now_us() < end)
         sched_yield();
-    }
     timespec timeout = {timeout_us / 1000000, timeout_us % 1000000 * 1000};
     if (headrace_load(address) == seen)
         syscall(SYS_futex, address, FUTEX_WAIT, seen, &timeout, nullptr, 0);

@@ -12,28 +12,28 @@ def build_step(chunks: list[Chunk]) -> Step:
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, pooled_rows = array("i"), array("i")
     sampling = SamplingRows()
-    max_pages = max(len(chunk.sequence.pages) for chunk in chunks)
+    max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
     table = []
     for row, chunk in enumerate(chunks):
         sequence, first_row = chunk.sequence, len(token_ids)
-        num_tokens, is_last = chunk.num_tokens, chunk.is_last
-        if num_tokens == 1:  # nearly always, so worth a path of its own
-            token_ids.append(sequence.tokens[chunk.start])
+        table.append(sequence.pages.tobytes().ljust(max_bytes, b"\0"))
+        if chunk.is_decode:  # nearly always
+            token_ids.append(sequence.tokens[-1])
             positions.append(chunk.start)
             rows_of.append(row)
-        else:
-            token_ids += sequence.tokens[chunk.start : chunk.start + chunk.count] + chunk.drafts
-            positions.extend(range(chunk.start, chunk.start + num_tokens))
-            rows_of.extend([row] * num_tokens)
-        table.append(sequence.pages.tobytes().ljust(max_pages * 4, b"\0"))
-        if sequence.request.embeds:
-            pooled_rows.extend([len(token_ids) - 1] * is_last)
+            logit_rows.append(first_row)
+            sampling.draw(sequence, chunk.drafts)
             continue
-        if sequence.is_watched:
-            for position in chunk.watched:
-                logit_rows.append(first_row + position - chunk.start)
-                sampling.watch(sequence, position + 1)
-        if is_last:
+        token_ids += sequence.tokens[chunk.start : chunk.start + chunk.count] + chunk.drafts
+        positions.extend(range(chunk.start, chunk.start + chunk.num_tokens))
+        rows_of.extend([row] * chunk.num_tokens)
+        if sequence.request.embeds:
+            pooled_rows.extend([len(token_ids) - 1] * chunk.is_last)
+            continue
+        for position in chunk.watched:
+            logit_rows.append(first_row + position - chunk.start)
+            sampling.watch(sequence, position + 1)
+        if chunk.is_last:
             for num_drafts in range(len(chunk.drafts) + 1):
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
                 sampling.draw(sequence, chunk.drafts[:num_drafts])

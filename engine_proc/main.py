@@ -1,6 +1,7 @@
 """Engine process: token ids in, token ids out, one step after the other.
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
+import gc
 import logging
 import pkgutil
 import time
@@ -39,6 +40,7 @@ from headrace.process import Context
 from headrace.sockets import Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
+ITEM_BYTES = 4  # of the columns of a `Step`
 LAPSE_S = 1.0  # between looks at the leases
 MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
 
@@ -56,6 +58,7 @@ def main(config: EngineConfig, context: Context) -> None:
         pool = make_pool(ready, config)
         scheduler = make_scheduler(pool, ready, config)
         engine = Engine(config, context, scheduler, pool)
+        gc.freeze()  # what lives as long as the process need not be looked at again
         context.slot.enter(State.READY)
         while True:
             context.slot.beat()
@@ -189,18 +192,20 @@ class Engine:
     def step(self, worker: Worker) -> None:
         """Compute one step and send what it brought."""
         chunks = self._scheduler.schedule(self._budget())
-        num_pooled = sum(chunk.is_last and chunk.sequence.request.embeds for chunk in chunks)
         now_ns = time.monotonic_ns()
         for chunk in chunks:
-            chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
+            if not chunk.is_decode:
+                chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
         started_at = time.perf_counter()
-        result = worker.run(build_step(chunks))
-        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        step = build_step(chunks)
+        result = worker.run(step)
+        num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_time.observe(num_tokens, time.perf_counter() - started_at)
+        num_pooled = len(step.pooled_rows) // ITEM_BYTES
         news = self._scheduler.update(chunks, Outcome(result, num_pooled))
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
-        self._slot.add(Field.GENERATED_TOKENS, sum(len(n.tokens) for n in news))
-        self._slot.add(Field.FINISHED, sum(n.finished is not None for n in news))
+        self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
+        self._slot.add(Field.FINISHED, sum([n.finished is not None for n in news]))
         self._show()
         self._send(news)
 

@@ -1,12 +1,14 @@
 """How the rows of a step are sampled, as arrays. Pure: which tokens are banned or penalized now is
 decided here, the workers only do sums."""
 
+import struct
 from array import array
 
 from headrace.engine_proc.sequence import Sequence
 from headrace.messages import SAMPLING_ROW, Sampling
 
 BAN = float("-inf")
+POSITION, POSITION_AT = struct.Struct("<Q"), 8  # in a `SAMPLING_ROW`
 
 
 class SamplingRows:
@@ -20,31 +22,19 @@ class SamplingRows:
 
     def draw(self, sequence: Sequence, drafts: "array[int]") -> None:
         """Add the row that draws the token after a sequence's tokens and `drafts`."""
-        sampling = sequence.request.sampling
-        num_known = len(sequence.tokens) + len(drafts)
-        history_start = num_prompt = num_history = 0
+        position = len(sequence.tokens) + len(drafts)
+        if sequence.is_plain:  # only the position in its row changes
+            row = sequence.sampling_row
+            if not row:
+                row += pack(sequence.request.sampling, 0, (0, 0, 0), (0, 0))
+            POSITION.pack_into(row, POSITION_AT, position)
+            self.rows += row
+            return
+        history = self._add_history(sequence, drafts)
         bias_start = len(self.bias)
-        if not sequence.is_plain:
-            history_start, num_prompt, num_history = self._add_history(sequence, drafts)
-            self._add_bias(sequence, drafts)
-        self.rows += SAMPLING_ROW.pack(
-            sampling.seed,
-            num_known,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.presence_penalty,
-            sampling.frequency_penalty,
-            sampling.repetition_penalty,
-            sampling.top_k,
-            -1 if sampling.logprobs is None else sampling.logprobs,
-            -1,
-            history_start,
-            num_prompt,
-            num_history,
-            bias_start,
-            len(self.bias) - bias_start,
-        )
+        self._add_bias(sequence, drafts)
+        bias = bias_start, len(self.bias) - bias_start
+        self.rows += pack(sequence.request.sampling, position, history, bias)
 
     def watch(self, sequence: Sequence, position: int) -> None:
         """Add a row that reports how likely the prompt's token at `position` was."""
@@ -75,6 +65,27 @@ class SamplingRows:
             banned = banned_tokens(sequence, drafts)
             self.bias_tokens.extend(banned)
             self.bias.extend([BAN] * len(banned))
+
+
+def pack(
+    sampling: Sampling, position: int, history: tuple[int, int, int], bias: tuple[int, int]
+) -> bytes:
+    """Return the `SAMPLING_ROW` of a token to be drawn."""
+    return SAMPLING_ROW.pack(
+        sampling.seed,
+        position,
+        sampling.temperature,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.repetition_penalty,
+        sampling.top_k,
+        -1 if sampling.logprobs is None else sampling.logprobs,
+        -1,
+        *history,
+        *bias,
+    )
 
 
 def banned_tokens(sequence: Sequence, drafts: "array[int]") -> list[int]:

@@ -11,7 +11,7 @@ as in vLLM).
 from array import array
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headrace.engine_proc.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.fair_share import FairShare
@@ -30,9 +30,9 @@ class News:
     """What a step brought for one sequence."""
 
     sequence: Sequence
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
     finished: FinishReason | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where wanted
+    logprobs: list[TokenLogprob] | None = None  # of `tokens`, where wanted
     embedding: bytes | None = None
 
 
@@ -128,15 +128,26 @@ class Scheduler:
         self.counts.steps += 1
         num_preemptions = self.counts.preemptions
         chunks = list(self._running_chunks(budget))
-        if self.counts.preemptions == num_preemptions:
+        if self.waiting and self.counts.preemptions == num_preemptions:
             chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
         return chunks
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per running sequence; preempt the last one for want of pages."""
-        place = 0
+        place, page_tokens = 0, self._pool.page_tokens
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]
+            start = sequence.num_computed
+            if (
+                sequence.is_plain
+                and len(sequence.tokens) - start == 1
+                and start % page_tokens  # it has the page
+                and self._speculation is None
+            ):
+                place += 1
+                budget -= 1
+                yield Chunk(sequence, start, 1, NO_TOKENS, is_decode=True)
+                continue
             if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, budget)
@@ -256,19 +267,34 @@ class Scheduler:
         news = []
         for chunk in chunks:
             sequence = chunk.sequence
+            if chunk.is_decode:
+                news.append(self._advance(sequence, outcome.token()))
+                continue
             is_last = chunk.is_last
             if sequence.is_watched:
                 self._look(chunk, outcome)
             self._shares.charge(sequence.request.key, chunk.count)
             sequence.num_computed += chunk.count
             if is_last and sequence.request.embeds:
-                news.append(News(sequence, [], FinishReason.STOP, [], outcome.embedding()))
+                news.append(News(sequence, [], FinishReason.STOP, None, outcome.embedding()))
             elif is_last:
                 news.append(self._draw(chunk, outcome))
             self._remember(sequence, chunk.start)
             if is_last and news[-1].finished is not None:
                 self._forget(sequence)
         return news
+
+    def _advance(self, sequence: Sequence, token: int) -> News:
+        """Do what `update` does for a chunk, for one that `is_decode`."""
+        sequence.tokens.append(token)
+        sequence.num_computed += 1
+        self._shares.charge(sequence.request.key, 1)
+        finished = finish_reason(sequence, token)
+        if not sequence.num_computed % self._pool.page_tokens:
+            self._remember(sequence, sequence.num_computed - 1)
+        if finished is not None:
+            self._forget(sequence)
+        return News(sequence, [token], finished)
 
     def _look(self, chunk: Chunk, outcome: Outcome) -> None:
         """Take the log probabilities of prompt tokens."""
@@ -282,7 +308,8 @@ class Scheduler:
         """Take the tokens that a step drew: one, and one more for every guess that was right."""
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs
-        news = News(sequence)
+        news = News(sequence, [])
+        logprobs = []
         is_right = True
         for place in range(len(chunk.drafts) + 1):
             token = outcome.token()
@@ -292,9 +319,10 @@ class Scheduler:
             sequence.tokens.append(token)
             news.tokens.append(token)
             if logprob is not None:
-                news.logprobs.append(logprob)
+                logprobs.append(logprob)
             news.finished = finish_reason(sequence, token)
             is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
+        news.logprobs = logprobs
         num_right = len(news.tokens) - 1
         sequence.num_computed += num_right
         if chunk.drafts and self._speculation is not None:
@@ -331,8 +359,9 @@ class Scheduler:
 
 def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
     """Return why a sequence ends with `token`, its newest, or None."""
-    if token in sequence.request.stop_token_ids:
+    request = sequence.request
+    if token in request.stop_token_ids:
         return FinishReason.STOP
-    if sequence.num_generated >= sequence.request.max_tokens:
+    if len(sequence.tokens) - sequence.num_prompt >= request.max_tokens:
         return FinishReason.LENGTH
     return None

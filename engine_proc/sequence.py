@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from headrace.messages import GenerateRequest, Sampling, TokenLogprob
 
-# The fields of `Sampling` by which tokens are treated unequally.
-REMEMBERING = (
+# The fields of `Sampling` for which more has to be known, or told, than the last token.
+MORE = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("logit_bias", "bad_words", "min_tokens"),
+    *("logit_bias", "bad_words", "min_tokens", "logprobs", "prompt_logprobs"),
 )
 
 
@@ -23,7 +23,7 @@ class Sequence:
     request: GenerateRequest
     tokens: "array[int]"  # i32: the prompt, then what was generated
     num_prompt: int
-    is_plain: bool  # nothing it has said bears on what it may say: no penalty, bias or ban
+    is_plain: bool  # drawn from the last logits alone, and nothing but the token is told
     arrival: int = 0  # the how-manieth sequence of this engine
     queued_at: int = 0  # the step before which it began to wait
     num_computed: int = 0
@@ -32,6 +32,7 @@ class Sequence:
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     draft_length: int = 0  # tokens to guess next, see `speculation.py`
+    sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
     has_started: bool = False  # its plan has gone to the detokenizer
@@ -44,8 +45,8 @@ class Sequence:
         tokens = array("i")
         tokens.frombytes(prompt)
         plain = Sampling()
-        is_plain = all(
-            getattr(request.sampling, name) == getattr(plain, name) for name in REMEMBERING
+        is_plain = not request.embeds and all(
+            getattr(request.sampling, name) == getattr(plain, name) for name in MORE
         )
         return cls(request, tokens, len(tokens), is_plain, queued_ns=queued_ns)
 

@@ -23,15 +23,21 @@ READ_AT = 64  # a cache line of its own
 HEADER_BYTES = 128
 LENGTH_BYTES = 4
 NUM_SLOTS = 8
-YIELDS = 30  # about 20 us of looking before sleeping
 
 
 class StepChannel(Generic[M]):
-    """One end of a channel; which end is a matter of use. `kind` is the union it carries."""
+    """One end of a channel; which end is a matter of use.
 
-    def __init__(self, fd: int, kind: Any) -> None:
-        """Map the channel behind `fd`, made by `create`."""
+    Args:
+        fd: made by `create`.
+        kind: the union it carries.
+        look_us: how long a reader looks before it sleeps. To be woken takes tens of microseconds;
+            looking takes a core that others may need.
+    """
+
+    def __init__(self, fd: int, kind: Any, look_us: int = 20) -> None:
         self.fd = fd
+        self._look_us = look_us
         self._map = mmap.mmap(fd, 0)
         self._slot_bytes = (len(self._map) - HEADER_BYTES) // NUM_SLOTS
         self._encoder = msgspec.msgpack.Encoder()
@@ -71,7 +77,7 @@ class StepChannel(Generic[M]):
             written = self._core.headrace_wait(
                 self._written_at,
                 ctypes.c_uint32(self._read),
-                ctypes.c_uint32(YIELDS),
+                ctypes.c_int64(self._look_us),
                 ctypes.c_int64(int(timeout_s * 1e6)),
             )
             if written == self._read:

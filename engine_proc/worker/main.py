@@ -1,6 +1,8 @@
 """Worker process: runs the model on the steps it is given; decides nothing.
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
+import gc
+
 from headrace.board import Field, State
 from headrace.config import WorkerConfig
 from headrace.engine_proc.step_channel import StepChannel
@@ -9,17 +11,19 @@ from headrace.messages import FromWorker, ToWorker, WorkerReady
 from headrace.process import Context
 
 IDLE_S = 0.5
+LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
 
 def main(config: WorkerConfig, context: Context) -> None:
     """Load the model, then execute steps until SIGTERM."""
-    steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker)
+    steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
 
     def progress(done: int, total: int) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
 
     loaded = load(config, progress)
+    gc.freeze()  # what lives as long as the process need not be looked at again
     context.slot.enter(State.READY)
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
     while True:

@@ -50,6 +50,17 @@ def test_page_table_has_a_row_per_chunk_padded_to_the_longest() -> None:
     assert table.tolist() == [[7, 0, 0], [4, 5, 6], [1, 2, 0]]
 
 
+def test_the_fast_way_for_decodes_is_the_general_way() -> None:
+    sequences = [make_sequence([1, 2, 3, seed], [0, 1], seed, temperature=0.5) for seed in (7, 8)]
+    general = build_step([Chunk(sequence, 3, 1) for sequence in sequences])
+    for _ in range(2):  # rows are kept from step to step
+        fast = build_step([Chunk(sequence, 3, 1, is_decode=True) for sequence in sequences])
+        assert fast == general
+    sequences[0].tokens.append(9)
+    moved = SAMPLING_ROW.unpack(build_step([Chunk(sequences[0], 4, 1, is_decode=True)]).rows)
+    assert moved[:2] == (7, 5)  # seed, position
+
+
 def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
     whole = make_sequence([1, 2, 3], [0])
     part = make_sequence([4, 5, 6], [1])
