@@ -84,7 +84,8 @@ Partial partial_at(float *memory, const Config &config, int rows) {
 class TileHead {
 public:
     TileHead(const StepState &state, int layer, const Tile &tile, int kv_head)
-        : state_(state), tile_(tile), kv_head_(kv_head) {
+        : state_(state), tile_(tile), kv_head_(kv_head),
+          sinks_(state.model.layers[layer].vectors[slot_sinks]) {
         const Config &config = state.config;
         const size_t row = size_t(kv_head) * state.num_tokens + tile.first_token;
         operands_ = {state.queries + row * state.group * config.head_dim,
@@ -129,8 +130,12 @@ public:
             const int head = kv_head_ * state_.group + row % state_.group;
             float *out = state_.attended + size_t(token) * state_.q_stride + size_t(head) * dim;
             const float *values = partial.values + size_t(row) * partial.stride;
+            float sum = partial.sum[row];
+            if (!sinks_.empty()) { // one more numerator, whose value is zero
+                sum += std::exp(sinks_[head] - partial.maximum[row]);
+            }
             for (int i = 0; i < dim; ++i) {
-                out[i] = values[i] / partial.sum[row];
+                out[i] = values[i] / sum;
             }
         }
     }
@@ -139,6 +144,7 @@ private:
     const StepState &state_;
     const Tile &tile_;
     int kv_head_;
+    const std::vector<float> &sinks_; // empty: none
     AttentionTile operands_;
 };
 

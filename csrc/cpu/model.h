@@ -61,6 +61,7 @@ enum VectorSlot {
     slot_mlp_post_norm,
     slot_q_norm,
     slot_k_norm,
+    slot_sinks,
     slot_q_bias,
     slot_k_bias,
     slot_v_bias,

@@ -82,6 +82,7 @@ VECTORS = (
     "mlp_post_norm",
     "q_norm",
     "k_norm",
+    "sinks",
     *(f"{name}.bias" for name in MATRICES),
 )
 

@@ -404,6 +404,31 @@ def granite(fields: Fields) -> DecoderSpec:
     )
 
 
+def granite_swa(fields: Fields) -> DecoderSpec:
+    """Granite with windows and sinks. `layer_rope_theta` has a RoPE base per layer; 0 is NoPE."""
+    head_dim, num_layers = split_head_dim(fields), fields.integer("num_hidden_layers")
+    bases = fields.one_per_layer("layer_rope_theta", num_layers) or [None] * num_layers
+    kinds = sorted({base for base in bases if base != 0}, key=str)
+    params = fields.table("rope_parameters")
+    ropes = tuple(
+        rope_table(
+            params if base is None else {**params, "rope_theta": base},
+            owner=fields.owner,
+            head_dim=head_dim,
+            max_position=fields.integer("max_position_embeddings"),
+            theta=fields.number("rope_theta", 10_000.0),
+        )
+        for base in kinds
+    )
+    size = fields.integer("sliding_window", 128)
+    slides = layer_types(fields, lambda i: i % 4 != 0)
+    layers = tuple(
+        LayerSpec(rope=None if base == 0 else kinds.index(base), window=size if slide else None)
+        for base, slide in zip(bases, slides, strict=True)
+    )
+    return replace(granite(fields), layers=layers, ropes=ropes, attention_sinks=True)
+
+
 def cohere(fields: Fields) -> DecoderSpec:
     """`use_qk_norm` has a weight for each head and dimension, so it is refused."""
     head_dim = fields.integer("head_dim", split_head_dim(fields))
@@ -490,6 +515,7 @@ FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
     "smollm3": smollm3,
     "olmo2": olmo2,
     "granite": granite,
+    "granite_swa": granite_swa,
     "cohere": cohere,
     "cohere2": cohere2,
     "ernie4_5": ernie4_5,

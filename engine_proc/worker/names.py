@@ -49,6 +49,8 @@ def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
     elif spec.qk_norm == QKNorm.FULL:
         shapes |= {"q_norm": (q,), "k_norm": (kv,)}
+    if spec.attention_sinks:
+        shapes["sinks"] = (spec.num_heads,)
     for name, shape, bias in (
         ("q", (q, hidden), spec.qkv_bias),
         ("k", (kv, hidden), spec.qkv_bias),
@@ -116,6 +118,7 @@ HF_LAYER = {
     "mlp_post_norm": "post_feedforward_layernorm.weight",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
+    "sinks": "self_attn.sinks",
 }
 HF_LINEAR = {
     "q": "self_attn.q_proj",

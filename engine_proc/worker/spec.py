@@ -86,6 +86,7 @@ class DecoderSpec:
     tied_head: bool = True
     attention_scale: float = 1.0  # multiplies q . k
     attention_softcap: float | None = None  # c * tanh(score / c), before the mask
+    attention_sinks: bool = False  # a learned score per head, of a key that has no value
     logit_softcap: float | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0

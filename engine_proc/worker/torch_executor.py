@@ -145,6 +145,7 @@ class TorchExecutor:
                 scale=spec.attention_scale,
                 reach=reach,
                 softcap=spec.attention_softcap,
+                sinks=self.weights.get(f"{name}.sinks"),
             )
         return self.linear(f"{name}.o", out.flatten(1))
 

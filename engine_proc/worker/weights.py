@@ -15,6 +15,7 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
     layers.{i}.mlp_post_norm  [hidden], after the MLP, with PRE_POST and POST
     layers.{i}.q, .k, .v      [heads * head_dim, hidden], and `.q.bias` … with `qkv_bias`
     layers.{i}.q_norm, k_norm [head_dim] per head, or [heads * head_dim] full width
+    layers.{i}.sinks          [heads], with `attention_sinks`
     layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
     layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
     layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`

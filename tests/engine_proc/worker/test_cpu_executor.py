@@ -97,6 +97,9 @@ SPECS = {
         layers=(LayerSpec(window=40), LayerSpec(rope=None)),
         ropes=(dataclasses.replace(SPEC.ropes[0], interleaved=True),),
     ),
+    "sinks": dataclasses.replace(
+        SPEC, attention_sinks=True, layers=(LayerSpec(window=20), LayerSpec())
+    ),
     "many heads per KV head": dataclasses.replace(SPEC, num_heads=53, num_kv_heads=1),
     "biases, odd sizes": dataclasses.replace(
         SPEC,

@@ -97,6 +97,13 @@ CASES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7,
         "attention_multiplier": 0.3,
     },
+    "granite_swa": {
+        "attention_multiplier": 0.3,
+        "sliding_window": 5,
+        "layer_types": SLIDING_FIRST,
+        "layer_rope_theta": [5000.0, 0],
+    },
+    "granite_swa with one RoPE": {"layer_types": SLIDING_FIRST, "sliding_window": 5},
     "cohere": {"logit_scale": 1.5},
     "cohere with wide heads": {"head_dim": 24, "logit_scale": 1.5},
     "cohere2": {"logit_scale": 1.5, "sliding_window": 5, "layer_types": SLIDING_FIRST},
@@ -125,7 +132,7 @@ def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
         config, dtype=torch.float32, attn_implementation="eager"
     )
     for name, parameter in model.named_parameters():
-        if "norm" in name or name.endswith("bias"):  # they start as ones and zeros
+        if "norm" in name or name.endswith(("bias", "sinks")):  # they start as ones and zeros
             parameter.data += 0.3 * torch.randn_like(parameter)
     model.eval().save_pretrained(folder)
     return model
