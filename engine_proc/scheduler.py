@@ -137,13 +137,12 @@ class Scheduler:
         place, page_tokens = 0, self._pool.page_tokens
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]
+            drafts = NO_TOKENS
+            if self._speculation is not None:
+                drafts = self._drafts(sequence, budget - (len(self.running) - place - 1))
             start = sequence.num_computed
-            if (
-                sequence.is_plain
-                and len(sequence.tokens) - start == 1
-                and start % page_tokens  # it has the page
-                and self._speculation is None
-            ):
+            has_page = start % page_tokens != 0
+            if sequence.is_plain and len(sequence.tokens) - start == 1 and has_page and not drafts:
                 place += 1
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_decode=True)
@@ -155,10 +154,9 @@ class Scheduler:
                 victim = self._preempt_last()
                 if victim is sequence:
                     return
+            if not self._can_hold(sequence, count + len(drafts)):
+                drafts = NO_TOKENS
             place += 1
-            drafts = NO_TOKENS
-            if self._speculation is not None:
-                drafts = self._drafts(sequence, budget - (len(self.running) - place))
             self._hold(sequence, count + len(drafts))
             yield Chunk(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
@@ -192,8 +190,7 @@ class Scheduler:
         assert self._speculation is not None
         if sequence.num_missing > 1 or sequence.request.embeds:
             return NO_TOKENS
-        drafts = self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
-        return drafts if self._can_hold(sequence, 1 + len(drafts)) else NO_TOKENS
+        return self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
 
     def _digest(self, sequence: Sequence, num_tokens: int) -> None:
         """Bring the digests of a sequence's full pages up to `num_tokens`."""
