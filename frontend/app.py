@@ -18,9 +18,10 @@ from headrace.frontend.connection import EXTENSION
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
 from headrace.frontend.hops import Hops
+from headrace.frontend.long_bodies import LongBodies
 from headrace.frontend.refusals import Refusal, error_body, too_large
 from headrace.frontend.request_head import RequestHead
-from headrace.links import Links
+from headrace.links import LONG_BODY_BYTES, Links
 from headrace.messages import HttpRequest, share_key
 
 JSON = b"application/json"
@@ -48,6 +49,7 @@ class Forwarder:
         self._slot = slot
         self._door = door
         self._max_body_bytes = max_body_bytes
+        self._long_bodies = LongBodies(links)
         self._too_large = too_large(max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +75,11 @@ class Forwarder:
     async def _carry(
         self, exchange: Exchange, scope: Scope, head: RequestHead, receive: Receive, send: Send
     ) -> None:
-        body = await self._read_body(receive)
+        if head.length >= LONG_BODY_BYTES:
+            async with self._long_bodies.turn(receive) as receive_in_turn:
+                body = await self._read_body(receive_in_turn)
+        else:
+            body = await self._read_body(receive)
         self._slot.add(Field.BYTES_IN, len(body))
         key = 0 if head.authorization is None else share_key(head.authorization)
         request = HttpRequest(exchange.id, scope["method"], scope["path"], time.time(), key)

@@ -40,6 +40,10 @@ class Links:
         sent = sum(s[Field.FORWARDED_BYTES + tokenizer] for s in self._frontend_slots)
         return sent - self._tokenizer_slots[tokenizer][Field.HANDLED_BYTES]
 
+    def long_backlog(self) -> int:
+        """Return how many bytes of long bodies have still to be handled."""
+        return self.backlog(self._long)
+
     def total_backlog(self) -> int:
         """Return how many bytes of bodies all tokenizers have still to handle."""
         return sum(self.backlog(i) for i in range(len(self._tokenizers)))
