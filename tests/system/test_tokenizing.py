@@ -28,7 +28,7 @@ def reference() -> tokenizers.Tokenizer:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[httpx.Client]:
-    limits = httpx.Limits(max_connections=CONCURRENT)
+    limits = httpx.Limits(max_connections=CONCURRENT, max_keepalive_connections=0)
     with httpx.Client(base_url=server.url, limits=limits, timeout=TIMEOUT_S) as made:
         yield made
 
