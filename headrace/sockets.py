@@ -1,11 +1,13 @@
 """ZeroMQ links. The receiver binds, senders connect; every queue has a high-water mark.
 
 A message is one frame, or two with bulk: the encoded Struct, then bytes that are not copied into
-it. Links live in the server's run directory, one socket file per receiver.
+it. Several messages with bulk may travel as one, at little more than the cost of one. Links live in
+the server's run directory, one socket file per receiver.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,21 +40,24 @@ class Inbox(Generic[M]):
         self._socket.set(zmq.RCVHWM, high_water)
         self._socket.bind(where)
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+        self._unread: deque[zmq.Frame] = deque()  # what has come along with the last message
 
     def wait(self, timeout_ms: int) -> bool:
         """Return whether there is a message, as soon as there is one."""
-        return bool(self._socket.poll(timeout_ms))
+        return bool(self._unread) or bool(self._socket.poll(timeout_ms))
 
     def receive(self, timeout_ms: int) -> tuple[M, Frame] | None:
         """Return the next message and its bulk (b"" without), or None after `timeout_ms`."""
         if timeout_ms and not self.wait(timeout_ms):
             return None
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        message = self._decoder.decode(frames[0].buffer)
-        return message, frames[1].buffer if len(frames) > 1 else b""
+        unread = self._unread
+        if not unread:
+            try:
+                unread.extend(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            except zmq.Again:
+                return None
+        message = self._decoder.decode(unread.popleft().buffer)
+        return message, unread.popleft().buffer if unread else b""
 
     def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[M, Frame], None]) -> None:
         """Call `handle` from `loop` for each message that comes."""
@@ -89,6 +94,13 @@ class Outbox:
         What is in `bulk` must not change any more: if it is large it is sent from where it is.
         """
         self._socket.send_multipart(self._frames(message, bulk), copy=is_small(bulk))
+
+    def send_all(self, messages: Sequence[tuple[Message, Frame]]) -> None:
+        """Send messages with their bulk, as `send` does."""
+        frames = [frame for message in messages for frame in self._frames(*message)]
+        copies = all(is_small(bulk) for _, bulk in messages)
+        if frames:
+            self._socket.send_multipart(frames, copy=copies)
 
     def try_send(self, message: Message, bulk: Frame | None = None) -> bool:
         """Send without ever waiting; return False, with nothing sent, where the link is full."""

@@ -11,7 +11,14 @@ import msgspec
 
 from headrace.board import Field
 from headrace.config import TokenizerConfig
-from headrace.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
+from headrace.messages import (
+    GenerateRequest,
+    Head,
+    HttpRequest,
+    ResponseFrames,
+    ToTokenizer,
+    frontend_of,
+)
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc.chat import ChatTemplate
@@ -19,7 +26,7 @@ from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.job import Job
 from headrace.tokenizer_proc.routes import Routes
-from headrace.tokenizer_proc.stages import Answer, Sequences
+from headrace.tokenizer_proc.stages import Answer, Ids, Sequences
 from headrace.tokenizer_proc.tokens import TokenRoutes
 
 
@@ -59,7 +66,10 @@ class Service:
         while waiting := [job for job in jobs if job.outcome is None]:
             self._encode(waiting)
         for job in jobs:
-            self._send(job)
+            if isinstance(job.outcome, Answer):
+                self._answer(job.request, job.outcome)
+        self._engine.send_all([message for job in jobs for message in self._messages(job)])
+        self._count(jobs)
 
     def _receive(self, timeout_ms: int) -> list[Job]:
         received = self._inbox.receive(timeout_ms)
@@ -87,20 +97,25 @@ class Service:
         for job in jobs:
             job.advance(list(itertools.islice(found, len(job.texts))))
 
-    def _send(self, job: Job) -> None:
-        """Send what has come of a request to whom it concerns."""
+    def _messages(self, job: Job) -> list[tuple[GenerateRequest, Ids]]:
+        """Return what the engine is told of a request."""
+        if not isinstance(job.outcome, Sequences):
+            return []
+        times, outcome = job.times, job.outcome
+        requests = [msgspec.structs.replace(request, times=times) for request in outcome.requests]
+        return list(zip(requests, outcome.prompts, strict=True))
+
+    def _count(self, jobs: list[Job]) -> None:
+        """Take note on the board of what has been done."""
         slot = self._slot
-        match outcome := job.outcome:
-            case Answer():
-                slot.add(Field.REFUSED, outcome.status >= 400)
-                self._answer(job.request, outcome)
-            case Sequences(requests, prompts):
-                times = job.times
-                for generate, prompt in zip(requests, prompts, strict=True):
-                    slot.add(Field.PROMPT_TOKENS, len(prompt))
-                    self._engine.send(msgspec.structs.replace(generate, times=times), prompt)
-        slot.add(Field.HANDLED)
-        slot.add(Field.HANDLED_BYTES, job.num_bytes + 1)
+        for job in jobs:
+            match outcome := job.outcome:
+                case Answer():
+                    slot.add(Field.REFUSED, outcome.status >= 400)
+                case Sequences():
+                    slot.add(Field.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
+        slot.add(Field.HANDLED, len(jobs))
+        slot.add(Field.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
 
     def _answer(self, request: HttpRequest, answer: Answer) -> None:
         """Send a response that is complete."""

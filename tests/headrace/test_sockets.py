@@ -52,6 +52,20 @@ def test_a_message_without_bulk_has_an_empty_one(inbox: Inbox[ToTokenizer], outb
     assert inbox.receive(DEADLINE_MS) == (REQUEST, b"")
 
 
+def test_messages_sent_as_one_arrive_one_by_one(inbox: Inbox[ToTokenizer], outbox: Outbox) -> None:
+    others = [HttpRequest(id, "POST", "/", 0.0) for id in range(3)]
+    bulks: list[Frame] = [b"a", b"", b"c" * 100_000]
+    outbox.send_all(list(zip(others, bulks, strict=True)))
+    outbox.send_all([])
+    outbox.send(REQUEST)
+    for other, bulk in zip(others, bulks, strict=True):
+        assert inbox.wait(DEADLINE_MS)
+        received = inbox.receive(0)
+        assert received is not None
+        assert (received[0], bytes(received[1])) == (other, bytes(bulk))
+    assert inbox.receive(DEADLINE_MS) == (REQUEST, b"")
+
+
 def test_bulk_may_be_a_view(inbox: Inbox[ToTokenizer], outbox: Outbox) -> None:
     outbox.send(REQUEST, memoryview(b"0123456789")[2:5])
     received = inbox.receive(DEADLINE_MS)
