@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench clean
+.PHONY: serve test check format install bench soak clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -24,6 +24,10 @@ format: .venv/dev
 
 bench: .venv/dev
 	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
+
+# Long, and not a part of `make test`: what is left behind after 100,000 streams cut short.
+soak: .venv/dev
+	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
 install: .venv/installed
 

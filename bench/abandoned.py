@@ -19,6 +19,7 @@ WAVE = 500
 WARM_UP_WAVES = 10  # until what is remembered of those who left has its full size
 MAX_TOKENS = 4000
 LEASE_S = 10.0  # after which nothing may be left, whatever was lost
+MAX_GROWTH = 5.0  # of a process, per cent
 GAUGES = ("num_requests_running", "num_requests_waiting", "replies_open", "http_connections")
 FLAGS = (
     *("--engine", "mock", "--mock-profile", "2ms"),
@@ -90,11 +91,15 @@ def main() -> None:
         seconds = wait_empty(server)
         after = memory(server)
     report.add(Quantity("until nothing is left", "s", {"headrace": [seconds]}))
+    grown: list[str] = []
     for name, size in after.items():
         report.add(Quantity(f"memory, {name}", "MB", {"headrace": [size]}))
         growth = 100 * (size / before[name] - 1)
         report.add(Quantity(f"growth, {name}", "%", {"headrace": [growth]}))
+        grown += [name] if growth > MAX_GROWTH else []
     report.finish()
+    if grown:
+        raise SystemExit(f"grown by more than {MAX_GROWTH} %: {', '.join(grown)}")
 
 
 if __name__ == "__main__":
