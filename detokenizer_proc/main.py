@@ -1,7 +1,7 @@
 """Detokenizer process: token ids in, ready-to-write HTTP bytes out.
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
-from headrace.board import Field, State
+from headrace.board import Field
 from headrace.config import DetokenizerConfig
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import load_vocabulary
@@ -30,7 +30,7 @@ def main(config: DetokenizerConfig, context: Context) -> None:
         Outbox(address(config.run_dir, "frontend", i), STEP_HIGH_WATER)
         for i in range(config.num_frontends)
     ]
-    slot.enter(State.READY)
+    context.ready()
     while True:
         slot.beat()
         received = inbox.receive(IDLE_MS)

@@ -1,7 +1,6 @@
 """Engine process: token ids in, token ids out, one step after the other.
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
-import gc
 import logging
 import pkgutil
 import time
@@ -12,7 +11,7 @@ from typing import assert_never
 
 import msgspec
 
-from headrace.board import Field, State
+from headrace.board import Field
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
 from headrace.engine_proc.leases import Leases
@@ -58,8 +57,7 @@ def main(config: EngineConfig, context: Context) -> None:
         pool = make_pool(ready, config)
         scheduler = make_scheduler(pool, ready, config)
         engine = Engine(config, context, scheduler, pool)
-        gc.freeze()  # what lives as long as the process need not be looked at again
-        context.slot.enter(State.READY)
+        context.ready()
         while True:
             context.slot.beat()
             engine.receive_all(inbox)

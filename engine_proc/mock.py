@@ -16,7 +16,7 @@ from typing import assert_never
 import msgspec
 import numpy as np
 
-from headrace.board import Field, Slot, State
+from headrace.board import Field, Slot
 from headrace.config import EngineConfig
 from headrace.engine_proc.leases import Leases
 from headrace.engine_proc.mock_profile import Profile, read_profile
@@ -56,7 +56,7 @@ def main(config: EngineConfig, context: Context) -> None:
     profile = read_profile(config.mock_profile)
     words = read_words(Path(config.model_path))
     engine = MockEngine(config, profile, words, detokenizers, context.slot)
-    context.slot.enter(State.READY)
+    context.ready()
     while True:
         context.slot.beat()
         engine.receive_all(inbox)

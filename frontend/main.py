@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 from starlette.middleware.cors import CORSMiddleware
 
-from headrace.board import Field, State
+from headrace.board import Field
 from headrace.config import FrontendConfig
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
@@ -58,6 +58,7 @@ class Frontend:
     def __init__(self, config: FrontendConfig, context: Context) -> None:
         """Bind the inbox; in the thread whose event loop will run."""
         self._config = config
+        self._context = context
         self._slot = context.slot
         self._inbox: Inbox[ToFrontend] = Inbox(
             address(config.run_dir, "frontend", context.index), ToFrontend, STEP_HIGH_WATER
@@ -115,7 +116,7 @@ class Frontend:
         with socket.socket(fileno=self._config.listen_fd) as listener:
             beating = asyncio.create_task(self._beat(loop))
             lag.start()
-            self._slot.enter(State.READY)
+            self._context.ready()
             await self._server.serve(sockets=[listener])
             beating.cancel()
         self._inbox.close()

@@ -5,6 +5,7 @@ board and a note, a memfd with its role, config and log level.
 """
 
 import ctypes
+import gc
 import logging
 import os
 import pkgutil
@@ -25,6 +26,7 @@ from headrace.messages import fingerprint
 from headrace.roles import ROLES, title
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+YOUNG_OBJECTS = 20_000  # made since they were last looked at for garbage
 START_FAILED = 3  # exit status of a child that has said why in one line
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,16 @@ class Context:
     def index(self) -> int:
         """This process's number among those of its role."""
         return self.seat.index
+
+    def ready(self) -> None:
+        """Say that the process serves.
+
+        What lives as long as the process need not be looked at for garbage again, and the young,
+        which are messages and tasks and in no cycles, not as often.
+        """
+        gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
+        self.slot.enter(State.READY)
 
     @property
     def orphaned(self) -> bool:

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from headrace.board import Slot, State
+from headrace.board import Slot
 from headrace.config import TokenizerConfig
 from headrace.messages import ToTokenizer
 from headrace.process import Context
@@ -35,7 +35,7 @@ def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeni
     """Handle requests in batches."""
     wait_s = config.batch_wait_ms / 1000
     service = load_service(config, context, inbox, 1, config.max_batch_size, wait_s)
-    context.slot.enter(State.READY)
+    context.ready()
     loader: threading.Thread | None = None
     while True:
         context.slot.beat()
@@ -51,7 +51,7 @@ def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeniz
     os.nice(LONG_NICENESS)
     # Native code may be busy with a text for longer than a heart may stand still.
     threading.Thread(target=keep_beating, args=(context.slot,), name="heart", daemon=True).start()
-    context.slot.enter(State.READY)
+    context.ready()
     while not inbox.wait(IDLE_MS):
         pass
     num_threads = min(LONG_THREADS, len(os.sched_getaffinity(0)))

@@ -1,9 +1,8 @@
 """Worker process: runs the model on the steps it is given; decides nothing.
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
-import gc
 
-from headrace.board import Field, State
+from headrace.board import Field
 from headrace.config import WorkerConfig
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
@@ -23,8 +22,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
 
     loaded = load(config, progress)
-    gc.freeze()  # what lives as long as the process need not be looked at again
-    context.slot.enter(State.READY)
+    context.ready()
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
     while True:
         context.slot.beat()
