@@ -33,9 +33,9 @@ class NoTable:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
-    def stream(self, skip_special_tokens: bool) -> TextStream:
+    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
         """Open a stream."""
-        return self._vocabulary.stream(skip_special_tokens)
+        return self._vocabulary.stream(skip_special_tokens, spaces_between)
 
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself."""

@@ -30,7 +30,7 @@ class SequenceText:
     def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
         """Begin as `plan` says."""
         stops = StopMatcher(plan.stop, plan.include_stop)
-        stream = vocabulary.stream(plan.skip_special_tokens)
+        stream = vocabulary.stream(plan.skip_special_tokens, plan.spaces_between_special_tokens)
         length = len(plan.echo)
         return cls(plan, stream, stops, _num_decoded=length, _num_given=length)
 

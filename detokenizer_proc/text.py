@@ -44,7 +44,9 @@ class TextStream(Protocol):
 class Vocabulary(Protocol):
     """Opens the text streams of one tokenizer."""
 
-    def stream(self, skip_special_tokens: bool) -> TextStream: ...
+    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+        """Open a stream; `spaces_between` special tokens stay, where a decoder puts them."""
+        ...
 
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""
@@ -90,8 +92,8 @@ class TableVocabulary:
     def __init__(self, table: TokenTable) -> None:
         self.table = table
 
-    def stream(self, skip_special_tokens: bool) -> TextStream:
-        """Open a stream."""
+    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+        """Open a stream. Nothing is put between tokens."""
         return ByteStream(self.table, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:
@@ -172,15 +174,42 @@ class LibraryStream:
         return self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
 
 
+class UnspacedStream:
+    """A stream without what its decoder puts between special tokens, as vLLM does it."""
+
+    def __init__(self, stream: TextStream, added: dict[int, str]) -> None:
+        self._stream = stream
+        self._added = added
+        self._follows_added = False
+
+    def feed(self, id: int) -> str:
+        """Return the text that became certain with this token."""
+        text = self._stream.feed(id)
+        token = self._added.get(id)
+        if token is not None and self._follows_added:
+            text = token
+        self._follows_added = token is not None
+        return text
+
+    def flush(self) -> str:
+        """Return what is left at the end."""
+        return self._stream.flush()
+
+
 class LibraryVocabulary:
     """Any tokenizer that `tokenizers` can load."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._added = {id: token.content for id, token in added.items()}
 
-    def stream(self, skip_special_tokens: bool) -> TextStream:
+    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
         """Open a stream."""
-        return LibraryStream(self._tokenizer, skip_special_tokens)
+        stream = LibraryStream(self._tokenizer, skip_special_tokens)
+        if spaces_between or skip_special_tokens:
+            return stream
+        return UnspacedStream(stream, self._added)
 
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""

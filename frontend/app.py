@@ -139,6 +139,9 @@ class Forwarder:
         """Return the ASGI message that starts a response, with its length where that is known."""
         assert exchange.head is not None
         headers = [(b"content-type", exchange.head.content_type.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in exchange.head.headers]
+        if exchange.head.status == 429:  # the engine's queue was full: the door knows how long
+            headers.append((b"retry-after", str(self._door.retry_after_s).encode()))
         if exchange.complete:
             headers.append((b"content-length", str(length).encode()))
         else:

@@ -51,6 +51,11 @@ class Door:
         if method == POST:
             self._slot.add(Field.ADMITTED, -1)
 
+    @property
+    def retry_after_s(self) -> int:
+        """In how many seconds half of what waits in the engine will be done."""
+        return self._admission.requests.seconds_for(self._engine[Field.WAITING] // 2)
+
     def observe(self, now: float) -> None:
         """Look at how fast work gets done; now and then."""
         self._admission.requests.observe(self._engine[Field.FINISHED], now)

@@ -27,6 +27,7 @@ class RequestError(HeadraceError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.headers: list[tuple[str, str]] = []  # of the response, names in lower case
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the error in OpenAI's shape."""
@@ -77,6 +78,7 @@ class MethodNotAllowed(RequestError):
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
         super().__init__(f"{path} takes {allowed}, not {method}")
+        self.headers = [("allow", allowed)]
 
 
 class ContextLengthExceeded(RequestError):

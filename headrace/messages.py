@@ -174,6 +174,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     n: int = 1  # ... of which the likeliest are told
     min_tokens: int = 0  # stop strings count after so many
     continuous_usage: bool = False  # every event of a stream has the usage so far
+    spaces_between_special_tokens: bool = True  # where the tokenizer's decoder puts them
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):
@@ -230,6 +231,7 @@ class Head(Message, frozen=True):
     status: int
     content_type: str
     times: Times | None = None  # where the engine had a part in it
+    headers: list[tuple[str, str]] = []  # more of them, names in lower case
 
 
 class ResponseFrames(Message, tag="frames", frozen=True):

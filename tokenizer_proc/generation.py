@@ -274,6 +274,7 @@ class GenerationPlanner:
             stop=request.stops,
             include_stop=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
             logprobs=request.num_logprobs,
             prompt_logprobs=request.prompt_logprobs,
             best_of=request.num_sequences,

@@ -119,7 +119,7 @@ class Service:
 
     def _answer(self, request: HttpRequest, answer: Answer) -> None:
         """Send a response that is complete."""
-        head = Head(answer.status, answer.content_type)
+        head = Head(answer.status, answer.content_type, headers=answer.headers)
         frames = ResponseFrames({request.id: head}, [request.id], [len(answer.body)], [True])
         self._frontends[frontend_of(request.id)].send(frames, answer.body)
 

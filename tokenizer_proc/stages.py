@@ -7,7 +7,7 @@ handler that needs no ids may be a plain function.
 
 from array import array
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -34,6 +34,7 @@ class Answer:
     status: int
     body: bytes
     content_type: str = "application/json"
+    headers: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def ids_of(numbers: list[int]) -> Ids:
 
 def error_answer(error: RequestError) -> Answer:
     """Return an error in OpenAI's shape."""
-    return Answer(error.status, msgspec.json.encode(error.body()))
+    return Answer(error.status, msgspec.json.encode(error.body()), headers=error.headers)
 
 
 def json_answer(value: Any) -> Answer:

@@ -1,7 +1,6 @@
 """Worker process: runs the model on the steps it is given; decides nothing.
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
-
 from headrace.board import Field
 from headrace.config import WorkerConfig
 from headrace.engine_proc.step_channel import StepChannel

@@ -42,7 +42,7 @@ TABLE = TokenTable([b"<end>", *(bytes([byte]) for byte in range(1, 256))], froze
 class ByteVocabulary:
     """A vocabulary of which the core has no table."""
 
-    def stream(self, skip_special_tokens: bool) -> TextStream:
+    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
         return ByteStream(TABLE, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:

@@ -265,3 +265,19 @@ def test_bytes_that_undo_a_character_do_not_end_the_stream() -> None:
 def test_a_model_without_tokenizer_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="nowhere"):
         load_vocabulary("/nowhere/model.gguf")
+
+
+def test_spaces_between_special_tokens_can_be_left_out() -> None:
+    spec = sentencepiece_spec() | {
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False}
+    }
+    library = LibraryVocabulary(tokenizers.Tokenizer.from_buffer(msgspec.json.encode(spec)))
+    ids = pieces("x", "<s>", "</s>", "<s>", "x", "</s>")
+
+    def text(skip: bool, spaces: bool) -> str:
+        stream = library.stream(skip, spaces)
+        return "".join(stream.feed(id) for id in ids) + stream.flush()
+
+    assert text(skip=False, spaces=True) == "x <s> </s> <s> x </s>"
+    assert text(skip=False, spaces=False) == "x <s></s><s> x </s>"
+    assert text(skip=True, spaces=False) == "x x"

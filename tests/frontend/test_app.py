@@ -469,6 +469,27 @@ async def test_bodies_count_while_they_are_read(site: Site) -> None:
     assert (site.slot[Field.OPEN_REQUESTS], site.slot[Field.ADMITTED]) == (0, 0)
 
 
+async def test_an_answer_may_bring_headers_of_its_own(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"", True, Head(405, "application/json", None, [("allow", "GET")]))
+    await task
+    assert connection.headers[b"allow"] == b"GET"
+    assert b"retry-after" not in connection.headers
+
+
+async def test_who_finds_the_engines_queue_full_is_told_when_to_come_again(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"{}", True, Head(429, "application/json"))
+    await task
+    assert int(connection.headers[b"retry-after"]) > 0
+
+
 TIMES = [10, 21, 33, 46, 60, 75, 91]
 
 

@@ -279,6 +279,7 @@ def test_a_full_queue_is_a_429(narrow_server: RunningServer) -> None:
                 refused = httpx.post(url, json=body, timeout=TIMEOUT_S)
                 assert refused.status_code == 429
                 assert refused.headers["content-type"] == "application/json"
+                assert int(refused.headers["retry-after"]) > 0
                 error = refused.json()["error"]
                 assert "--max-num-queued" in error["message"]
                 assert error["code"] == "rate_limit_exceeded"
