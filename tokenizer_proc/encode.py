@@ -8,7 +8,8 @@ stays with `tokenizers`; so does a single text that it gives up on, as on a mill
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +40,17 @@ class Tokenizer(Protocol):
         ...
 
 
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise ValueError where a library's Rust panics, which else ends the process."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # PyO3's, which cannot be imported
+            raise
+        raise ValueError(f"the library panicked: {error}") from error
+
+
 class HuggingFace:
     """`tokenizers`, whose ids are right by definition."""
 
@@ -50,7 +62,8 @@ class HuggingFace:
     def encode(self, texts: list[str], add_special_tokens: bool) -> list[Ids]:
         """Return the token ids of each text."""
         # The one call that lets other threads run meanwhile, and computes no offsets.
-        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        with panics_as_errors():
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [ids_of(encoding.ids) for encoding in found]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -75,7 +88,8 @@ class Fast:
 
     def encode(self, texts: list[str], add_special_tokens: bool) -> list[Ids]:
         """Return the token ids of each text."""
-        flat, borders = self._tokenizer.encode_batch_flat(texts, add_special_tokens)
+        with panics_as_errors():
+            flat, borders = self._tokenizer.encode_batch_flat(texts, add_special_tokens)
         ids, at = memoryview(flat).cast("I"), memoryview(borders).cast("Q")
         return [ids[at[i] : at[i + 1]] for i in range(len(texts))]
 

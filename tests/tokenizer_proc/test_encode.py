@@ -124,6 +124,25 @@ def test_a_text_that_the_fast_one_gives_up_on_is_encoded_all_the_same(fast: Enco
     assert found == [reference("demo").encode(t.text, add_special_tokens=False).ids for t in texts]
 
 
+class PanicException(BaseException):  # as PyO3 calls it
+    """What a panic of Rust is in Python: no Exception."""
+
+
+class Panicking:
+    """A library at its worst."""
+
+    def encode_batch_flat(self, texts: list[str], _special: bool) -> tuple[bytes, bytes]:
+        raise PanicException(f"index out of bounds for {texts}")
+
+
+def test_a_panic_in_a_library_is_one_texts_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = Encoder(str(MODELS["demo"]))
+    encoder.load_fast()
+    monkeypatch.setattr(encoder._fast, "_tokenizer", Panicking())
+    (ids,) = encoder.encode([Text("Hi", False)])
+    assert ids.tolist() == reference("demo").encode("Hi", add_special_tokens=False).ids
+
+
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match=f"{tmp_path}: its tokenizer cannot be loaded"):
