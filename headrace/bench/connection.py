@@ -70,6 +70,12 @@ def has_text(event: Event) -> bool:
     return False
 
 
+def data_of(event: bytes) -> bytes:
+    """Return the data of an event that has other lines, too, or no space after the colon."""
+    lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines).strip()
+
+
 def parse_timing(value: str) -> dict[str, float]:
     """Read a `Server-Timing` header: `name;dur=1.5, …`; entries without a duration are left out."""
     timing = {}
@@ -151,8 +157,9 @@ class Connection(asyncio.Protocol):
             data = data.replace(b"\r\n", b"\n")
         *events, self._rest = data.split(b"\n\n")
         for event in events:
-            if event.startswith(b"data: {"):
-                self._take(EVENTS.decode(event[6:]), self._record)
+            data = event[6:] if event.startswith(b"data: {") else data_of(event)
+            if data.startswith(b"{"):
+                self._take(EVENTS.decode(data), self._record)
 
     def _take(self, event: Event, record: Record) -> None:
         if event.usage is not None:

@@ -85,6 +85,16 @@ async def test_crlf_is_a_line_s_end_too() -> None:
     assert (record.error, record.output_tokens) == ("", 2)  # without usage, pieces are counted
 
 
+async def test_other_servers_write_events_in_other_ways() -> None:
+    async def answer(writer: Writer) -> None:
+        named = b"event: message\nid: 1\n" + EVENT % b"a"
+        bare = (EVENT % b"b").replace(b"data: ", b"data:")
+        writer.write(HEAD + chunk(b": a comment\n\n" + named + bare + DONE) + chunk(b""))
+
+    (record,) = await asked(answer)
+    assert (record.error, record.output_tokens) == ("", 2)
+
+
 async def test_an_answer_that_does_not_stream_ends_at_once() -> None:
     async def answer(writer: Writer) -> None:
         body = b'{"data": [], "usage": {"prompt_tokens": 3, "total_tokens": 3}}'
