@@ -140,6 +140,7 @@ class MockEngine:
         self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
         self._step = 0
         self._num_waiting_tokens = 0
+        self._num_generating = 0  # sequences
         self._num_context = 0  # tokens of generating sequences, before the next step
         self._free_at = 0.0  # when the last step ended, or work came after none
         self._show()
@@ -148,10 +149,6 @@ class MockEngine:
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
         return bool(self._sequences)
-
-    @property
-    def _num_generating(self) -> int:
-        return sum(map(len, self._rows))
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
@@ -240,6 +237,7 @@ class MockEngine:
             if not ends:
                 del self._ends[sequence.last_step]
             if not sequence.request.embeds:
+                self._num_generating -= 1
                 start = self._rows[sequence.request.detokenizer].remove(id)
                 self._num_context -= sequence.num_prompt + self._step - start + 1
         siblings = self._requests[request_of(id)]
@@ -298,6 +296,7 @@ class MockEngine:
         sequence.last_step = self._step + num_tokens - 1
         self._ends.setdefault(sequence.last_step, {})[request.id] = sequence
         if not request.embeds:
+            self._num_generating += 1
             self._rows[request.detokenizer].add(request.id, self._step)
             self._num_context += sequence.num_prompt
 
