@@ -31,6 +31,7 @@ from headrace.errors import ModelError
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
+Q8_0_GROUP = 32  # numbers under one scale
 UNLIMITED = 2**31 - 1
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
 
@@ -45,6 +46,7 @@ class WeightDtype(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are rounded likewise
+    INT8_WEIGHT_ONLY = "int8_weight_only"  # as Q8_0, where more than 8 bits are stored
     PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
 
 
@@ -234,7 +236,7 @@ class CpuExecutor:
             return []
         slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
         where = (self.model, layer, slot)
-        format = packed_format(tensor.format, self.weight_dtype)
+        format = packed_format(tensor, self.weight_dtype)
         if not self.core.headrace_cpu_allocate(*where, FORMATS.index(format), *tensor.shape):
             raise MemoryError(f"weight {name!r} does not fit")
         num_rows, num_cols = tensor.shape
@@ -242,7 +244,9 @@ class CpuExecutor:
 
         def pack(first: int) -> None:
             rows = tensor.rows(first, min(first + step, num_rows))
-            if format == tensor.format and format != Format.F32:
+            if format == Format.Q8_0 != tensor.format:
+                rows = rows.to_q8_0()
+            if format == rows.format and format != Format.F32:
                 data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
                 store = self.core.headrace_cpu_pack_stored
             else:
@@ -327,13 +331,21 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
             )
 
 
-def packed_format(stored: Format, dtype: WeightDtype) -> Format | None:
-    """Return the format in which a stored weight is held; None is int8, which no file has."""
-    if dtype == WeightDtype.INT8:
-        return None
-    if dtype == WeightDtype.PACKED:
-        return stored if stored in FORMATS else Format.F32
-    return Format.F32 if dtype == WeightDtype.FLOAT32 else Format.BF16
+def packed_format(tensor: StoredTensor, dtype: WeightDtype) -> Format | None:
+    """Return the format in which a stored matrix is held; None is int8, which no file has."""
+    stored = tensor.format if tensor.format in FORMATS else Format.F32
+    match dtype:
+        case WeightDtype.INT8:
+            return None
+        case WeightDtype.INT8_WEIGHT_ONLY:
+            is_wide = stored in (Format.F32, Format.BF16)
+            return Format.Q8_0 if is_wide and tensor.shape[1] % Q8_0_GROUP == 0 else stored
+        case WeightDtype.PACKED:
+            return stored
+        case WeightDtype.FLOAT32:
+            return Format.F32
+        case WeightDtype.BFLOAT16:
+            return Format.BF16
 
 
 def split_name(name: str) -> tuple[int, str]:

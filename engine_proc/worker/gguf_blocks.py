@@ -65,6 +65,17 @@ def decode_q8_0(blocks: Bytes, out: Floats) -> None:
     np.multiply(blocks[:, 2:].view(np.int8), halves(blocks[:, :2]), out=out)
 
 
+def encode_q8_0(numbers: Floats) -> Bytes:
+    """Round to blocks of Q8_0, [blocks, 34]: the largest number of a block becomes 127 or -127."""
+    groups = numbers.reshape(-1, 32)
+    largest = np.abs(groups).max(axis=1, keepdims=True)
+    scales = np.minimum(largest / 127, np.finfo(np.float16).max).astype("<f2")
+    inverse = np.zeros_like(largest)
+    np.divide(1, scales.astype(np.float32), out=inverse, where=scales != 0)
+    steps = np.rint(groups * inverse).clip(-127, 127).astype(np.int8)
+    return np.hstack([scales.view(np.uint8), steps.view(np.uint8)])
+
+
 def decode_q4_k(blocks: Bytes, out: Floats) -> None:
     """d * s * q - dmin * m: d and dmin fp16, 8 pairs (s, m) of 6 bits, 8 groups of 32 nibbles."""
     packed = blocks[:, 4:16].reshape(-1, 3, 4)

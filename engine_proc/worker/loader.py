@@ -28,6 +28,10 @@ WEIGHTS = {
     "float32": WeightDtype.PACKED,
     "bfloat16": WeightDtype.BFLOAT16,
 }
+QUANTIZED = {
+    "int8": WeightDtype.INT8,
+    "int8_weight_only": WeightDtype.INT8_WEIGHT_ONLY,
+}
 KV = {
     "auto": KVDtype.BFLOAT16,  # half the memory, and faster
     "float32": KVDtype.FLOAT32,  # exact: greedy text equals transformers' in fp32
@@ -67,13 +71,13 @@ def in_core(config: WorkerConfig, model: Model, progress: Progress) -> Loaded:
     """Load a model into the C++ core."""
     kv_dtype = KV[config.kv_cache_dtype]
     num_pages = config.kv_cache_memory_bytes // page_bytes(model.spec, PAGE_TOKENS, kv_dtype)
-    int8 = config.quantization == "int8"
+    weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     executor = CpuExecutor(
         model.spec,
         model.weights,
         num_pages=num_pages,
         page_tokens=PAGE_TOKENS,
-        weight_dtype=WeightDtype.INT8 if int8 else WEIGHTS[config.dtype],
+        weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         rounds_activations=config.dtype != "float32",
         progress=progress,

@@ -65,6 +65,11 @@ class StoredTensor:
                 numbers = gguf_blocks.decode(self.format, self.data)
         return numbers.reshape(self.shape)
 
+    def to_q8_0(self) -> "StoredTensor":
+        """Round to 8 bits, in groups of 32 with a scale. Rows must be whole groups."""
+        blocks = gguf_blocks.encode_q8_0(self.to_float32())
+        return StoredTensor(Format.Q8_0, self.shape, blocks.reshape(-1))
+
     def rows(self, start: int, stop: int) -> "StoredTensor":
         """Return rows `start` to `stop` as a view: a fused matrix is stored row after row."""
         row_bytes = len(self.data) // self.shape[0]

@@ -383,6 +383,23 @@ def test_int8_rounds_little_and_no_cut_changes_a_bit(spec: DecoderSpec, isa: Isa
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+def test_int8_weights_alone_are_those_of_q8_0() -> None:
+    weights = random_weights(SPEC, Format.BF16)
+    rounded = {
+        name: tensor.to_q8_0() if len(tensor.shape) == 2 else tensor
+        for name, tensor in weights.items()
+    }
+    step = batch([(0, 0, 60)])
+    logits = cpu(SPEC, weights, weight_dtype="int8_weight_only").forward(step)
+    np.testing.assert_array_equal(logits, cpu(SPEC, rounded).forward(step))
+    exact = cpu(SPEC, weights).forward(step)
+    assert 0 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.05
+    for odd in (SPECS["biases, odd sizes"], WHOLE_BLOCKS):  # what cannot or need not be rounded ...
+        stored = random_weights(odd, Format.Q4_K if odd is WHOLE_BLOCKS else Format.BF16)
+        kept = cpu(odd, stored, weight_dtype="int8_weight_only").forward(step)
+        np.testing.assert_array_equal(kept, cpu(odd, stored).forward(step))  # ... stays
+
+
 def test_int8_is_a_product_of_integers_and_scales() -> None:
     """The very numbers, from a model whose logits are a product with nothing before it."""
     spec = dataclasses.replace(SPEC, layers=(), tied_head=False, vocab_size=40)

@@ -38,3 +38,16 @@ def test_rows_of_a_tensor_are_rows_of_its_numbers(format: Format) -> None:
 def test_decoded_numbers_are_the_callers_own() -> None:
     stored = random_tensor(Format.F32, num_rows=2, num_blocks=4)
     assert not np.shares_memory(stored.to_float32(), stored.data)
+
+
+def test_rounding_to_q8_0_takes_the_nearest_of_255_steps() -> None:
+    numbers = np.random.default_rng(0).standard_normal((4, 64), np.float32)
+    numbers[1, :32] = 0
+    stored = StoredTensor(Format.F32, numbers.shape, numbers.reshape(-1).view(np.uint8))
+    rounded = stored.to_q8_0()
+    assert rounded.format == Format.Q8_0 and rounded.shape == numbers.shape
+    blocks = rounded.data.reshape(-1, 34)
+    scales = np.ascontiguousarray(blocks[:, :2]).view("<f2").astype(np.float32)
+    assert np.abs(blocks[:, 2:].view(np.int8)).max(axis=1).tolist() == [127, 127, 0] + [127] * 5
+    errors = np.abs(rounded.to_float32() - numbers).reshape(-1, 32)
+    assert (errors <= 0.501 * scales).all()
