@@ -120,6 +120,7 @@ class Engine:
             Outbox(address(config.run_dir, "detokenizer", i))
             for i in range(config.num_detokenizers)
         ]
+        self._outgoing: list[tuple[Outbox, StepOutput, bytes]] = []
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
@@ -131,6 +132,8 @@ class Engine:
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
+        if not self._scheduler.has_work:
+            self.flush()
         received = inbox.receive(0 if self._scheduler.has_work else IDLE_MS)
         if received is None:
             return
@@ -156,7 +159,7 @@ class Engine:
         self._drop(request)
         ended = self._scheduler.abort(request)
         self._slot.add(Field.ABORTED, len(ended))
-        self._send([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
+        self._tell([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
 
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
@@ -177,7 +180,7 @@ class Engine:
         if sequence.id == request and self._scheduler.is_full:
             self._drop(request)
             self._slot.add(Field.QUEUE_REFUSALS)
-            self._send([News(sequence, [], FinishReason.REFUSED)])
+            self._tell([News(sequence, [], FinishReason.REFUSED)])
         else:
             self._scheduler.add(sequence)
 
@@ -188,7 +191,7 @@ class Engine:
             self._gone.popitem(last=False)
 
     def step(self, worker: Worker) -> None:
-        """Compute one step and send what it brought."""
+        """Compute one step. What the last one brought is sent while this one's worker is busy."""
         chunks = self._scheduler.schedule(self._budget())
         now_ns = time.monotonic_ns()
         for chunk in chunks:
@@ -196,7 +199,9 @@ class Engine:
                 chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
         started_at = time.perf_counter()
         step = build_step(chunks)
-        result = worker.run(step)
+        worker.start(step)
+        self.flush()
+        result = worker.finish()
         num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_time.observe(num_tokens, time.perf_counter() - started_at)
         num_pooled = len(step.pooled_rows) // ITEM_BYTES
@@ -205,7 +210,7 @@ class Engine:
         self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
         self._slot.add(Field.FINISHED, sum([n.finished is not None for n in news]))
         self._show()
-        self._send(news)
+        self._tell(news)
 
     def _budget(self) -> int | None:
         """Return how many tokens to compute, so that texts being generated do not stall."""
@@ -214,12 +219,18 @@ class Engine:
         spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
-    def _send(self, news: list[News]) -> None:
-        """Send each detokenizer what concerns it, in one message."""
+    def _tell(self, news: list[News]) -> None:
+        """Tell each detokenizer what concerns it, in one message, by the next `flush`."""
         for index, outbox in enumerate(self._detokenizers):
             mine = [n for n in news if n.sequence.request.detokenizer == index]
             if mine:
-                outbox.send(*step_output(mine))
+                self._outgoing.append((outbox, *step_output(mine)))
+
+    def flush(self) -> None:
+        """Send what there is to send."""
+        for outbox, output, tokens in self._outgoing:
+            outbox.send(output, tokens)
+        self._outgoing.clear()
 
     def _show(self) -> None:
         """Bring the board up to date."""

@@ -78,9 +78,12 @@ class Worker:
         assert isinstance(result, WorkerReady)
         return result
 
-    def run(self, step: Step) -> StepResult:
-        """Run a step and wait for its result."""
+    def start(self, step: Step) -> None:
+        """Let the worker run a step; `finish` has to follow."""
         self._steps.send(step)
+
+    def finish(self) -> StepResult:
+        """Wait for the result of the step that was started."""
         result = self._receive()
         assert isinstance(result, StepResult)
         return result

@@ -40,8 +40,11 @@ FIRST = request_id(0, 1)
 class Sevens:
     """A worker whose model says 7, with probability 1."""
 
-    def run(self, step: Step) -> StepResult:
-        num_rows = len(step.logit_rows) // 4
+    def start(self, step: Step) -> None:
+        self.step = step
+
+    def finish(self) -> StepResult:
+        num_rows = len(self.step.logit_rows) // 4
         return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
 
 
@@ -93,9 +96,11 @@ class Rig:
             self.outbox.send(message, bulk.tobytes())
             assert self.inbox._socket.poll(WAIT_MS)
             self.engine.receive_all(self.inbox)
+            self.engine.flush()
 
     def step(self) -> None:
         self.engine.step(Sevens())  # type: ignore[arg-type]
+        self.engine.flush()
 
     def heard(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
         """Return what a detokenizer is told next."""
