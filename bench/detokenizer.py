@@ -95,8 +95,8 @@ def measure(vocabulary: Vocabulary, messages: list[tuple[bytes, bytes]]) -> floa
     began = time.process_time_ns()
     for message, tokens in messages:
         replies.feed(decoder.decode(message), tokens)
-        outgoing, _ = replies.render()
-        for frames in outgoing.values():
+        frames = replies.render(0)
+        if frames is not None:
             encoder.encode(frames.message())
             frames.data()
     return (time.process_time_ns() - began) / len(messages) / 1e3

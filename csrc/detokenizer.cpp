@@ -94,11 +94,6 @@ struct FramesView { // core_texts.py
     const uint32_t *lengths;
     const uint8_t *last;
     uint64_t num_entries;
-};
-
-struct NewsView {            // core_texts.py
-    const uint64_t *stopped; // sequences that the engine is to end
-    uint64_t num_stopped;
     const uint64_t *completed; // requests whose end is to be written
     uint64_t num_completed;
 };
@@ -113,7 +108,7 @@ struct TextView { // core_texts.py
 class Texts {
 public:
     Texts(Vocabulary vocabulary, uint32_t num_frontends)
-        : vocabulary_(std::move(vocabulary)), frames_(num_frontends) {}
+        : vocabulary_(std::move(vocabulary)), dirty_(num_frontends), frames_(num_frontends) {}
 
     // Return 0 where `data` is not an opening, 1, or 2 for the first sequence of its request.
     int open(const uint8_t *data, size_t size) {
@@ -183,13 +178,16 @@ public:
         return num_unknown;
     }
 
-    // Write what there is to say since the last time.
-    void render() {
-        for (size_t i = 0; i < dirty_.size(); ++i) {
-            Stream *stream = dirty_[i];
+    // Write what there is to say to a frontend since the last time.
+    void render(uint32_t frontend) {
+        std::vector<Stream *> &dirty = dirty_[frontend];
+        Frames &frames = frames_[frontend];
+        frames.clear();
+        completed_.clear();
+        for (size_t i = 0; i < dirty.size(); ++i) {
+            Stream *stream = dirty[i];
             stream->is_dirty = false;
             const uint64_t id = stream->id & ~INDEX_MASK;
-            Frames &frames = frames_[id >> FRONTEND_SHIFT];
             const size_t start = frames.data.size();
             if (stream->streams) {
                 write(*stream, frames.data);
@@ -211,15 +209,7 @@ public:
                 completed_.push_back(id);
             }
         }
-        dirty_.clear();
-    }
-
-    void clear() {
-        stopped_.clear();
-        completed_.clear();
-        for (Frames &frames : frames_) {
-            frames.clear();
-        }
+        dirty.clear();
     }
 
     void close(uint64_t request) {
@@ -227,9 +217,10 @@ public:
         if (found == requests_.end()) {
             return;
         }
+        std::vector<Stream *> &dirty = dirty_[request >> FRONTEND_SHIFT];
         for (const auto &stream : found->second.streams) {
             if (stream->is_dirty) {
-                dirty_.erase(std::remove(dirty_.begin(), dirty_.end(), stream.get()), dirty_.end());
+                dirty.erase(std::remove(dirty.begin(), dirty.end(), stream.get()), dirty.end());
             }
             streams_.erase(stream->id);
         }
@@ -247,12 +238,15 @@ public:
 
     FramesView frames(uint32_t frontend) const {
         const Frames &f = frames_[frontend];
-        return {f.data.data(),    f.data.size(), f.requests.data(),
-                f.lengths.data(), f.last.data(), f.requests.size()};
+        return {f.data.data(), f.data.size(),     f.requests.data(), f.lengths.data(),
+                f.last.data(), f.requests.size(), completed_.data(), completed_.size()};
     }
 
-    NewsView news() const {
-        return {stopped_.data(), stopped_.size(), completed_.data(), completed_.size()};
+    uint32_t take_stopped(uint64_t *stopped, uint32_t room) {
+        const uint32_t count = std::min(room, uint32_t(stopped_.size()));
+        std::copy_n(stopped_.begin(), count, stopped);
+        stopped_.erase(stopped_.begin(), stopped_.begin() + count);
+        return count;
     }
 
     uint64_t num_requests() const { return requests_.size(); }
@@ -261,7 +255,7 @@ private:
     void touch(Stream *stream) {
         if (!stream->is_dirty) {
             stream->is_dirty = true;
-            dirty_.push_back(stream);
+            dirty_[stream->id >> FRONTEND_SHIFT].push_back(stream);
         }
     }
 
@@ -295,8 +289,8 @@ private:
     Vocabulary vocabulary_;
     std::unordered_map<uint64_t, Request> requests_;
     std::unordered_map<uint64_t, Stream *> streams_;
-    std::vector<Stream *> dirty_;
-    std::vector<Frames> frames_; // by frontend
+    std::vector<std::vector<Stream *>> dirty_; // by frontend, as the next
+    std::vector<Frames> frames_;
     std::vector<uint64_t> stopped_, completed_;
 };
 
@@ -336,18 +330,15 @@ uint32_t headrace_texts_feed(void *texts, const uint64_t *ids, const uint32_t *c
     return static_cast<Texts *>(texts)->feed(ids, counts, finished, num_rows, tokens, unknown);
 }
 
-void headrace_texts_render(void *texts, headrace::NewsView *news) {
-    static_cast<Texts *>(texts)->render();
-    *news = static_cast<Texts *>(texts)->news();
-}
-
-// The views are valid until `clear`.
-void headrace_texts_frames(void *texts, uint32_t frontend, headrace::FramesView *frames) {
+// Write what there is to say to a frontend; the view is valid until the next call for it.
+void headrace_texts_render(void *texts, uint32_t frontend, headrace::FramesView *frames) {
+    static_cast<Texts *>(texts)->render(frontend);
     *frames = static_cast<Texts *>(texts)->frames(frontend);
 }
 
-void headrace_texts_clear(void *texts) {
-    static_cast<Texts *>(texts)->clear();
+// Take the sequences that the engine is to end, at most `room`; return how many.
+uint32_t headrace_texts_stopped(void *texts, uint64_t *stopped, uint32_t room) {
+    return static_cast<Texts *>(texts)->take_stopped(stopped, room);
 }
 
 // What a sequence has said and nobody has been told; valid until the next call.

@@ -13,6 +13,7 @@ from headrace.messages import FinishReason, ReplyPlan
 
 NOT_FINISHED = 255
 FIRST = 2
+STOPPED_ROOM = 64
 # As `Opening` in the core.
 OPENING = struct.Struct("<Q3I5B7x")
 
@@ -27,15 +28,6 @@ class FramesView(ctypes.Structure):
         ("lengths", ctypes.c_void_p),
         ("last", ctypes.c_void_p),
         ("num_entries", ctypes.c_uint64),
-    )
-
-
-class NewsView(ctypes.Structure):
-    """As `NewsView` in the core."""
-
-    _fields_ = (
-        ("stopped", ctypes.c_void_p),
-        ("num_stopped", ctypes.c_uint64),
         ("completed", ctypes.c_void_p),
         ("num_completed", ctypes.c_uint64),
     )
@@ -53,12 +45,13 @@ class TextView(ctypes.Structure):
 
 
 class CoreFrames(NamedTuple):
-    """What one step brings for one frontend: an entry per piece, and the bytes of all."""
+    """What there is to send to a frontend: an entry per piece, and the bytes of all."""
 
     requests: list[int]
     lengths: list[int]
     last: list[bool]
     data: bytes
+    completed: list[int]  # requests whose end is to be written
 
 
 class CoreText(NamedTuple):
@@ -67,13 +60,6 @@ class CoreText(NamedTuple):
     text: str
     num_tokens: int
     finished: FinishReason
-
-
-class News(NamedTuple):
-    """What the engine is to end, and which requests are complete."""
-
-    stopped: list[int]
-    completed: list[int]
 
 
 def longs(address: int | None, count: int) -> list[int]:
@@ -88,6 +74,7 @@ class CoreTexts:
         self._core = load_core()
         self._core.headrace_texts_new.restype = ctypes.c_void_p
         self._core.headrace_texts_feed.restype = ctypes.c_uint32
+        self._core.headrace_texts_stopped.restype = ctypes.c_uint32
         self._core.headrace_texts_count.restype = ctypes.c_uint64
         ends, end = array("I"), 0
         for token in table.token_bytes:
@@ -106,7 +93,6 @@ class CoreTexts:
         assert self._texts
         self._interval = stream_interval
         self._frames = FramesView()
-        self._news = NewsView()
         self._text = TextView()
 
     def __len__(self) -> int:
@@ -151,31 +137,28 @@ class CoreTexts:
         )
         return unknown[:num_unknown].tolist()
 
-    def render(self) -> News:
-        """Write what there is to say since the last time."""
-        self._core.headrace_texts_render(self._texts, ctypes.byref(self._news))
-        news = self._news
-        return News(
-            longs(news.stopped, news.num_stopped), longs(news.completed, news.num_completed)
-        )
+    def stopped(self) -> list[int]:
+        """Return the sequences that the engine is to end, since the last time."""
+        found: list[int] = []
+        room = (ctypes.c_uint64 * STOPPED_ROOM)()
+        while count := self._core.headrace_texts_stopped(self._texts, room, STOPPED_ROOM):
+            found += room[:count]
+        return found
 
-    def frames(self, frontend: int) -> CoreFrames:
-        """Return what has been written for a frontend."""
-        self._core.headrace_texts_frames(self._texts, frontend, ctypes.byref(self._frames))
+    def render(self, frontend: int) -> CoreFrames:
+        """Write what there is to say to a frontend since the last time."""
         view = self._frames
-        count = view.num_entries
+        self._core.headrace_texts_render(self._texts, frontend, ctypes.byref(view))
+        count, completed = view.num_entries, longs(view.completed, view.num_completed)
         if not count:
-            return CoreFrames([], [], [], b"")
+            return CoreFrames([], [], [], b"", completed)
         return CoreFrames(
             longs(view.requests, count),
             array("I", ctypes.string_at(view.lengths, 4 * count)).tolist(),
             list(map(bool, ctypes.string_at(view.last, count))),
             ctypes.string_at(view.data, view.num_bytes) if view.num_bytes else b"",
+            completed,
         )
-
-    def clear(self) -> None:
-        """Forget what has been written."""
-        self._core.headrace_texts_clear(self._texts)
 
     def texts(self, request: int, num_sequences: int) -> Iterator[CoreText]:
         """Yield the texts of a complete request, by index."""

@@ -9,7 +9,7 @@ class Frames:
 
     def __init__(self) -> None:
         self._heads: dict[int, Head] = {}
-        self._core = CoreFrames([], [], [], b"")
+        self._core = CoreFrames([], [], [], b"", [])
         self._chunks: dict[int, list[bytes]] = {}
         self._last: dict[int, bool] = {}
 

@@ -5,19 +5,22 @@ from headrace.board import Field
 from headrace.config import DetokenizerConfig
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import load_vocabulary
+from headrace.frontend_links import FrontendLinks
 from headrace.messages import ToDetokenizer
 from headrace.process import Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
 
 IDLE_MS = 500
-MAX_STEPS = 64  # rendered together when a frontend, or this process, is behind
+MAX_STEPS = 64  # taken together
+MAX_BEHIND = 2  # messages that a frontend has not handled; it gets no more until it has
+LOOK_MS = 1  # between looks at a frontend that is behind
 
 
 def main(config: DetokenizerConfig, context: Context) -> None:
     """Render what the engine generates, one message per step and frontend, until SIGTERM.
 
-    Steps that have come meanwhile are rendered as one: who is behind gets more text in fewer
-    pieces, and catches up.
+    What comes while this process or a frontend is behind is rendered together: there is more text
+    in fewer pieces then, and who was behind catches up.
     """
     slot = context.slot
     vocabulary = load_vocabulary(config.card.path)
@@ -26,14 +29,12 @@ def main(config: DetokenizerConfig, context: Context) -> None:
         address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
     )
     engine = Outbox(address(config.run_dir, "engine"))
-    frontends = [
-        Outbox(address(config.run_dir, "frontend", i), STEP_HIGH_WATER)
-        for i in range(config.num_frontends)
-    ]
+    frontends = FrontendLinks(config.run_dir, config.num_frontends, context.board, slot)
+    is_holding = False
     context.ready()
     while True:
         slot.beat()
-        received = inbox.receive(IDLE_MS)
+        received = inbox.receive(LOOK_MS if is_holding else IDLE_MS)
         num_steps = 0
         while received is not None:
             output, tokens = received
@@ -41,12 +42,17 @@ def main(config: DetokenizerConfig, context: Context) -> None:
             slot.add(Field.TOKENS, sum(output.counts))
             num_steps += 1
             received = inbox.receive(0) if num_steps < MAX_STEPS else None
-        if not num_steps:
+        if not num_steps and not is_holding:
             continue
-        outgoing, stops = replies.render()
-        for stop in stops:
+        for stop in replies.stops():
             engine.send(stop)
-        for frontend, frames in outgoing.items():
-            frontends[frontend].send(frames.message(), frames.data())
-        slot.add(Field.FRAMES, len(outgoing))
+        is_holding = False
+        for frontend in range(len(frontends)):
+            if frontends.backlog(frontend) >= MAX_BEHIND:
+                is_holding = True
+                continue
+            frames = replies.render(frontend)
+            if frames is not None:
+                frontends.send(frontend, frames.message(), frames.data())
+                slot.add(Field.FRAMES)
         slot[Field.OPEN_REPLIES] = len(replies)

@@ -61,7 +61,6 @@ class Replies:
         self._core: CoreTexts | None = None
         if isinstance(vocabulary, TableVocabulary):
             self._core = CoreTexts(vocabulary.table, num_frontends, stream_interval)
-        self._num_frontends = num_frontends
         self._core_replies: dict[int, CoreReply] = {}
         self._replies: dict[int, Reply | EmbeddingReply] = {}
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
@@ -112,24 +111,22 @@ class Replies:
         else:
             self._take_tokens(id, new, finished, output)
 
-    def render(self) -> tuple[dict[int, Frames], list[Stop]]:
-        """Return what there is to send to each frontend, and what the engine is to stop."""
+    def stops(self) -> list[Stop]:
+        """Return what the engine is to stop, since the last time."""
+        stops, self._stops = self._stops, []
         if self._core is not None:
-            self._render_core(self._core)
-        outgoing, stops = self._outgoing, self._stops
-        self._outgoing, self._stops = {}, []
-        return outgoing, stops
+            stops += [Stop(id) for id in self._core.stopped()]
+        return stops
 
-    def _render_core(self, core: CoreTexts) -> None:
-        news = core.render()
-        self._stops += [Stop(id) for id in news.stopped]
-        for frontend in range(self._num_frontends):
-            frames = core.frames(frontend)
-            if frames.requests:
-                self._outgoing.setdefault(frontend, Frames()).put_first(frames)
-        for request in news.completed:
-            self._end(core, request)
-        core.clear()
+    def render(self, frontend: int) -> Frames | None:
+        """Return what there is to send to a frontend since the last time, if anything."""
+        if self._core is not None:
+            rendered = self._core.render(frontend)
+            if rendered.requests:
+                self._outgoing.setdefault(frontend, Frames()).put_first(rendered)
+            for request in rendered.completed:
+                self._end(self._core, request)
+        return self._outgoing.pop(frontend, None)
 
     def _start(self, id: int, output: StepOutput) -> None:
         """Begin a sequence that generates, in the core where that can write it."""

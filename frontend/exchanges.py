@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.board import Field, Slot
-from headrace.messages import Head, ResponseFrames, request_id
+from headrace.messages import Head, request_id
 from headrace.sockets import Frame
 
 MAX_UNSENT_BYTES = 4 << 20  # of one response, waiting for a client that reads too slowly
@@ -89,10 +89,9 @@ class Exchanges:
         self._open.pop(exchange.id, None)
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
-    def deliver(self, frames: ResponseFrames, data: Frame) -> None:
-        """Hand each entry of a message to the request it is for."""
-        for id, head, entry, last in frames.split(data):
-            exchange = self._open.get(id)
-            if exchange is not None:
-                exchange.head = head or exchange.head
-                exchange.deliver(entry, last)
+    def deliver(self, id: int, head: Head | None, data: Frame, last: bool) -> None:
+        """Hand an entry of a message to the request it is for."""
+        exchange = self._open.get(id)
+        if exchange is not None:
+            exchange.head = head or exchange.head
+            exchange.deliver(data, last)

@@ -19,6 +19,7 @@ from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
 from headrace.frontend.connection import PATIENCE_S, Connection
 from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.delivery import Delivery
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.keyring import Keyring
@@ -111,7 +112,7 @@ class Frontend:
     async def serve(self) -> None:
         """Take connections from the socket the supervisor has bound."""
         loop = asyncio.get_running_loop()
-        self._inbox.attach(loop, self._exchanges.deliver)
+        self._inbox.attach(loop, Delivery(loop, self._exchanges, self._slot).take)
         lag = LoopLag(loop, self._slot)
         with socket.socket(fileno=self._config.listen_fd) as listener:
             beating = asyncio.create_task(self._beat(loop))

@@ -16,7 +16,8 @@ from headrace.histogram import HISTOGRAM_WORDS, Histogram
 
 SLOT_WORDS = 512  # of 8 bytes: a page, so neighbors never share a cache line
 LAST_WORDS = 64  # here a slot's text begins, 512 bytes
-HISTOGRAMS = 128  # and here its histograms
+HISTOGRAMS = 128  # here its histograms
+MESSAGES_SENT = 448  # and here how many messages it has sent to each frontend
 HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
 
 
@@ -49,6 +50,7 @@ class Field(enum.IntEnum):
     OVERLOADS = 17  # requests refused since there is too much to do
     UNAUTHORIZED = 18
     ADMITTED = 20  # gauge: requests that take a place, let in and not answered
+    MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
     FORWARDED_BYTES = 32  # 17 words, one per tokenizer process: bodies sent to it
     # tokenizer
@@ -80,6 +82,7 @@ class Field(enum.IntEnum):
     FRAMES = 10
 
 
+MAX_FRONTENDS = SLOT_WORDS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 
 
@@ -120,7 +123,7 @@ class Slot:
         self.seat = seat
         self._words = words
         self._text = words[LAST_WORDS:HISTOGRAMS].cast("B")
-        starts = range(HISTOGRAMS, SLOT_WORDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        starts = range(HISTOGRAMS, MESSAGES_SENT - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
         self._histograms = [Histogram(words[i : i + HISTOGRAM_WORDS]) for i in starts]
 
     def __getitem__(self, field: int) -> int:

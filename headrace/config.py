@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from headrace.board import MAX_TOKENIZERS
+from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
 from headrace.errors import ConfigError
 from headrace.pooling import Pooling
 
@@ -91,7 +91,7 @@ class ServerConfig:
         at_least("target_itl_ms", self.target_itl_ms, 0)
         at_least("stream_interval", self.stream_interval, 1)
         at_least("max_body_bytes", self.max_body_bytes, 1)
-        at_most("frontend_procs", self.frontend_procs, 256)
+        at_most("frontend_procs", self.frontend_procs, MAX_FRONTENDS)
         at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
         at_most("detokenizer_procs", self.detokenizer_procs, 256)
         at_least("port", self.port, 0)

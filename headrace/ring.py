@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from headrace.board import State
+from headrace.board import Field, State
 from headrace.config import ServerConfig
 from headrace.embedded import EmbeddedServer, Ready
 from headrace.errors import EngineDied
@@ -205,4 +205,5 @@ class Ring:
                 self._num_running -= self._running.pop(id, 0)
             if put is not None:
                 put(Piece(id, head, bytes(entry), last))
+        self._slot.add(Field.MESSAGES_TAKEN)
         self._flush()

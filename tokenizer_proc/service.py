@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.board import Field
 from headrace.config import TokenizerConfig
+from headrace.frontend_links import FrontendLinks
 from headrace.messages import (
     GenerateRequest,
     Head,
@@ -52,9 +53,9 @@ class Service:
         self._encoder = encoder
         self._routes = Routes(config, context.board, planner, tokens)
         self._engine = Outbox(address(config.run_dir, "engine"))
-        self._frontends = [
-            Outbox(address(config.run_dir, "frontend", i)) for i in range(config.num_frontends)
-        ]
+        self._frontends = FrontendLinks(
+            config.run_dir, config.num_frontends, context.board, context.slot
+        )
 
     def load_fast(self) -> None:
         """Load what makes encoding fast; another thread may, while requests are handled."""
@@ -121,9 +122,9 @@ class Service:
         """Send a response that is complete."""
         head = Head(answer.status, answer.content_type, headers=answer.headers)
         frames = ResponseFrames({request.id: head}, [request.id], [len(answer.body)], [True])
-        self._frontends[frontend_of(request.id)].send(frames, answer.body)
+        self._frontends.send(frontend_of(request.id), frames, answer.body)
 
     def close(self) -> None:
         """Drop all links."""
-        for outbox in (self._engine, *self._frontends):
-            outbox.close()
+        self._engine.close()
+        self._frontends.close()

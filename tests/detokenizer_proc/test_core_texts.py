@@ -143,9 +143,11 @@ class Heard:
         self.stops: list[int] = []
 
     def hear(self, replies: Replies) -> None:
-        outgoing, stops = replies.render()
-        self.stops += [stop.id for stop in stops]
-        for frontend, frames in outgoing.items():
+        self.stops += [stop.id for stop in replies.stops()]
+        for frontend in range(FRONTENDS):
+            frames = replies.render(frontend)
+            if frames is None:
+                continue
             for id, head, data, last in frames.message().split(frames.data()):
                 assert id >> 56 == frontend
                 assert id not in self.ended
@@ -223,17 +225,17 @@ def stream(replies: Replies, text: str, together: int) -> list[str]:
 def test_events_come_at_intervals_but_for_the_first_and_the_last(
     interval: int, expected: list[str]
 ) -> None:
-    replies = Replies(TableVocabulary(TABLES[False]), 1, interval)
+    replies = Replies(TableVocabulary(TABLES[False]), FRONTENDS, interval)
     assert stream(replies, "abcdefgh", together=1) == expected
 
 
 def test_steps_that_are_rendered_together_are_one_event() -> None:
-    replies = Replies(TableVocabulary(TABLES[False]), 1)
+    replies = Replies(TableVocabulary(TABLES[False]), FRONTENDS)
     assert stream(replies, "abcdefgh", together=3) == ["abc", "def", "gh"]
 
 
 def test_the_head_goes_before_there_is_text() -> None:
-    replies, ears = Replies(TableVocabulary(TABLES[False]), 1), Heard()
+    replies, ears = Replies(TableVocabulary(TABLES[False]), FRONTENDS), Heard()
     id = request_id(0, 1)
     started = {id: msgspec.msgpack.encode(completion())}
     half = array("I", ["é".encode()[0]]).tobytes()

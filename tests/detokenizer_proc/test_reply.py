@@ -61,7 +61,8 @@ def take(
     replies: Replies, output: StepOutput, tokens: bytes
 ) -> tuple[dict[int, Frames], list[Stop]]:
     replies.feed(output, tokens)
-    return replies.render()
+    found = {frontend: replies.render(frontend) for frontend in range(2)}
+    return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()
 
 
 NOTHING = StepOutput({}, [], [], [])

@@ -18,7 +18,7 @@ from headrace.frontend.door import Door
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.keyring import Keyring
 from headrace.links import Links
-from headrace.messages import Head, HttpRequest, ResponseFrames, Times
+from headrace.messages import Head, HttpRequest, Times
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 20
@@ -165,8 +165,7 @@ class Site:
         return await asyncio.wait_for(self.links.forwarded.get(), DEADLINE_S)
 
     def answer(self, id: int, data: bytes, last: bool, head: Head | None = None) -> None:
-        heads = {} if head is None else {id: head}
-        self.exchanges.deliver(ResponseFrames(heads, [id], [len(data)], [last]), data)
+        self.exchanges.deliver(id, head, data, last)
 
 
 JSON = Head(200, "application/json")

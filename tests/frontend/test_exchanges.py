@@ -76,7 +76,8 @@ async def test_bytes_are_cut_apart_by_their_lengths() -> None:
     exchanges = Exchanges(0, SLOT)
     a, b, c = (exchanges.open() for _ in range(3))
     frames = ResponseFrames({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
-    exchanges.deliver(frames, b"bbaaa")
+    for entry in frames.split(b"bbaaa"):
+        exchanges.deliver(*entry)
     assert (await a.take(), a.head, a.complete) == (b"aaa", HEAD, True)
     assert (await b.take(), b.head, b.complete) == (b"bb", None, False)
     assert (await c.take(), c.complete) == (b"", True)
@@ -85,8 +86,8 @@ async def test_bytes_are_cut_apart_by_their_lengths() -> None:
 async def test_a_head_that_has_come_stays() -> None:
     exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
-    exchanges.deliver(ResponseFrames({exchange.id: HEAD}, [exchange.id], [1], [False]), b"x")
-    exchanges.deliver(ResponseFrames({}, [exchange.id], [1], [False]), b"y")
+    exchanges.deliver(exchange.id, HEAD, b"x", False)
+    exchanges.deliver(exchange.id, None, b"y", False)
     assert (await exchange.take(), exchange.head) == (b"xy", HEAD)
 
 
@@ -94,7 +95,8 @@ async def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
     exchanges = Exchanges(0, SLOT)
     gone, here = exchanges.open(), exchanges.open()
     exchanges.close(gone)
-    exchanges.deliver(ResponseFrames({}, [gone.id, here.id], [3, 2], [False, False]), b"xxxhi")
+    for entry in ResponseFrames({}, [gone.id, here.id], [3, 2], [False, False]).split(b"xxxhi"):
+        exchanges.deliver(*entry)
     assert await here.take() == b"hi"
     assert not gone.unsent
     assert list(exchanges) == [here]

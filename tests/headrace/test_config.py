@@ -43,7 +43,7 @@ def test_what_is_no_flag_ends_the_program(
     ("name", "value", "limit"),
     [
         ("frontend_procs", 0, 1),
-        ("frontend_procs", 257, 256),
+        ("frontend_procs", 65, 64),
         ("tokenizer_procs", 0, 1),
         ("tokenizer_procs", 17, 16),
         ("detokenizer_procs", 0, 1),

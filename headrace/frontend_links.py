@@ -1,0 +1,35 @@
+"""Links to the frontends, and how far each of them is behind."""
+
+from headrace.board import MESSAGES_SENT, Board, Field, Slot
+from headrace.messages import ResponseFrames
+from headrace.sockets import STEP_HIGH_WATER, Frame, Outbox, address
+
+
+class FrontendLinks:
+    """The links of one sender to all frontends."""
+
+    def __init__(self, run_dir: str, num_frontends: int, board: Board, slot: Slot) -> None:
+        self._outboxes = [
+            Outbox(address(run_dir, "frontend", i), STEP_HIGH_WATER) for i in range(num_frontends)
+        ]
+        self._senders = [*board.of("tokenizer"), *board.of("detokenizer")]
+        self._frontends = list(board.of("frontend"))
+        self._slot = slot
+
+    def __len__(self) -> int:
+        return len(self._outboxes)
+
+    def backlog(self, frontend: int) -> int:
+        """Return how many messages a frontend has been sent, by anyone, and not handled."""
+        sent = sum([slot[MESSAGES_SENT + frontend] for slot in self._senders])
+        return sent - self._frontends[frontend][Field.MESSAGES_TAKEN]
+
+    def send(self, frontend: int, frames: ResponseFrames, data: Frame) -> None:
+        """Send a message, waiting while the link is full."""
+        self._outboxes[frontend].send(frames, data)
+        self._slot.add(MESSAGES_SENT + frontend)
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in self._outboxes:
+            outbox.close()
