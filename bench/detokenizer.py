@@ -74,7 +74,7 @@ def steps(batch: int) -> list[tuple[bytes, bytes]]:
         ids = list(running)
         ends = [FinishReason.LENGTH if running[id] == NUM_TOKENS - 1 else None for id in ids]
         started = {id: plan(id) for id in ids if id in new}
-        output = StepOutput(started, ids, [1] * len(ids), ends)
+        output = StepOutput.of(started, ids, [1] * len(ids), ends)
         tokens = array("I", (rng.randrange(17, VOCABULARY) for _ in ids))
         found.append((msgspec.msgpack.encode(output), tokens.tobytes()))
         new = set()

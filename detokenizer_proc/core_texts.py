@@ -11,7 +11,6 @@ from headrace.detokenizer_proc.event_template import EventTemplate
 from headrace.detokenizer_proc.text import TokenTable
 from headrace.messages import FinishReason, ReplyPlan
 
-NOT_FINISHED = 255
 FIRST = 2
 STOPPED_ROOM = 64
 # As `Opening` in the core.
@@ -47,11 +46,14 @@ class TextView(ctypes.Structure):
 class CoreFrames(NamedTuple):
     """What there is to send to a frontend: an entry per piece, and the bytes of all."""
 
-    requests: list[int]
-    lengths: list[int]
-    last: list[bool]
+    requests: bytes  # u64
+    lengths: bytes  # u32
+    last: bytes  # u8
     data: bytes
     completed: list[int]  # requests whose end is to be written
+
+
+NO_FRAMES = CoreFrames(b"", b"", b"", b"", [])
 
 
 class CoreText(NamedTuple):
@@ -91,6 +93,7 @@ class CoreTexts:
             )
         )
         assert self._texts
+        self._num_frontends = num_frontends
         self._interval = stream_interval
         self._frames = FramesView()
         self._text = TextView()
@@ -118,22 +121,24 @@ class CoreTexts:
         return result == FIRST
 
     def feed(
-        self, ids: list[int], counts: list[int], finished: bytes, tokens: bytes | memoryview
+        self, ids: bytes, counts: bytes, finished: bytes, tokens: bytes | memoryview
     ) -> list[int]:
         """Take the news of a step; return the rows of sequences that are not here.
 
-        `finished` has a byte per row, a `FinishReason` or `NOT_FINISHED`; `tokens` are u32.
+        The columns are those of a `StepOutput`; `tokens` are u32.
         """
-        assert 4 * sum(counts) == len(tokens)
-        unknown = array("I", bytes(4 * len(ids)))
+        num_rows = len(finished)
+        assert (len(ids), len(counts)) == (8 * num_rows, 4 * num_rows)
+        assert 4 * sum(memoryview(counts).cast("I")) == len(tokens)
+        unknown = array("I", bytes(4 * num_rows))
         num_unknown = self._core.headrace_texts_feed(
             self._texts,
-            array("Q", ids).tobytes(),
-            array("I", counts).tobytes(),
+            ids,
+            counts,
             finished,
-            len(ids),
+            num_rows,
             bytes(tokens),
-            (ctypes.c_char * (4 * len(ids))).from_buffer(unknown) if ids else None,
+            (ctypes.c_char * (4 * num_rows)).from_buffer(unknown) if num_rows else None,
         )
         return unknown[:num_unknown].tolist()
 
@@ -147,15 +152,16 @@ class CoreTexts:
 
     def render(self, frontend: int) -> CoreFrames:
         """Write what there is to say to a frontend since the last time."""
+        assert 0 <= frontend < self._num_frontends
         view = self._frames
         self._core.headrace_texts_render(self._texts, frontend, ctypes.byref(view))
         count, completed = view.num_entries, longs(view.completed, view.num_completed)
         if not count:
-            return CoreFrames([], [], [], b"", completed)
+            return NO_FRAMES._replace(completed=completed)
         return CoreFrames(
-            longs(view.requests, count),
-            array("I", ctypes.string_at(view.lengths, 4 * count)).tolist(),
-            list(map(bool, ctypes.string_at(view.last, count))),
+            ctypes.string_at(view.requests, 8 * count),
+            ctypes.string_at(view.lengths, 4 * count),
+            ctypes.string_at(view.last, count),
             ctypes.string_at(view.data, view.num_bytes) if view.num_bytes else b"",
             completed,
         )

@@ -1,6 +1,6 @@
 """What one step brings for one frontend."""
 
-from headrace.detokenizer_proc.core_texts import CoreFrames
+from headrace.detokenizer_proc.core_texts import NO_FRAMES, CoreFrames
 from headrace.messages import Head, ResponseFrames
 
 
@@ -9,7 +9,7 @@ class Frames:
 
     def __init__(self) -> None:
         self._heads: dict[int, Head] = {}
-        self._core = CoreFrames([], [], [], b"", [])
+        self._core = NO_FRAMES
         self._chunks: dict[int, list[bytes]] = {}
         self._last: dict[int, bool] = {}
 
@@ -33,11 +33,13 @@ class Frames:
         core = self._core
         if not self._chunks:
             return ResponseFrames(self._heads, core.requests, core.lengths, core.last)
+        lengths = (sum(map(len, chunks)) for chunks in self._chunks.values())
+        own = ResponseFrames.of(self._heads, self._chunks, lengths, self._last.values())
         return ResponseFrames(
             self._heads,
-            [*core.requests, *self._chunks],
-            [*core.lengths, *(sum(map(len, chunks)) for chunks in self._chunks.values())],
-            [*core.last, *self._last.values()],
+            core.requests + own.ids,
+            core.lengths + own.lengths,
+            core.last + own.last,
         )
 
     def data(self) -> bytes:

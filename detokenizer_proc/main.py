@@ -39,7 +39,7 @@ def main(config: DetokenizerConfig, context: Context) -> None:
         while received is not None:
             output, tokens = received
             replies.feed(output, tokens)
-            slot.add(Field.TOKENS, sum(output.counts))
+            slot.add(Field.TOKENS, len(tokens) // 4)
             num_steps += 1
             received = inbox.receive(0) if num_steps < MAX_STEPS else None
         if not num_steps and not is_holding:

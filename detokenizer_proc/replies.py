@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.detokenizer_proc.core_texts import NOT_FINISHED, CoreTexts
+from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.event_template import template_of
 from headrace.detokenizer_proc.frames import Frames
@@ -72,15 +72,14 @@ class Replies:
 
     def feed(self, output: StepOutput, tokens: Frame) -> None:
         """Take what a step brought."""
-        finished = bytes(NOT_FINISHED if f is None else f for f in output.finished)
-        has_dead = ABORTED in finished or REFUSED in finished
+        has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
         for id in output.started:
             if id not in dead and id not in output.embeddings:
                 self._start(id, output)
-        rows: range | list[int] = range(len(output.ids))
+        rows: range | list[int] = range(len(output.finished))
         if self._core is not None:
-            rows = self._core.feed(output.ids, output.counts, finished, tokens)
+            rows = self._core.feed(output.ids, output.counts, output.finished, tokens)
             for id in dead:  # maybe one that has not begun, of a request that has
                 self._core.close(request_of(id))
                 self._core_replies.pop(request_of(id), None)
@@ -93,9 +92,9 @@ class Replies:
         ids = array("I")
         ids.frombytes(tokens)
         start = 0
-        for row, (id, count) in enumerate(zip(output.ids, output.counts, strict=True)):
+        for row, (id, count, finished) in enumerate(output.rows()):
             if row in wanted:
-                self._take(id, ids[start : start + count].tolist(), output.finished[row], output)
+                self._take(id, ids[start : start + count].tolist(), finished, output)
             start += count
 
     def _take(
@@ -212,8 +211,8 @@ def is_plain(plan: ReplyPlan) -> bool:
 
 def dead_ones(output: StepOutput) -> frozenset[int]:
     """Return the sequences of a step that end without an answer of their own."""
-    ends = zip(output.ids, output.finished, strict=True)
-    return frozenset(id for id, f in ends if f in (FinishReason.ABORT, FinishReason.REFUSED))
+    dead = (FinishReason.ABORT, FinishReason.REFUSED)
+    return frozenset(id for id, _, finished in output.rows() if finished in dead)
 
 
 def times_of(id: int, output: StepOutput) -> Times | None:

@@ -252,7 +252,7 @@ def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
     watched = [s for s in starting if s.is_watched]
-    output = StepOutput(
+    output = StepOutput.of(
         started={s.id: s.request.plan for s in starting},
         ids=[n.sequence.id for n in news],
         counts=[len(n.tokens) for n in news],

@@ -223,7 +223,9 @@ class MockEngine:
 
     def _end(self, request: GenerateRequest, why: FinishReason) -> None:
         """Tell the detokenizer of an end without tokens."""
-        self._detokenizers[request.detokenizer].send(StepOutput({}, [request.id], [0], [why]), b"")
+        self._detokenizers[request.detokenizer].send(
+            StepOutput.of({}, [request.id], [0], [why]), b""
+        )
 
     def _forget(self, sequence: MockSequence) -> None:
         """Remove a sequence, waiting or generating."""
@@ -312,7 +314,7 @@ class MockEngine:
         for sequence in ended:
             if sequence.request.detokenizer == index and not sequence.request.embeds:
                 finished[rows.place(sequence.request.id)] = FinishReason.LENGTH
-        output = StepOutput(
+        output = StepOutput.of(
             started={s.request.id: s.request.plan for s in mine},
             ids=rows.ids + embedded,
             counts=[1] * num_rows + [0] * len(embedded),

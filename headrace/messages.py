@@ -12,8 +12,9 @@ one or more *sequences* (`n`, several prompts), each with an id of its own:
 import enum
 import hashlib
 import struct
-from collections.abc import Iterator
-from typing import get_args, get_type_hints
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
 
@@ -51,6 +52,9 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1  # max_tokens or the context length
     ABORT = 2  # the client left
     REFUSED = 3  # the queue was full; nothing was computed
+
+
+NOT_FINISHED = 255  # in the place of a `FinishReason`, where there is none
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -208,15 +212,34 @@ class StepOutput(Message, tag="step", frozen=True):
     """
 
     started: dict[int, bytes]  # the `Plan` of each sequence seen for the first time
-    ids: list[int]
-    counts: list[int]
-    finished: list[FinishReason | None]
+    ids: bytes  # u64
+    counts: bytes  # u32
+    finished: bytes  # u8: `FinishReason`, or `NOT_FINISHED`
     cached: dict[int, int] = {}  # prompt tokens found in the prefix cache
     logprobs: dict[int, list[TokenLogprob]] = {}  # one per new token
     prompts: dict[int, bytes] = {}  # u32 ids, where prompt_logprobs are wanted
     prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # of every prompt token but the first
     embeddings: dict[int, bytes] = {}  # f32
     times: dict[int, Times] = {}  # with a sequence's first news
+
+    @classmethod
+    def of(
+        cls,
+        started: dict[int, bytes],
+        ids: Iterable[int],
+        counts: Iterable[int],
+        finished: Iterable[FinishReason | None],
+        **fields: Any,
+    ) -> Self:
+        """Make a message of columns that are Python's."""
+        ends = bytes(NOT_FINISHED if reason is None else reason for reason in finished)
+        return cls(started, array("Q", ids).tobytes(), array("I", counts).tobytes(), ends, **fields)
+
+    def rows(self) -> Iterator[tuple[int, int, FinishReason | None]]:
+        """Yield the entries of the columns."""
+        ids, counts = memoryview(self.ids).cast("Q"), memoryview(self.counts).cast("I")
+        for id, count, end in zip(ids, counts, self.finished, strict=True):
+            yield id, count, None if end == NOT_FINISHED else FinishReason(end)
 
 
 ToDetokenizer = StepOutput
@@ -242,18 +265,32 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     """
 
     heads: dict[int, Head]
-    ids: list[int]
-    lengths: list[int]
-    last: list[bool]
+    ids: bytes  # u64
+    lengths: bytes  # u32
+    last: bytes  # u8: whether these bytes end the response
+
+    @classmethod
+    def of(
+        cls,
+        heads: dict[int, Head],
+        ids: Iterable[int],
+        lengths: Iterable[int],
+        last: Iterable[bool],
+    ) -> Self:
+        """Make a message of columns that are Python's."""
+        columns = array("Q", ids).tobytes(), array("I", lengths).tobytes(), bytes(last)
+        return cls(heads, *columns)
 
     def split(
         self, data: bytes | memoryview
     ) -> Iterator[tuple[int, Head | None, memoryview, bool]]:
         """Yield each request's id, its head at first, its bytes, and whether they are the last."""
         view, start = memoryview(data), 0
-        for id, length, last in zip(self.ids, self.lengths, self.last, strict=True):
-            yield id, self.heads.get(id), view[start : start + length], last
-            start += length
+        ids, lengths = memoryview(self.ids).cast("Q"), memoryview(self.lengths).cast("I")
+        for id, length, last in zip(ids, lengths, self.last, strict=True):
+            end = start + length
+            yield id, self.heads.get(id), view[start:end], last != 0
+            start = end
 
 
 ToFrontend = ResponseFrames

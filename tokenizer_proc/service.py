@@ -121,7 +121,7 @@ class Service:
     def _answer(self, request: HttpRequest, answer: Answer) -> None:
         """Send a response that is complete."""
         head = Head(answer.status, answer.content_type, headers=answer.headers)
-        frames = ResponseFrames({request.id: head}, [request.id], [len(answer.body)], [True])
+        frames = ResponseFrames.of({request.id: head}, [request.id], [len(answer.body)], [True])
         self._frontends.send(frontend_of(request.id), frames, answer.body)
 
     def close(self) -> None:

@@ -37,6 +37,12 @@ private:
                 }
                 return;
             }
+            if (num_pending_ == 1 && pending_[0] == '\xED' && byte >= 0xA0 && byte <= 0xBF) {
+                // A surrogate: never a character, but Python's decoder waits for one byte more.
+                pending_[num_pending_++] = char(byte);
+                low_ = 0xFF, high_ = 0x00;
+                return;
+            }
             replace(out);
         }
         begin(byte, out);
@@ -61,6 +67,9 @@ private:
 
     void replace(std::string &out) {
         out.append(REPLACEMENT);
+        if (low_ > high_) { // of a surrogate, each byte
+            out.append(REPLACEMENT);
+        }
         num_pending_ = 0;
     }
 

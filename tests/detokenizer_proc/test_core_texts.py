@@ -1,5 +1,6 @@
 """The core writes the same bytes as the Python it stands in for."""
 
+import codecs
 import json
 import random
 from array import array
@@ -112,25 +113,25 @@ def steps_of(texts: list[Text], seed: int) -> Iterator[tuple[StepOutput, bytes]]
         if rng.random() < 0.1:
             gone = rng.choice(list(left))
             plans = {} if gone in started else {gone: msgspec.msgpack.encode(by_id[gone].plan)}
-            yield StepOutput(plans, [gone], [0], [FinishReason.ABORT]), b""
+            yield StepOutput.of(plans, [gone], [0], [FinishReason.ABORT]), b""
             left = {id: steps for id, steps in left.items() if id >> 16 != gone >> 16}
         ids = [id for id in left if rng.random() < 0.7]
-        output = StepOutput({}, [], [], [], cached={})
+        plans, cached = {}, {}
+        rows: list[tuple[int, int, FinishReason | None]] = []
         said: list[int] = []
         for id in ids:
             new = left[id].pop(0)
             is_last = not left[id]
             if id not in started:
                 started.add(id)
-                output.started[id] = msgspec.msgpack.encode(by_id[id].plan)
-                output.cached[id] = 2
-            output.ids.append(id)
-            output.counts.append(len(new))
-            output.finished.append(by_id[id].finished if is_last else None)
+                plans[id] = msgspec.msgpack.encode(by_id[id].plan)
+                cached[id] = 2
+            rows.append((id, len(new), by_id[id].finished if is_last else None))
             said += new
             if is_last:
                 del left[id]
-        yield output, array("I", said).tobytes()
+        columns = [[row[column] for row in rows] for column in range(3)]
+        yield StepOutput.of(plans, *columns, cached=cached), array("I", said).tobytes()
 
 
 class Heard:
@@ -160,7 +161,7 @@ class Heard:
 
     def forget_aborted(self, output: StepOutput) -> None:
         """Let go of what is not told to its end."""
-        for id, reason in zip(output.ids, output.finished, strict=True):
+        for id, _, reason in output.rows():
             if reason is FinishReason.ABORT:
                 self.bytes.pop(id >> 16 << 16, None)
                 self.ended.discard(id >> 16 << 16)
@@ -208,7 +209,7 @@ def stream(replies: Replies, text: str, together: int) -> list[str]:
     id, ears = request_id(0, 1), Heard()
     for place, byte in enumerate(text.encode()):
         is_last = place == len(text) - 1
-        output = StepOutput({}, [id], [1], [FinishReason.LENGTH if is_last else None])
+        output = StepOutput.of({}, [id], [1], [FinishReason.LENGTH if is_last else None])
         if not place:
             output.started[id] = msgspec.msgpack.encode(completion())
         replies.feed(output, array("I", [byte]).tobytes())
@@ -234,12 +235,29 @@ def test_steps_that_are_rendered_together_are_one_event() -> None:
     assert stream(replies, "abcdefgh", together=3) == ["abc", "def", "gh"]
 
 
+@pytest.mark.parametrize("end", [b"", b"\x80", b"A", b"\xe9", b"\xed\xa0"])
+def test_a_surrogate_waits_for_one_byte_more_as_in_python(end: bytes) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    data, ears, id = b"\xed\xa0" + end, Heard(), request_id(0, 1)
+    replies = Replies(TableVocabulary(TABLES[False]), FRONTENDS)
+    expected: list[str] = []
+    for place, byte in enumerate(data):
+        is_last = place == len(data) - 1
+        output = StepOutput.of({}, [id], [1], [FinishReason.LENGTH if is_last else None])
+        if not place:
+            output.started[id] = msgspec.msgpack.encode(completion())
+        replies.feed(output, array("I", [byte]).tobytes())
+        ears.hear(replies)
+        expected.append(decoder.decode(bytes([byte]), final=is_last))
+    assert events(ears.bytes[id]) == [text for text in expected if text]
+
+
 def test_the_head_goes_before_there_is_text() -> None:
     replies, ears = Replies(TableVocabulary(TABLES[False]), FRONTENDS), Heard()
     id = request_id(0, 1)
     started = {id: msgspec.msgpack.encode(completion())}
     half = array("I", ["é".encode()[0]]).tobytes()
-    replies.feed(StepOutput(started, [id], [1], [None]), half)
+    replies.feed(StepOutput.of(started, [id], [1], [None]), half)
     ears.hear(replies)
     assert ears.heads == {id: (200, "text/event-stream; charset=utf-8")}
     assert ears.bytes == {id: b""}

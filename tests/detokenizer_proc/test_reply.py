@@ -65,7 +65,7 @@ def take(
     return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()
 
 
-NOTHING = StepOutput({}, [], [], [])
+NOTHING = StepOutput.of({}, [], [], [])
 
 
 def make_plan(**fields: Any) -> ReplyPlan:
@@ -242,8 +242,15 @@ def make_output(
 ) -> tuple[StepOutput, bytes]:
     plans = {id: msgspec.msgpack.encode(plan) for id, plan in (started or {}).items()}
     tokens = [ids(text) for _, text, _ in news]
-    output = StepOutput(plans, [n[0] for n in news], [len(t) for t in tokens], [n[2] for n in news])
+    output = StepOutput.of(
+        plans, [n[0] for n in news], [len(t) for t in tokens], [n[2] for n in news]
+    )
     return output, array("I", [id for t in tokens for id in t]).tobytes()
+
+
+def ends(frames: Frames) -> list[tuple[int, bool]]:
+    """Return each request that has bytes, and whether they end its response."""
+    return [(id, last) for id, _, _, last in frames.message().split(frames.data())]
 
 
 A, B, C = request_id(0, 1), request_id(0, 2), request_id(1, 1)
@@ -256,11 +263,12 @@ def test_each_frontend_gets_one_message_with_what_is_its_own(replies: Replies) -
     assert stops == []
     assert outgoing.keys() == {0, 1}
     message, data = outgoing[0].message(), outgoing[0].data()
-    assert (message.ids, message.last) == ([A, B], [False, True])
-    assert sum(message.lengths) == len(data)
-    assert b'"text":"a"' in data[: message.lengths[0]]
+    entries = {id: (bytes(entry), last) for id, _, entry, last in message.split(data)}
+    assert [last for _, last in entries.values()] == [False, True]
+    assert sum(len(entry) for entry, _ in entries.values()) == len(data)
+    assert b'"text":"a"' in entries[A][0]
     assert data.endswith(b"data: [DONE]\n\n")
-    assert outgoing[1].message().ids == [C]
+    assert ends(outgoing[1]) == [(C, False)]
     assert len(replies) == 2, "B is done"
 
 
@@ -274,9 +282,9 @@ def test_the_head_comes_with_the_first_bytes_and_only_there(replies: Replies) ->
 def test_the_last_entry_of_a_request_is_the_end_of_all_its_sequences(replies: Replies) -> None:
     started = {A + i: make_plan(stream=True, num_sequences=2, index=i) for i in range(2)}
     outgoing, _ = take(replies, *make_output((A, "a", LENGTH), (A + 1, "b", STOP), started=started))
-    message = outgoing[0].message()
-    assert set(message.ids) == {A}
-    assert (message.last[-1], sum(message.last)) == (True, 1)
+    *before, end = ends(outgoing[0])
+    assert end == (A, True)
+    assert set(before) <= {(A, False)}
     assert len(replies) == 0
 
 
@@ -290,7 +298,7 @@ def test_a_stop_string_is_told_to_the_engine_once(replies: Replies) -> None:
     started = {A: make_plan(stop=["!"])}
     outgoing, stops = take(replies, *make_output((A, "a!", None), started=started))
     assert stops == [Stop(A)]
-    assert outgoing[0].message().last == [True]
+    assert ends(outgoing[0]) == [(A, True)]
     assert take(replies, *make_output((A, "more", None))) == ({}, [])
 
 
@@ -314,15 +322,15 @@ def test_frames_of_a_request_are_adjacent() -> None:
     for id, data in [(A, b"a1"), (B, b"b"), (A, b"a2")]:
         frames.add(id, head, data, False)
     assert frames.data() == b"a1a2b"
-    expected = ResponseFrames({A: head, B: head}, [A, B], [4, 1], [False, False])
+    expected = ResponseFrames.of({A: head, B: head}, [A, B], [4, 1], [False, False])
     assert frames.message() == expected
 
 
 def test_a_refused_request_is_a_429_and_leaves_nothing(replies: Replies) -> None:
     started = {C: make_plan(stream=True)}
     outgoing, stops = take(replies, *make_output((C, "", REFUSED), started=started))
-    message = outgoing[1].message()
-    assert (message.heads, message.last) == ({C: Head(429, "application/json")}, [True])
+    assert outgoing[1].message().heads == {C: Head(429, "application/json")}
+    assert ends(outgoing[1]) == [(C, True)]
     error = json.loads(outgoing[1].data())["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "--max-num-queued" in error["message"]
@@ -440,7 +448,7 @@ def test_what_cannot_be_has_openais_lowest_number() -> None:
 def watched_output(prompt: str) -> StepOutput:
     told = [likely(-i, ("z", -0.5), rank=i) for i in range(1, len(prompt))]
     plans = array("I", ids(prompt)).tobytes()
-    return StepOutput({}, [], [], [], prompts={0: plans}, prompt_logprobs={0: told})
+    return StepOutput.of({}, [], [], [], prompts={0: plans}, prompt_logprobs={0: told})
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -510,7 +518,7 @@ def embedding_output(vectors: dict[int, list[float]], **fields: Any) -> tuple[St
         plans[id] = msgspec.msgpack.encode(plan)
     num = len(vectors)
     raw = {id: array("f", vector).tobytes() for id, vector in vectors.items()}
-    return StepOutput(plans, list(vectors), [0] * num, [STOP] * num, embeddings=raw), b""
+    return StepOutput.of(plans, list(vectors), [0] * num, [STOP] * num, embeddings=raw), b""
 
 
 def test_embeddings_are_answered_together_and_in_order(replies: Replies) -> None:

@@ -132,12 +132,13 @@ def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:
     rig.step()
     output, tokens = rig.heard()
     assert output.started == {FIRST: b"plan %d" % FIRST}
-    assert (output.ids, output.counts, output.finished, tokens) == ([FIRST], [1], [None], [7])
+    assert (list(output.rows()), tokens) == ([(FIRST, 1, None)], [7])
     assert output.logprobs == {FIRST: [TokenLogprob(0, 1, [])]}
-    assert rig.heard(1)[0].ids == [other]
+    assert [id for id, _, _ in rig.heard(1)[0].rows()] == [other]
     rig.step()
     output, tokens = rig.heard()
-    assert (output.started, output.finished, tokens) == ({}, [FinishReason.LENGTH], [7])
+    assert (output.started, tokens) == ({}, [7])
+    assert list(output.rows()) == [(FIRST, 1, FinishReason.LENGTH)]
 
 
 def test_prompts_are_told_with_their_log_probabilities(rig: Rig) -> None:
@@ -157,7 +158,7 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
     rig.take(generate(late), generate(late + 1))
     output, tokens = rig.heard()
     assert output.started == {late: b"plan %d" % late}
-    assert (output.ids, output.finished, tokens) == ([late], [FinishReason.REFUSED], [])
+    assert (list(output.rows()), tokens) == ([(late, 0, FinishReason.REFUSED)], [])
     assert {sequence.id for sequence in rig.scheduler.waiting} == {FIRST, FIRST + 1}
     assert rig.slot[Field.QUEUE_REFUSALS] == 1
 
@@ -173,7 +174,7 @@ def test_an_abort_is_told_once_for_all_sequences(rig: Rig) -> None:
     rig.heard()
     rig.take(Abort(FIRST))
     output, _ = rig.heard()
-    assert (output.ids, output.finished) == ([FIRST], [FinishReason.ABORT])
+    assert list(output.rows()) == [(FIRST, 0, FinishReason.ABORT)]
     assert rig.slot[Field.ABORTED] == 3
 
 
@@ -197,7 +198,7 @@ def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
     rig.heard()
     rig.take(Stop(FIRST))
     rig.step()
-    assert rig.heard()[0].ids == [FIRST + 1]
+    assert [id for id, _, _ in rig.heard()[0].rows()] == [FIRST + 1]
 
 
 def test_what_happened_is_on_the_board(rig: Rig) -> None:

@@ -112,9 +112,13 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert told[0][0].started == {FIRST: b"plan %d" % FIRST}
     assert all(not output.started for output, _ in told[1:])
     assert [tokens for _, tokens in told] == [[70], [71], [72], [70], [71]]
-    assert [list(o.finished) for o, _ in told] == [[None]] * 4 + [[FinishReason.LENGTH]]
+    assert [end for o, _ in told for _, _, end in o.rows()] == [*[None] * 4, FinishReason.LENGTH]
     assert not rig.engine.has_work
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
+
+
+def ids_of(output: StepOutput) -> list[int]:
+    return [id for id, _, _ in output.rows()]
 
 
 def test_each_text_begins_with_the_first_word(rig: Rig) -> None:
@@ -122,10 +126,10 @@ def test_each_text_begins_with_the_first_word(rig: Rig) -> None:
     rig.step()
     rig.add(SECOND, max_tokens=3)
     output, tokens = rig.step()
-    assert dict(zip(output.ids, tokens, strict=True)) == {FIRST: 71, SECOND: 70}
+    assert dict(zip(ids_of(output), tokens, strict=True)) == {FIRST: 71, SECOND: 70}
     rig.step()
     output, tokens = rig.step()
-    assert (list(output.ids), tokens) == ([SECOND], [72])
+    assert (ids_of(output), tokens) == ([SECOND], [72])
 
 
 def test_prompts_are_computed_in_order_and_in_chunks(rig: Rig) -> None:
@@ -134,7 +138,7 @@ def test_prompts_are_computed_in_order_and_in_chunks(rig: Rig) -> None:
     rig.engine.step()  # 16 tokens of the first
     assert not rig.heard[0].messages
     assert rig.shown("RUNNING", "WAITING", "WAITING_TOKENS") == [0, 2, 8]
-    assert list(rig.step()[0].ids) == [FIRST, SECOND]
+    assert ids_of(rig.step()[0]) == [FIRST, SECOND]
     assert rig.shown("RUNNING", "WAITING", "WAITING_TOKENS") == [2, 0, 0]
     assert rig.shown("COMPUTED_TOKENS", "GENERATED_TOKENS") == [24, 2]
 
@@ -142,10 +146,10 @@ def test_prompts_are_computed_in_order_and_in_chunks(rig: Rig) -> None:
 def test_no_more_run_than_may(rig: Rig) -> None:
     for number in range(1, 4):
         rig.add(request_id(0, number))
-    assert len(rig.step()[0].ids) == 2
+    assert len(ids_of(rig.step()[0])) == 2
     assert rig.shown("RUNNING", "WAITING") == [2, 1]
     rig.step()
-    assert list(rig.step()[0].ids) == [request_id(0, 3)]
+    assert ids_of(rig.step()[0]) == [request_id(0, 3)]
 
 
 def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
@@ -154,7 +158,7 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
     rig.add(SECOND)
     rig.add(SECOND + 1)
     output, _ = rig.heard[0].messages.popleft()
-    assert (list(output.ids), list(output.finished)) == ([SECOND], [FinishReason.REFUSED])
+    assert list(output.rows()) == [(SECOND, 0, FinishReason.REFUSED)]
     assert not rig.heard[0].messages
     assert rig.shown("QUEUE_REFUSALS", "WAITING") == [1, 0]  # shown with the next step
     rig.engine.step()
@@ -167,10 +171,10 @@ def test_an_abort_ends_all_sequences_and_is_told_once(rig: Rig) -> None:
     rig.step()
     rig.engine.take(Abort(FIRST), b"")
     output, _ = rig.heard[0].messages.popleft()
-    assert (list(output.ids), list(output.finished)) == ([FIRST], [FinishReason.ABORT])
+    assert list(output.rows()) == [(FIRST, 0, FinishReason.ABORT)]
     assert not rig.engine.has_work
     rig.add(SECOND)
-    assert list(rig.step()[0].ids) == [SECOND]
+    assert ids_of(rig.step()[0]) == [SECOND]
     assert rig.shown("ABORTED", "RUNNING") == [3, 1]
 
 
@@ -187,14 +191,14 @@ def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
     rig.step()
     rig.engine.take(Stop(FIRST), b"")
     output, tokens = rig.step()
-    assert (list(output.ids), tokens) == ([FIRST + 1], [71])
+    assert (ids_of(output), tokens) == ([FIRST + 1], [71])
     assert rig.shown("FINISHED", "RUNNING") == [1, 1]
 
 
 def test_an_embedding_is_a_unit_vector(rig: Rig) -> None:
     rig.add(FIRST, embeds=True, detokenizer=1)
     output, tokens = rig.step(detokenizer=1)
-    assert (list(output.finished), tokens) == ([FinishReason.STOP], [])
+    assert ([end for _, _, end in output.rows()], tokens) == ([FinishReason.STOP], [])
     vector = np.frombuffer(output.embeddings[FIRST], np.float32)
     assert len(vector) == 3
     assert math.isclose(np.linalg.norm(vector), 1, rel_tol=1e-6)
@@ -206,7 +210,7 @@ def test_sequences_are_told_where_they_belong_and_when_they_passed(rig: Rig) -> 
     rig.add(SECOND, detokenizer=1, times=Times(begun=1))
     rig.engine.step()
     (first, _), (second, _) = (heard.messages.popleft() for heard in rig.heard)
-    assert (list(first.ids), list(second.ids), first.times) == ([FIRST], [SECOND], {})
+    assert (ids_of(first), ids_of(second), first.times) == ([FIRST], [SECOND], {})
     times = second.times[SECOND]
     assert 1 == times.begun < times.queued <= times.scheduled <= times.first_token
 

@@ -16,9 +16,9 @@ async def test_a_large_message_is_delivered_in_turns() -> None:
     delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
     waiting = [exchanges.open() for _ in range(2 * MAX_ENTRIES + 1)]
     ids = [exchange.id for exchange in waiting]
-    first = ResponseFrames(dict.fromkeys(ids, HEAD), ids, [1] * len(ids), [False] * len(ids))
+    first = ResponseFrames.of(dict.fromkeys(ids, HEAD), ids, [1] * len(ids), [False] * len(ids))
     delivery.take(first, b"a" * len(ids))
-    delivery.take(ResponseFrames({}, ids[:1], [1], [True]), b"b")
+    delivery.take(ResponseFrames.of({}, ids[:1], [1], [True]), b"b")
     has_come = [bool(exchange.unsent) for exchange in waiting]
     assert sum(has_come) == MAX_ENTRIES
     assert slot[Field.MESSAGES_TAKEN] == 0
@@ -37,7 +37,7 @@ async def test_a_message_of_just_one_turn_ends() -> None:
     exchanges = Exchanges(0, slot)
     delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
     ids = [exchanges.open().id for _ in range(MAX_ENTRIES)]
-    delivery.take(ResponseFrames({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
+    delivery.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
     while not slot[Field.MESSAGES_TAKEN]:
         await asyncio.sleep(0)
     assert all(exchange.complete for exchange in exchanges)

@@ -75,7 +75,7 @@ def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
 async def test_bytes_are_cut_apart_by_their_lengths() -> None:
     exchanges = Exchanges(0, SLOT)
     a, b, c = (exchanges.open() for _ in range(3))
-    frames = ResponseFrames({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
+    frames = ResponseFrames.of({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
     for entry in frames.split(b"bbaaa"):
         exchanges.deliver(*entry)
     assert (await a.take(), a.head, a.complete) == (b"aaa", HEAD, True)
@@ -95,7 +95,7 @@ async def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
     exchanges = Exchanges(0, SLOT)
     gone, here = exchanges.open(), exchanges.open()
     exchanges.close(gone)
-    for entry in ResponseFrames({}, [gone.id, here.id], [3, 2], [False, False]).split(b"xxxhi"):
+    for entry in ResponseFrames.of({}, [gone.id, here.id], [3, 2], [False, False]).split(b"xxxhi"):
         exchanges.deliver(*entry)
     assert await here.take() == b"hi"
     assert not gone.unsent

@@ -70,10 +70,10 @@ EXAMPLES: list[tuple[Any, Message]] = [
     (ToEngine, GENERATE),
     (ToEngine, Abort(LARGEST)),
     (ToEngine, Stop(LARGEST)),
-    (ToDetokenizer, StepOutput({5: b"plan"}, [5, 6], [1, 0], [None, FinishReason.ABORT])),
+    (ToDetokenizer, StepOutput.of({5: b"plan"}, [5, 6], [1, 0], [None, FinishReason.ABORT])),
     (
         ToDetokenizer,
-        StepOutput(
+        StepOutput.of(
             {},
             [5],
             [1],
@@ -83,7 +83,7 @@ EXAMPLES: list[tuple[Any, Message]] = [
             embeddings={5: b"1234"},
         ),
     ),
-    (ToFrontend, ResponseFrames({5: Head(200, "x")}, [5], [10], [True])),
+    (ToFrontend, ResponseFrames.of({5: Head(200, "x")}, [5], [10], [True])),
     (FromWorker, StepResult(b"\x01\x02\x03\x04")),
     (FromWorker, WorkerReady(7, 32)),
 ]

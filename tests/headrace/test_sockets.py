@@ -152,6 +152,6 @@ async def test_an_attached_inbox_calls_for_every_message(
 def test_a_message_for_another_receiver_is_not_mistaken(
     inbox: Inbox[ToTokenizer], outbox: Outbox
 ) -> None:
-    outbox.send(ResponseFrames({}, [], [], []))
+    outbox.send(ResponseFrames.of({}, [], [], []))
     with pytest.raises(ValueError, match="Invalid value"):
         inbox.receive(DEADLINE_MS)

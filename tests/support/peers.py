@@ -87,7 +87,7 @@ class PlayedRing(EmbeddedServer):
     def send(self, request: HttpRequest, head: Head | None, data: bytes, last: bool) -> None:
         """Answer as the detokenizer."""
         heads = {} if head is None else {request.id: head}
-        self.detokenizer.send(ResponseFrames(heads, [request.id], [len(data)], [last]), data)
+        self.detokenizer.send(ResponseFrames.of(heads, [request.id], [len(data)], [last]), data)
 
     def answer(self, request: HttpRequest, body: Object, status: int = 200) -> None:
         """Answer whole."""
