@@ -17,7 +17,6 @@ from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.errors import QueueFull
 from headrace.messages import (
-    EmbeddingPlan,
     FinishReason,
     Head,
     Plan,
@@ -182,7 +181,7 @@ class Replies:
 
     def _take_embedding(self, id: int, output: StepOutput) -> None:
         plan = self._plans.decode(output.started[id])
-        assert isinstance(plan, EmbeddingPlan)
+        assert not isinstance(plan, ReplyPlan)
         request = request_of(id)
         reply = self._replies.setdefault(request, EmbeddingReply(plan))
         assert isinstance(reply, EmbeddingReply)

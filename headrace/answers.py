@@ -164,6 +164,47 @@ class EmbeddingList(msgspec.Struct):
     usage: Usage
 
 
+class Document(msgspec.Struct):
+    """A text that was ranked."""
+
+    text: str
+
+
+class Rank(msgspec.Struct):
+    """How alike a document is to the query: the cosine of their embeddings, -1 to 1."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class Ranking(msgspec.Struct):
+    """What `/v1/rerank` answers, the likest document first."""
+
+    id: str
+    created: int
+    model: str
+    results: list[Rank]
+    usage: Usage
+
+
+class Score(msgspec.Struct):
+    """How alike two texts are: the cosine of their embeddings, -1 to 1."""
+
+    index: int
+    score: float
+
+
+class ScoreList(msgspec.Struct):
+    """What `/v1/score` answers, by the order of the texts."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage
+
+
 class Model(msgspec.Struct):
     """A model that the server has."""
 

@@ -192,7 +192,22 @@ class EmbeddingPlan(Message, tag="embedding", frozen=True):
     dimensions: int | None = None  # only so many, and normalized again
 
 
-Plan = ReplyPlan | EmbeddingPlan
+class SimilarityPlan(Message, tag="similarity", frozen=True):
+    """The same, of an answer that tells how alike texts are. Queries come before documents."""
+
+    response_id: str  # "score-…" or "rerank-…"
+    model: str
+    created: int
+    num_sequences: int
+    num_prompt_tokens: int  # of this sequence
+    index: int
+    num_queries: int  # one, or one per document
+    ranks: bool  # `/v1/rerank`'s answer, rather than `/v1/score`'s
+    top_n: int = 0  # documents to tell of; 0 is all
+    document: str | None = None  # this sequence's text, where it is told
+
+
+Plan = ReplyPlan | EmbeddingPlan | SimilarityPlan
 
 
 class TokenLogprob(Message, frozen=True):
@@ -360,7 +375,7 @@ def fingerprint() -> str:
     for union in (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
-    for part in (Sampling, Times, ReplyPlan, EmbeddingPlan, TokenLogprob, Head):
+    for part in (Sampling, Times, *get_args(Plan), TokenLogprob, Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
     lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -17,6 +17,7 @@ from headrace.messages import (
     HttpRequest,
     ReplyPlan,
     Sampling,
+    SimilarityPlan,
     share_key,
 )
 from headrace.tokenizer_proc.chat import ChatTemplate
@@ -37,6 +38,13 @@ from headrace.tokenizer_proc.sampling_fields import (
     check_length,
     check_token_ids,
 )
+from headrace.tokenizer_proc.similarity_requests import (
+    RerankRequest,
+    ScoreRequest,
+    decode_rerank,
+    decode_score,
+    text_list,
+)
 from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, ids_of
 from headrace.tokenizer_proc.token_bytes import TokenBytes
 
@@ -44,6 +52,7 @@ SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
 
 Generation = ChatRequest | CompletionRequest
+Embedded = EmbeddingRequest | RerankRequest | ScoreRequest
 
 
 class Vocabulary(Protocol):
@@ -115,9 +124,76 @@ class GenerationPlanner:
         self._check_dimensions(request.dimensions)
         texts = prompt_list(request.input)
         check_length("input", len(texts), MAX_EMBEDDING_INPUTS)
-        limit = request.truncate_prompt_tokens
-        found = yield from self._encode(texts, "input", 0, truncates=limit is not None)
-        prompts = [self._embedded(*pair, limit) for pair in zip(texts, found, strict=True)]
+        prompts = yield from self._embedded(request, texts, "input")
+        plans = [self._embedding_plan(request, prompts, index) for index in range(len(prompts))]
+        return self._embedding_sequences(http, request, prompts, plans)
+
+    def rerank(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/rerank` request."""
+        request = decode_rerank(body)
+        documents = request.texts
+        plan = self._similarity_plan(http, "rerank")
+        plan = msgspec.structs.replace(plan, ranks=True, top_n=request.top_n or 0)
+        told = documents if request.return_documents else []
+        texts = {"query": [request.query], "documents": documents}
+        return (yield from self._compare(http, request, plan, texts, told))
+
+    def score(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/score` request."""
+        request = decode_score(body)
+        plan = self._similarity_plan(http, "score")
+        texts = {"text_1": text_list(request.text_1), "text_2": text_list(request.text_2)}
+        return (yield from self._compare(http, request, plan, texts, []))
+
+    def _similarity_plan(self, http: HttpRequest, kind: str) -> SimilarityPlan:
+        """Return what the plans of a request that compares have in common."""
+        return SimilarityPlan(
+            response_id=f"{kind}-{secrets.token_hex(12)}",
+            model=self._card.name,
+            created=int(http.received_at),
+            num_sequences=0,
+            num_prompt_tokens=0,
+            index=0,
+            num_queries=1,
+            ranks=False,
+        )
+
+    def _compare(
+        self,
+        http: HttpRequest,
+        request: RerankRequest | ScoreRequest,
+        plan: SimilarityPlan,
+        texts: dict[str, list[str]],
+        told: list[str],
+    ) -> Stages:
+        """Plan the sequences of queries and of documents, which `texts` has by field."""
+        self._check_model(request.model, embeds=True)
+        prompts: list[Ids] = []
+        for param, some in texts.items():
+            prompts += yield from self._embedded(request, some, param)
+        (num_queries, num_documents) = map(len, texts.values())
+        documents: list[str | None] = [None] * num_queries
+        documents += told or [None] * num_documents
+        plans = [
+            msgspec.structs.replace(
+                plan,
+                num_sequences=len(prompts),
+                num_prompt_tokens=len(prompt),
+                index=index,
+                num_queries=num_queries,
+                document=document,
+            )
+            for index, (prompt, document) in enumerate(zip(prompts, documents, strict=True))
+        ]
+        return self._embedding_sequences(http, request, prompts, plans)
+
+    def _embedding_sequences(
+        self,
+        http: HttpRequest,
+        request: Embedded,
+        prompts: list[Ids],
+        plans: Sequence[EmbeddingPlan | SimilarityPlan],
+    ) -> Sequences:
         requests = [
             GenerateRequest(
                 id=http.id + index,
@@ -125,12 +201,12 @@ class GenerationPlanner:
                 max_tokens=1,
                 sampling=Sampling(),
                 stop_token_ids=[],
-                plan=self._plans.encode(self._embedding_plan(request, prompts, index)),
+                plan=self._plans.encode(plan),
                 priority=request.priority or 0,
                 key=key_of(http, request.user),
                 embeds=True,
             )
-            for index in range(len(prompts))
+            for index, plan in enumerate(plans)
         ]
         return Sequences(requests, prompts)
 
@@ -165,7 +241,7 @@ class GenerationPlanner:
         return (http.id >> SEQUENCE_BITS) % self._num_detokenizers
 
     def _encode(
-        self, texts: list[str | list[int]], param: str, wanted: int | None, truncates: bool
+        self, texts: Sequence[str | list[int]], param: str, wanted: int | None, truncates: bool
     ) -> Encoding[list[Ids]]:
         """Return the ids of prompts that are texts or ids already."""
         strings = [text for text in texts if isinstance(text, str)]
@@ -204,15 +280,22 @@ class GenerationPlanner:
             return last_tokens(ids, limit)
         return joined(begins, last_tokens(ids, limit - 1))
 
-    def _embedded(self, text: str | list[int], ids: Ids, limit: int | None) -> Ids:
-        """Return what is embedded; a text that is cut keeps the token that ends all texts."""
+    def _embedded(
+        self, request: Embedded, texts: Sequence[str | list[int]], param: str
+    ) -> Encoding[list[Ids]]:
+        """Return what is embedded of texts; one that is cut keeps the token that ends them all."""
+        limit = request.truncate_prompt_tokens
+        found = yield from self._encode(texts, param, 0, truncates=limit is not None)
+        return [self._shortened(ids, limit, param) for ids in found]
+
+    def _shortened(self, ids: Ids, limit: int | None, param: str) -> Ids:
         if limit is not None and len(ids) > limit:
             ends = self._vocabulary.empty[-1:]
             ids = joined(ids[: limit - 1], ends) if ends == ids[-1:] else ids[:limit]
         if not ids:
-            raise InvalidValue("input: must have at least one token", "input")
+            raise InvalidValue(f"{param}: must have at least one token", param)
         if len(ids) > self._card.max_model_len:
-            raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, "input")
+            raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, param)
         return ids
 
     def _plan(

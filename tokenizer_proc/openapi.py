@@ -17,6 +17,7 @@ from headrace.tokenizer_proc.openai_requests import (
     TokenizeRequest,
 )
 from headrace.tokenizer_proc.sampling_fields import RANGES
+from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
 
 Object = dict[str, Any]
 
@@ -81,6 +82,8 @@ OPERATIONS = [
         streams=True,
     ),
     Operation(answers.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest),
+    Operation("/v1/rerank", "post", "Order texts by a query", RerankRequest, answers.Ranking),
+    Operation("/v1/score", "post", "Compare texts", ScoreRequest, answers.ScoreList),
     Operation("/tokenize", "post", "Turn a text into token ids", TokenizeRequest),
     Operation("/detokenize", "post", "Turn token ids into a text", DetokenizeRequest),
     Operation("/v1/models", "get", "List the model that is served"),

@@ -30,6 +30,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_tokens": (0, None),
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "truncate_prompt_tokens": (1, None),
+    "top_n": (0, None),
     "priority": (-(2**31), 2**31 - 1),
 }
 

@@ -24,6 +24,7 @@ from headrace.messages import (
     Head,
     ReplyPlan,
     ResponseFrames,
+    SimilarityPlan,
     StepOutput,
     Stop,
     TokenLogprob,
@@ -549,3 +550,49 @@ def test_embeddings_nobody_waits_for_are_forgotten(replies: Replies) -> None:
     take(replies, *embedding_output({A: [1, 0]}))
     take(replies, *make_output((A + 1, "", ABORT)))
     assert len(replies) == 0
+
+
+def similarity(replies: Replies, vectors: list[list[float]], **fields: Any) -> Any:
+    plan = SimilarityPlan("x-1", "tiny", 5, len(vectors), 3, 0, num_queries=1, ranks=False)
+    plan = msgspec.structs.replace(plan, **fields)
+    for index in reversed(range(len(vectors))):
+        document = None if plan.document is None or index == 0 else f"{plan.document} {index}"
+        own = msgspec.structs.replace(plan, index=index, document=document)
+        started = {A + index: msgspec.msgpack.encode(own)}
+        raw = {A + index: array("f", vectors[index]).tobytes()}
+        outgoing, _ = take(
+            replies, StepOutput(started, [A + index], [0], [STOP], embeddings=raw), b""
+        )
+    assert len(replies) == 0
+    return json.loads(outgoing[0].data())
+
+
+def test_scores_are_the_cosines_to_the_one_query(replies: Replies) -> None:
+    assert similarity(replies, [[2, 0], [0, 7], [3, 4], [0, 0]]) == {
+        "id": "x-1",
+        "created": 5,
+        "model": "tiny",
+        "object": "list",
+        "data": [
+            {"index": 0, "object": "score", "score": 0},
+            {"index": 1, "object": "score", "score": pytest.approx(0.6)},
+            {"index": 2, "object": "score", "score": 0},
+        ],
+        "usage": {"prompt_tokens": 12, "total_tokens": 12},
+    }
+
+
+def test_as_many_queries_as_documents_are_scored_in_pairs(replies: Replies) -> None:
+    body = similarity(replies, [[1, 0], [0, 1], [-1, 0], [0, 5]], num_queries=2)
+    assert [one["score"] for one in body["data"]] == [-1, 1]
+
+
+def test_ranks_are_the_likest_documents(replies: Replies) -> None:
+    vectors: list[list[float]] = [[1, 0], [0, 1], [1, 0], [3, 4]]
+    assert similarity(replies, vectors, ranks=True, top_n=2, document="text")["results"] == [
+        {"index": 1, "relevance_score": 1, "document": {"text": "text 2"}},
+        {"index": 2, "relevance_score": pytest.approx(0.6), "document": {"text": "text 3"}},
+    ]
+    whole = similarity(replies, vectors, ranks=True)["results"]
+    assert [result["index"] for result in whole] == [1, 2, 0]
+    assert all("document" not in result for result in whole)

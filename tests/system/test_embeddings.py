@@ -92,6 +92,21 @@ def test_what_cannot_be_is_refused(
     assert says in answer.json()["error"]["message"]
 
 
+def test_texts_are_ranked_and_scored_by_the_reference_s_cosines(
+    server: RunningServer, expected: Vectors
+) -> None:
+    cosines = expected[1:] @ expected[0]
+    asked = {"query": TEXTS[0], "documents": TEXTS[1:]}
+    ranked = post(server, "/v1/rerank", **asked, top_n=3).json()
+    told = {result["index"]: result["relevance_score"] for result in ranked["results"]}
+    assert list(told) == np.argsort(-cosines)[:3].tolist()
+    np.testing.assert_allclose(list(told.values()), cosines[list(told)], atol=1e-4)
+    assert all(r["document"]["text"] == TEXTS[1 + r["index"]] for r in ranked["results"])
+    scored = post(server, "/score", text_1=TEXTS[0], text_2=TEXTS[1:]).json()
+    np.testing.assert_allclose([one["score"] for one in scored["data"]], cosines, atol=1e-4)
+    assert scored["usage"] == ranked["usage"]
+
+
 def test_a_long_text_may_be_cut(server: RunningServer) -> None:
     answer = post(server, input=LONG, truncate_prompt_tokens=256).json()
     assert answer["usage"]["prompt_tokens"] == 256

@@ -21,6 +21,7 @@ from headrace.messages import (
     HttpRequest,
     ReplyPlan,
     Sampling,
+    SimilarityPlan,
     request_id,
 )
 from headrace.pooling import Pooling, PoolingKind
@@ -468,3 +469,61 @@ def test_an_embedding_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
 
 def prompt_body(text: str, max_tokens: int) -> bytes:
     return json.dumps({"prompt": text, "max_tokens": max_tokens}).encode()
+
+
+def compare(kind: str, **fields: Any) -> Sequences:
+    planner = make_planner(max_model_len=8, embeds=True)
+    return planner.plan(kind, HTTP, json.dumps(fields).encode())
+
+
+def similarity_plans(sequences: Sequences) -> list[SimilarityPlan]:
+    assert all(request.embeds for request in sequences.requests)
+    return [msgspec.msgpack.decode(r.plan, type=SimilarityPlan) for r in sequences.requests]
+
+
+def test_a_query_and_its_documents_are_sequences_of_one_request() -> None:
+    sequences = compare("rerank", query="q", documents=["a", {"text": "bc"}], top_n=1)
+    assert [bytes(prompt.tolist()[1:]) for prompt in sequences.prompts] == [b"q", b"a", b"bc"]
+    plans = similarity_plans(sequences)
+    assert [plan.document for plan in plans] == [None, "a", "bc"]
+    assert [plan.index for plan in plans] == [0, 1, 2]
+    assert [plan.num_prompt_tokens for plan in plans] == [2, 2, 3]
+    assert {(p.num_sequences, p.num_queries, p.ranks, p.top_n) for p in plans} == {(3, 1, True, 1)}
+
+
+def test_documents_that_are_not_wanted_do_not_travel() -> None:
+    plans = similarity_plans(compare("rerank", query="q", documents=["a"], return_documents=False))
+    assert [plan.document for plan in plans] == [None, None]
+
+
+def test_scored_texts_are_one_to_many_or_in_pairs() -> None:
+    one = compare("score", text_1="q", text_2=["a", "b"])
+    assert [(p.num_queries, p.num_sequences) for p in similarity_plans(one)] == [(1, 3)] * 3
+    pairs = compare("score", text_1=["p", "q"], text_2=["a", "b"])
+    assert [bytes(prompt.tolist()[1:]) for prompt in pairs.prompts] == [b"p", b"q", b"a", b"b"]
+    assert {(p.num_queries, p.ranks) for p in similarity_plans(pairs)} == {(2, False)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "says"),
+    [
+        ("rerank", {"documents": ["a"]}, "Object missing required field `query`"),
+        ("rerank", {"query": "q", "documents": []}, "documents: must not be empty"),
+        ("rerank", {"query": "q", "documents": ["x"] * 2048}, "documents: must have at most 2047"),
+        ("rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n: must be at least 0"),
+        ("rerank", {"query": "a query", "documents": ["much too long"]}, "this model's maximum"),
+        ("score", {"text_1": [], "text_2": "a"}, "text_1: must not be empty"),
+        (
+            "score",
+            {"text_1": ["p", "q"], "text_2": ["a", "b", "c"]},
+            "text_1: must have one text, or as many as text_2, 3, not 2",
+        ),
+        ("score", {"text_1": "a", "text_2": "b", "model": "other"}, "the model 'other'"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(
+    kind: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        compare(kind, **fields)
+    assert str(caught.value).startswith(says)
