@@ -51,6 +51,8 @@ class Choice(NamedTuple):
     finished: FinishReason
     logprobs: Object | None = None
     prompt_logprobs: list[Object | None] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Renderer:
@@ -64,11 +66,21 @@ class Renderer:
         """The content type of the response."""
         return EVENT_STREAM if self._plan.stream else JSON
 
-    def opening(self, index: int, usage: Usage | None = None) -> bytes:
-        """Return a sequence's first event: in a chat, the role."""
-        if not self._plan.chat:
+    def opening(
+        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+    ) -> bytes:
+        """Return a sequence's first event: in a chat, the role; the prompt, where it is told."""
+        plan = self._plan
+        if not plan.chat and prompt_token_ids is None:
             return b""
-        return self._chunk(index, {"role": "assistant", "content": ""}, None, None, usage)
+        content = {"role": "assistant", "content": ""} if plan.chat else ""
+        choice = self._piece(index, content, None, None, None)
+        owner = body = self._body([choice], usage)
+        if not plan.chat:
+            owner = choice
+        if prompt_token_ids is not None:
+            owner["prompt_token_ids"] = prompt_token_ids
+        return event(body)
 
     def delta(
         self,
@@ -77,28 +89,33 @@ class Renderer:
         finished: FinishReason | None,
         logprobs: Object | None = None,
         usage: Usage | None = None,
+        token_ids: list[int] | None = None,
     ) -> bytes:
-        """Return the events of new text, of the end, or of both."""
+        """Return the events of new text or tokens, of the end, or of both."""
         if not self._plan.chat:
-            return self._chunk(index, text, finished, logprobs, usage)
-        events = b""
-        if text or logprobs is not None:
-            events = self._chunk(index, {"content": text}, None, logprobs, usage)
+            piece = self._piece(index, text, finished, logprobs, token_ids)
+            return event(self._body([piece], usage))
+        pieces = []
+        if text or logprobs is not None or token_ids:
+            pieces.append(self._piece(index, {"content": text}, None, logprobs, token_ids))
         if finished is not None:
-            events += self._chunk(index, {}, finished, None, usage)
-        return events
+            pieces.append(self._piece(index, {}, finished, None, None))
+        return b"".join(event(self._body([piece], usage)) for piece in pieces)
 
-    def _chunk(
+    def _piece(
         self,
         index: int,
         content: Object | str,
         finished: FinishReason | None,
         logprobs: Object | None,
-        usage: Usage | None,
-    ) -> bytes:
+        token_ids: list[int] | None,
+    ) -> Object:
+        """Return a choice with what is new of it."""
         choice: Object = {"index": index, "delta" if self._plan.chat else "text": content}
         choice |= {"logprobs": logprobs, "finish_reason": finish_name(finished)}
-        return event(self._body([choice], usage))
+        if token_ids is not None:
+            choice["token_ids"] = token_ids
+        return choice
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events of a stream."""
@@ -126,7 +143,8 @@ class Renderer:
     def whole(self, answers: list[Choice], usage: Usage) -> bytes:
         """Return the body of an answer that does not stream.
 
-        vLLM's `prompt_logprobs` belong to the choice in a completion, to the body in a chat.
+        vLLM's `prompt_logprobs` and `prompt_token_ids` belong to the choice in a completion, to
+        the body in a chat.
         """
         choices = []
         for index, answer in enumerate(answers):
@@ -139,11 +157,19 @@ class Renderer:
                 "logprobs": answer.logprobs,
                 "finish_reason": finish_name(answer.finished),
             }
-            if answer.prompt_logprobs is not None and not self._plan.chat:
-                end["prompt_logprobs"] = answer.prompt_logprobs
+            if answer.token_ids is not None:
+                end["token_ids"] = answer.token_ids
+            if not self._plan.chat:
+                end |= of_prompt(answer)
             choices.append({"index": index} | content | end)
         kind = "chat.completion" if self._plan.chat else "text_completion"
         body = self._identity(kind) | {"choices": choices, "usage": usage.body()}
-        if answers[0].prompt_logprobs is not None and self._plan.chat:
-            body["prompt_logprobs"] = answers[0].prompt_logprobs
+        if self._plan.chat:
+            body |= of_prompt(answers[0])
         return msgspec.json.encode(body)
+
+
+def of_prompt(answer: Choice) -> Object:
+    """Return what is told of an answer's prompt."""
+    told = {"prompt_logprobs": answer.prompt_logprobs, "prompt_token_ids": answer.prompt_token_ids}
+    return {name: value for name, value in told.items() if value is not None}

@@ -205,7 +205,8 @@ class Replies:
 def is_plain(plan: ReplyPlan) -> bool:
     """Whether the core can write a reply: text and usage are all that is told."""
     tells = (plan.logprobs, plan.prompt_logprobs)
-    return tells == (None, None) and plan.best_of == plan.n and not plan.continuous_usage
+    adds = plan.continuous_usage or plan.return_token_ids
+    return tells == (None, None) and plan.best_of == plan.n and not adds
 
 
 def dead_ones(output: StepOutput) -> frozenset[int]:

@@ -44,7 +44,7 @@ class Reply:
             sequence.told += echoed
             return b""
         usage = self._usage_so_far()
-        opening = self._renderer.opening(plan.index, usage)
+        opening = self._renderer.opening(plan.index, usage, sequence.prompt_token_ids)
         if plan.echo:
             logprobs = self._logprobs(echoed)
             opening += self._renderer.delta(plan.index, plan.echo, None, logprobs, usage)
@@ -76,16 +76,20 @@ class Reply:
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
+        num_before = sequence.num_tokens
         text, told = sequence.feed(ids, finished, logprobs)
+        # All that was computed, the stop token included: as many as the usage says.
+        new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         stopped_here = sequence.finished is not None and finished is None
         if not self._plan.stream:
             sequence.parts.append(text)
             sequence.told += told
+            sequence.token_ids += new or ()
             return (self._whole() if self.is_complete else b""), stopped_here
         data = b""
-        if text or sequence.finished is not None:
+        if text or new or sequence.finished is not None:
             data = self._renderer.delta(
-                index, text, sequence.finished, self._logprobs(told), self._usage_so_far()
+                index, text, sequence.finished, self._logprobs(told), self._usage_so_far(), new
             )
         if self.is_complete:
             data += self._renderer.closing(self._usage())
@@ -130,4 +134,6 @@ class Reply:
             sequence.finished,
             self._logprobs(sequence.told),
             None if num_top is None else self._forms.prompt(sequence.prompt, num_top),
+            sequence.token_ids if self._plan.return_token_ids else None,
+            sequence.prompt_token_ids,
         )

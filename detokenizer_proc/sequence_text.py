@@ -1,5 +1,6 @@
 """The text of one sequence, and how likely its tokens were."""
 
+from array import array
 from dataclasses import dataclass, field
 
 from headrace.detokenizer_proc.logprobs import ToldToken
@@ -22,6 +23,7 @@ class SequenceText:
     finished: FinishReason | None = None
     parts: list[str] = field(default_factory=list)  # kept where the reply does not stream
     told: list[ToldToken] = field(default_factory=list)  # the same
+    token_ids: list[int] = field(default_factory=list)  # the same
     _num_decoded: int = 0  # characters, the echo among them
     _num_given: int = 0  # the same, without what is held back
     _held: list[ToldToken] = field(default_factory=list)  # tokens whose text is held back
@@ -33,6 +35,13 @@ class SequenceText:
         stream = vocabulary.stream(plan.skip_special_tokens, plan.spaces_between_special_tokens)
         length = len(plan.echo)
         return cls(plan, stream, stops, _num_decoded=length, _num_given=length)
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """The prompt, where token ids are told."""
+        if not self.plan.return_token_ids:
+            return None
+        return array("I", self.plan.prompt_token_ids).tolist()
 
     @property
     def mean_logprob(self) -> float:

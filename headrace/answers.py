@@ -83,6 +83,7 @@ class ChatChoice(msgspec.Struct):
     message: ChatMessage
     finish_reason: str
     logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | None = None  # where `return_token_ids` was True, as the next ones
 
 
 class ChatCompletion(msgspec.Struct):
@@ -94,6 +95,7 @@ class ChatCompletion(msgspec.Struct):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
     @property
     def text(self) -> str:
@@ -109,6 +111,8 @@ class TextChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: TextLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(msgspec.Struct):

@@ -77,6 +77,7 @@ class ServerConfig:
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
+    trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -240,6 +241,7 @@ class TokenizerConfig:
     num_tokenizers: int  # that take short prompts; the next index has the long ones
     max_batch_size: int
     batch_wait_ms: int
+    trust_request_chat_template: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

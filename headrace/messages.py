@@ -179,6 +179,8 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     min_tokens: int = 0  # stop strings count after so many
     continuous_usage: bool = False  # every event of a stream has the usage so far
     spaces_between_special_tokens: bool = True  # where the tokenizer's decoder puts them
+    return_token_ids: bool = False
+    prompt_token_ids: bytes = b""  # u32, where token ids are told
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):

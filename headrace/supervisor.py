@@ -165,6 +165,7 @@ class Supervisor:
                 num_tokenizers=c.tokenizer_procs,
                 max_batch_size=c.tokenizer_max_batch_size,
                 batch_wait_ms=c.tokenizer_batch_wait_ms,
+                trust_request_chat_template=c.trust_request_chat_template,
             )
         if role == "engine":
             return EngineConfig(

@@ -8,6 +8,7 @@ escaping), so that templates written for it render the same.
 
 import datetime
 import json
+import secrets
 from typing import Any, Protocol
 
 import jinja2
@@ -68,8 +69,18 @@ class Conversation(Protocol):
         ...
 
     @property
-    def add_generation_prompt(self) -> bool:
-        """Whether the prompt is ready for the assistant's answer."""
+    def add_generation_prompt(self) -> bool | None:
+        """Whether the prompt is ready for the assistant's answer; by default it is."""
+        ...
+
+    @property
+    def continue_final_message(self) -> bool:
+        """Whether the prompt ends where the last message does, to be continued."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """A template to use instead of the model's."""
         ...
 
     @property
@@ -82,9 +93,15 @@ class ChatTemplate:
     """A model's chat template, compiled once."""
 
     def __init__(
-        self, source: str | None, special_tokens: dict[str, str], cpu_s: float = TEMPLATE_CPU_S
+        self,
+        source: str | None,
+        special_tokens: dict[str, str],
+        cpu_s: float = TEMPLATE_CPU_S,
+        trusts_requests: bool = False,
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
+
+        With `trusts_requests`, a request may bring a template of its own.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -95,6 +112,8 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+        self._environment = environment
+        self._trusts_requests = trusts_requests
         self._special_tokens = special_tokens
         try:
             with self._limit:  # constants are computed here
@@ -108,26 +127,63 @@ class ChatTemplate:
         """Return the prompt of a conversation, by default ready for the assistant's answer.
 
         Raises:
-            InvalidValue: the template does not take these messages.
+            InvalidValue: the template does not take these messages, or is not valid itself.
+            Unsupported: the request brings a template, and is not trusted with it.
         """
-        if self._template is None:
-            raise InvalidValue(
-                "messages: this model has no chat template; use /v1/completions", "messages"
-            )
+        template = self._template_for(request)
         messages = [as_template_message(m, i) for i, m in enumerate(request.messages)]
         variables = self._special_tokens | (request.chat_template_kwargs or {})
-        begins = request.add_generation_prompt
-        variables |= {"messages": messages, "add_generation_prompt": begins}
+        continues, begins = request.continue_final_message, request.add_generation_prompt
+        variables |= {
+            "messages": messages,
+            "add_generation_prompt": not continues if begins is None else begins,
+        }
+        if not continues:
+            return self._rendered(template, variables)
+        # The mark ends with a space: a template that cuts it off cuts the message's own, too.
+        mark = secrets.token_hex(8)
+        messages[-1]["content"] += mark + " "
+        text, found, rest = self._rendered(template, variables).rpartition(mark)
+        if not found:
+            raise InvalidValue(
+                "continue_final_message: the chat template leaves the last message out",
+                "continue_final_message",
+            )
+        return text if rest.startswith(" ") else text.rstrip()
+
+    def _template_for(self, request: Conversation) -> jinja2.Template:
+        source = request.chat_template
+        if source is None:
+            if self._template is None:
+                raise InvalidValue(
+                    "messages: this model has no chat template; use /v1/completions", "messages"
+                )
+            return self._template
+        if not self._trusts_requests:
+            raise Unsupported(
+                "chat_template: this server takes none from requests "
+                "(--trust-request-chat-template)",
+                "chat_template",
+            )
         try:
             with self._limit:
-                return self._template.render(variables)
+                return self._environment.from_string(source)
+        except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
+            raise InvalidValue(
+                f"chat_template: cannot be compiled: {error}", "chat_template"
+            ) from error
+
+    def _rendered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+        try:
+            with self._limit:
+                return template.render(variables)
         except CpuLimitExceeded as error:
             raise InvalidValue(
-                f"messages: the model's chat template takes {error} for them", "messages"
+                f"messages: the chat template takes {error} for them", "messages"
             ) from error
         except TEMPLATE_FAILURES as error:
             raise InvalidValue(
-                f"messages: the model's chat template refuses them: {error}", "messages"
+                f"messages: the chat template refuses them: {error}", "messages"
             ) from error
 
 

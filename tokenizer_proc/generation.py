@@ -320,6 +320,7 @@ class GenerationPlanner:
                 index=index,
                 echo=prompt.echo,
                 shares_prompt=index % num_each > 0,
+                prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
             )
             max_tokens = self._max_tokens(len(prompt.ids), wanted, default, param)
             check_min_tokens(request, max_tokens)
@@ -364,6 +365,7 @@ class GenerationPlanner:
             n=request.n or 1,
             min_tokens=request.min_tokens or 0,
             continuous_usage=include_usage and continuous,
+            return_token_ids=request.return_token_ids,
         )
 
     def _sampling(

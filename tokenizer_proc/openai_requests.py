@@ -49,8 +49,11 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     response_format: ResponseFormat | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None  # None is yes, unless the last message goes on
+    continue_final_message: bool = False
 
     @property
     def num_logprobs(self) -> int | None:
@@ -98,7 +101,9 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     add_special_tokens: bool | None = None  # by default to a text, not to a conversation
     return_token_strs: bool = False
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -178,6 +183,9 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
         raise InvalidValue("top_logprobs: only allowed with 'logprobs': true", "top_logprobs")
     if request.tools:
         raise Unsupported("tools: not supported by this server yet", "tools")
+    if request.documents:
+        raise Unsupported("documents: not supported by this server yet", "documents")
+    check_continued(request)
     if request.response_format is not None and request.response_format.type != "text":
         raise Unsupported(
             f"response_format: '{request.response_format.type}' is not supported by this server "
@@ -185,6 +193,15 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
             "response_format",
         )
     return request
+
+
+def check_continued(request: ChatRequest | TokenizeRequest) -> None:
+    """Refuse to go on with the last message and to begin another one."""
+    if request.continue_final_message and request.add_generation_prompt:
+        raise InvalidValue(
+            "continue_final_message: not together with 'add_generation_prompt': true",
+            "continue_final_message",
+        )
 
 
 def decode_completion(body: bytes | memoryview) -> CompletionRequest:
@@ -224,6 +241,7 @@ def decode_tokenize(body: bytes | memoryview) -> TokenizeRequest:
     request: TokenizeRequest = TOKENIZE.decode(body)
     if (request.prompt is None) == (not request.messages):
         raise InvalidValue("prompt: there must be either 'prompt' or 'messages'", "prompt")
+    check_continued(request)
     return request
 
 

@@ -73,6 +73,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    return_token_ids: bool = False
 
     @property
     def stops(self) -> list[str]:

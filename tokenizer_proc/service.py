@@ -47,7 +47,11 @@ class Service:
         self._max_batch_size = max_batch_size
         self._max_wait_s = max_wait_s
         card, encoder = config.card, Encoder(config.card.path)
-        template = ChatTemplate(card.chat_template, card.special_tokens)
+        template = ChatTemplate(
+            card.chat_template,
+            card.special_tokens,
+            trusts_requests=config.trust_request_chat_template,
+        )
         planner = GenerationPlanner(card, template, encoder, config.num_detokenizers, config.seed)
         tokens = TokenRoutes(card, template, encoder)
         self._encoder = encoder

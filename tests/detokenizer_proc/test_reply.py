@@ -24,7 +24,6 @@ from headrace.messages import (
     Head,
     ReplyPlan,
     ResponseFrames,
-    SimilarityPlan,
     StepOutput,
     Stop,
     TokenLogprob,
@@ -552,47 +551,48 @@ def test_embeddings_nobody_waits_for_are_forgotten(replies: Replies) -> None:
     assert len(replies) == 0
 
 
-def similarity(replies: Replies, vectors: list[list[float]], **fields: Any) -> Any:
-    plan = SimilarityPlan("x-1", "tiny", 5, len(vectors), 3, 0, num_queries=1, ranks=False)
-    plan = msgspec.structs.replace(plan, **fields)
-    for index in reversed(range(len(vectors))):
-        document = None if plan.document is None or index == 0 else f"{plan.document} {index}"
-        own = msgspec.structs.replace(plan, index=index, document=document)
-        started = {A + index: msgspec.msgpack.encode(own)}
-        raw = {A + index: array("f", vectors[index]).tobytes()}
-        outgoing, _ = take(
-            replies, StepOutput(started, [A + index], [0], [STOP], embeddings=raw), b""
-        )
-    assert len(replies) == 0
-    return json.loads(outgoing[0].data())
+# Token ids
 
 
-def test_scores_are_the_cosines_to_the_one_query(replies: Replies) -> None:
-    assert similarity(replies, [[2, 0], [0, 7], [3, 4], [0, 0]]) == {
-        "id": "x-1",
-        "created": 5,
-        "model": "tiny",
-        "object": "list",
-        "data": [
-            {"index": 0, "object": "score", "score": 0},
-            {"index": 1, "object": "score", "score": pytest.approx(0.6)},
-            {"index": 2, "object": "score", "score": 0},
-        ],
-        "usage": {"prompt_tokens": 12, "total_tokens": 12},
-    }
+PROMPT = array("I", [7, 8]).tobytes()
 
 
-def test_as_many_queries_as_documents_are_scored_in_pairs(replies: Replies) -> None:
-    body = similarity(replies, [[1, 0], [0, 1], [-1, 0], [0, 5]], num_queries=2)
-    assert [one["score"] for one in body["data"]] == [-1, 1]
+def test_token_ids_are_all_that_was_computed_and_the_prompts() -> None:
+    reply, _ = open_reply(stop=["!"], return_token_ids=True, prompt_token_ids=PROMPT)
+    feed(reply, 0, ids("ab"), None)
+    body, _ = feed(reply, 0, ids("!c"), None)
+    (choice,) = json.loads(body)["choices"]
+    assert (choice["text"], choice["token_ids"]) == ("ab", ids("ab!"))
+    assert choice["prompt_token_ids"] == [7, 8]
+    assert json.loads(body)["usage"]["completion_tokens"] == 3
 
 
-def test_ranks_are_the_likest_documents(replies: Replies) -> None:
-    vectors: list[list[float]] = [[1, 0], [0, 1], [1, 0], [3, 4]]
-    assert similarity(replies, vectors, ranks=True, top_n=2, document="text")["results"] == [
-        {"index": 1, "relevance_score": 1, "document": {"text": "text 2"}},
-        {"index": 2, "relevance_score": pytest.approx(0.6), "document": {"text": "text 3"}},
-    ]
-    whole = similarity(replies, vectors, ranks=True)["results"]
-    assert [result["index"] for result in whole] == [1, 2, 0]
-    assert all("document" not in result for result in whole)
+def test_a_chat_tells_its_prompt_once() -> None:
+    fields: dict[str, Any] = {"chat": True, "n": 2, "best_of": 2, "num_sequences": 2}
+    reply, _ = open_reply(**fields, return_token_ids=True, prompt_token_ids=PROMPT)
+    feed(reply, 0, [*ids("a"), END], STOP)
+    body = json.loads(feed(reply, 1, ids("b"), LENGTH)[0])
+    assert body["prompt_token_ids"] == [7, 8]
+    assert [choice["token_ids"] for choice in body["choices"]] == [[*ids("a"), END], ids("b")]
+    assert all("prompt_token_ids" not in choice for choice in body["choices"])
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_stream_tells_tokens_with_each_event(replies: Replies, chat: bool) -> None:
+    plan = make_plan(chat=chat, stream=True, return_token_ids=True, prompt_token_ids=PROMPT)
+    fox = ids("🦊")
+    data = b""
+    for new, finished in ((fox[:2], None), (fox[2:], None), ([END], STOP)):
+        started = {A: msgspec.msgpack.encode(plan)} if not data else {}
+        output = StepOutput(started, [A], [len(new)], [finished])
+        outgoing, _ = take(replies, output, array("I", new).tobytes())
+        data += outgoing[0].data()
+    events = [json.loads(e[6:]) for e in data.decode().split("\n\n") if e.startswith("data: {")]
+    owner = events[0] if chat else events[0]["choices"][0]
+    assert owner["prompt_token_ids"] == [7, 8]
+    assert sum("prompt_token_ids" in str(event) for event in events) == 1
+    choices = [event["choices"][0] for event in events]
+    assert [c["token_ids"] for c in choices if c.get("token_ids")] == [fox[:2], fox[2:], [END]]
+    texts = [c["delta"].get("content", "") if chat else c["text"] for c in choices]
+    assert "".join(texts) == "🦊"
+    assert choices[-1]["finish_reason"] == "stop"

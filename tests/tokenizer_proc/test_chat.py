@@ -135,3 +135,61 @@ def test_the_demo_models_template_renders_as_in_transformers() -> None:
             add_generation_prompt=True,
             tokenize=False,
         )
+
+
+def continued(template: ChatTemplate, *contents: str, **fields: Any) -> str:
+    roles = ["user", "assistant"] * len(contents)
+    messages = [ChatMessage(role, text) for role, text in zip(roles, contents, strict=False)]
+    request = ChatRequest(messages=messages, continue_final_message=True, **fields)
+    return template.render(request)
+
+
+ENDED = "{% for m in messages %}<{{ m.role }}>{{ m.content FILTER}}<end>{% endfor %}"
+ENDED += "{% if add_generation_prompt %}<assistant>{% endif %}"
+
+
+@pytest.mark.parametrize(("trim", "end"), [("", "The end is \n"), ("| trim ", "The end is")])
+def test_the_last_message_is_continued_where_it_ends(trim: str, end: str) -> None:
+    template = ChatTemplate(ENDED.replace("FILTER", trim), {})
+    prompt = "<user>Hi<end><assistant>"
+    assert continued(template, "Hi", "The end is \n") == prompt + end
+    assert continued(template, "Hi", "end") == prompt + "end"
+
+
+def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(InvalidValue, match="leaves the last message out") as refused:
+        continued(ChatTemplate("{{ messages[0].content }}", {}), "Hi", "So")
+    assert refused.value.param == "continue_final_message"
+
+
+def test_the_demo_models_template_continues_as_in_transformers() -> None:
+    import transformers
+
+    path = find_demo_model()
+    assert path is not None
+    card = read_gguf(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    template = ChatTemplate(card.chat_template, card.special_tokens)
+    for start in ("Sure: ", "Sure", "Sure\n\n"):
+        assert continued(template, "Hi", start) == tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": start}],
+            continue_final_message=True,
+            tokenize=False,
+        )
+
+
+def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
+    request = ChatRequest(messages=[ChatMessage("user", "Hi")], chat_template="{{ bos_token }}!")
+    assert ChatTemplate(None, {"bos_token": "<s>"}, trusts_requests=True).render(request) == "<s>!"
+    with pytest.raises(Unsupported, match="--trust-request-chat-template") as refused:
+        ChatTemplate("x", {}).render(request)
+    assert refused.value.param == "chat_template"
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ 9 ** (9 ** 8) }}"])
+def test_a_request_s_template_that_cannot_be_compiled_is_its_error(source: str) -> None:
+    template = ChatTemplate("x", {}, cpu_s=0.1, trusts_requests=True)
+    request = ChatRequest(messages=[ChatMessage("user", "Hi")], chat_template=source)
+    with pytest.raises(InvalidValue, match="cannot be compiled") as refused:
+        template.render(request)
+    assert refused.value.param == "chat_template"

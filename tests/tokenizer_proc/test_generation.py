@@ -527,3 +527,16 @@ def test_a_comparison_that_cannot_be_is_refused(
     with pytest.raises(RequestError) as caught:
         compare(kind, **fields)
     assert str(caught.value).startswith(says)
+
+
+def test_prompts_are_told_where_token_ids_are_wanted() -> None:
+    told = completion(prompt=["Hi", "you"], n=2, return_token_ids=True).requests
+    prompts = [memoryview(plan_of(r).prompt_token_ids).cast("I").tolist() for r in told]
+    assert prompts == [[1, *b"Hi"]] * 2 + [[1, *b"you"]] * 2
+    assert plan_of(only(completion())).prompt_token_ids == b""
+
+
+def test_a_chat_that_goes_on_begins_no_answer() -> None:
+    with pytest.raises(InvalidValue, match="continue_final_message: not together"):
+        chat(continue_final_message=True, add_generation_prompt=True)
+    assert bytes(chat(continue_final_message=True).prompts[0].tolist()) == b"Hi"

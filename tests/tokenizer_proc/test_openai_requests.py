@@ -207,6 +207,7 @@ def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> Non
     ("name", "value"),
     [
         ("tools", [{"type": "function"}]),
+        ("documents", [{"text": "x"}]),
         ("response_format", {"type": "json_object"}),
     ],
 )
