@@ -1,8 +1,8 @@
 """The ASGI application: bytes in, bytes out.
 
 Bodies go to a tokenizer process as they came and responses are written as they come. Two things
-are answered here, from constants: `/health`, which must answer when nothing else does, and
-requests that are not let in.
+are answered here, from constants: `/health` and `/ready`, which must answer when nothing else
+does, and requests that are not let in.
 """
 
 import time
@@ -25,6 +25,7 @@ from headrace.links import LONG_BODY_BYTES, Links
 from headrace.messages import HttpRequest, share_key
 
 JSON = b"application/json"
+HEALTH = ("/health", "/ready")  # whether all processes serve; orchestrators know both names
 OVERLOADED = Refusal(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
 )
@@ -171,20 +172,19 @@ async def respond(send: Send, refusal: Refusal) -> None:
 
 
 def build_app(board: Board, forwarder: ASGIApp) -> ASGIApp:
-    """Return the application: `/health` from the board, everything else through the ring."""
+    """Return the application: health from the board, everything else through the ring."""
 
     async def health(_request: Request) -> Response:
-        unhealthy = board.unhealthy()
-        if not unhealthy:
+        illnesses = board.illnesses()
+        if not illnesses:
             return Response(b"", 200)
-        names = ", ".join(str(seat) for seat in unhealthy)
-        refusal = Refusal(503, f"not serving: {names}", "server_error", "unhealthy")
+        refusal = Refusal(503, f"not serving: {', '.join(illnesses)}", "server_error", "unhealthy")
         return Response(error_body(refusal), 503, media_type=JSON.decode())
 
-    router = Router(routes=[Route("/health", health, methods=["GET"])])
+    router = Router(routes=[Route(path, health, methods=["GET"]) for path in HEALTH])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        is_ring = scope["type"] == "http" and scope["path"] != "/health"
+        is_ring = scope["type"] == "http" and scope["path"] not in HEALTH
         await (forwarder if is_ring else router)(scope, receive, send)
 
     return app

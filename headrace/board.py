@@ -160,15 +160,22 @@ class Slot:
         data = text.encode()[: len(self._text)]
         self._text[: len(data)] = data
 
-    def healthy(self, now_ns: int) -> bool:
-        """Whether the process serves: ready, and heard of lately.
+    def illness(self, now_ns: int) -> str | None:
+        """Return why the process does not serve; None is that it does: ready, and heard of lately.
 
         A worker is exempt from the heartbeat: it beats between steps, and a step may be long.
         """
-        if self[Field.STATE] != State.READY:
-            return False
+        state = State(self[Field.STATE])
+        if state != State.READY:
+            return f"{self.seat} is {state.name.lower()}"
         silence_s = (now_ns - self[Field.HEARTBEAT_NS]) / 1e9
-        return self.seat.role == "worker" or silence_s < HEARTBEAT_LIMIT_S
+        if self.seat.role == "worker" or silence_s < HEARTBEAT_LIMIT_S:
+            return None
+        return f"{self.seat} has been silent for {silence_s:.0f} s"
+
+    def healthy(self, now_ns: int) -> bool:
+        """Whether the process serves."""
+        return self.illness(now_ns) is None
 
 
 class Board:
@@ -196,6 +203,11 @@ class Board:
     def of(self, role: str) -> Iterator[Slot]:
         """Yield the slots of all processes of a role, by index."""
         return (s for s in self.slots if s.seat.role == role)
+
+    def illnesses(self) -> list[str]:
+        """Return why the server does not serve, by process; empty is good health."""
+        now_ns = time.monotonic_ns()
+        return [why for slot in self.slots if (why := slot.illness(now_ns)) is not None]
 
     def unhealthy(self) -> list[Seat]:
         """Return who keeps the server from serving; empty is good health."""

@@ -90,6 +90,7 @@ OPERATIONS = [
     Operation("/version", "get", "Tell the server's version"),
     Operation("/metrics", "get", "Tell metrics, for Prometheus", content_type="text/plain"),
     Operation("/openapi.json", "get", "Tell this description"),
+    Operation("/docs", "get", "Show this description as a page", content_type="text/html"),
 ]
 
 

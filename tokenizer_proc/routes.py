@@ -6,6 +6,8 @@ from headrace.config import TokenizerConfig
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.messages import HttpRequest
 from headrace.metrics import CONTENT_TYPE, render_metrics
+from headrace.tokenizer_proc.docs_page import CONTENT_TYPE as HTML
+from headrace.tokenizer_proc.docs_page import docs_page
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.openapi import openapi
 from headrace.tokenizer_proc.stages import Answer, Body, Handler, Stages, json_answer
@@ -13,7 +15,7 @@ from headrace.tokenizer_proc.tokens import TokenRoutes
 
 
 class Routes:
-    """The HTTP surface, but for `/health`."""
+    """The HTTP surface, but for `/health` and `/ready`."""
 
     def __init__(
         self, config: TokenizerConfig, board: Board, planner: GenerationPlanner, tokens: TokenRoutes
@@ -43,6 +45,7 @@ class Routes:
             "/version": {"GET": self._version},
             "/metrics": {"GET": self._metrics},
             "/openapi.json": {"GET": self._openapi},
+            "/docs": {"GET": self._docs},
         }
 
     def handle(self, request: HttpRequest, body: Body) -> Stages:
@@ -78,6 +81,9 @@ class Routes:
 
     def _openapi(self, _request: HttpRequest, _body: Body) -> Answer:
         return Answer(200, openapi(self._card.name))
+
+    def _docs(self, _request: HttpRequest, _body: Body) -> Answer:
+        return Answer(200, docs_page(self._card.name), HTML)
 
     def _metrics(self, _request: HttpRequest, _body: Body) -> Answer:
         return Answer(200, render_metrics(self._board, self._card.name), CONTENT_TYPE)

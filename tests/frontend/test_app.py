@@ -376,20 +376,22 @@ async def test_concurrent_requests_get_their_own_answers(site: Site) -> None:
     assert [c.body for c in connections] == [f"answer {i}".encode() for i in range(20)]
 
 
-async def test_health_is_good_where_every_process_is_ready(site: Site) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_health_is_good_where_every_process_is_ready(site: Site, path: str) -> None:
     for slot in site.board.slots:
         slot.enter(State.READY)
     connection = Connection()
-    await site.ask(connection, "/health", method="GET")
+    await site.ask(connection, path, method="GET")
     assert (connection.status, connection.body) == (200, b"")
 
 
-async def test_bad_health_names_who_is_ill(site: Site) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_bad_health_names_who_is_ill(site: Site, path: str) -> None:
     site.slot.enter(State.READY)
     connection = Connection()
-    await site.ask(connection, "/health", method="GET")
+    await site.ask(connection, path, method="GET")
     assert connection.status == 503
-    assert json.loads(connection.body)["error"]["message"] == "not serving: engine 0"
+    assert json.loads(connection.body)["error"]["message"] == "not serving: engine 0 is absent"
     assert site.links.forwarded.empty()
 
 
@@ -420,10 +422,11 @@ async def test_only_those_with_a_key_come_in(authorization: bytes, status: int) 
     os.close(site.board.fd)
 
 
-async def test_health_needs_no_key() -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_health_needs_no_key(path: str) -> None:
     site = Site(b"right")
     connection = Connection()
-    await site.ask(connection, "/health", method="GET")
+    await site.ask(connection, path, method="GET")
     assert connection.status == 503
     os.close(site.board.fd)
 

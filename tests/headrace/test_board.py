@@ -98,6 +98,8 @@ def test_a_process_that_is_silent_too_long_is_unhealthy(board: Board) -> None:
     limit_ns = slot[Field.HEARTBEAT_NS] + int(HEARTBEAT_LIMIT_S * 1e9)
     assert slot.healthy(limit_ns - 10**6)
     assert not slot.healthy(limit_ns + 10**6)
+    silence = f"engine 0 has been silent for {HEARTBEAT_LIMIT_S:.0f} s"
+    assert slot.illness(limit_ns + 10**6) == silence
 
 
 def test_a_worker_may_be_silent_during_a_step(board: Board) -> None:

@@ -1,5 +1,6 @@
 """Each path does what it should, and every error has OpenAI's shape."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -196,3 +197,14 @@ def test_bad_texts_and_tokens_are_refused(path: str, fields: dict[str, Any], say
     status, body = post(path, **fields)
     assert status in (400, 404)
     assert body["error"]["message"].startswith(says)
+
+
+def test_docs_list_every_path_and_load_nothing() -> None:
+    outcome = ask("GET", "/docs")
+    assert isinstance(outcome, Answer)
+    assert outcome.content_type.startswith("text/html")
+    page = outcome.body.decode()
+    for path in answer("GET", "/openapi.json")[1]["paths"]:
+        assert f"<code>{path}</code>" in page
+    assert "org/tiny" in page
+    assert not re.search(r"://|<script|<link|<img|@import|url\(", page)

@@ -1,0 +1,39 @@
+"""`/docs`: one page that lists what `/openapi.json` describes. It loads nothing from elsewhere."""
+
+from html import escape
+
+from headrace import __version__
+from headrace.tokenizer_proc.openapi import OPERATIONS, Operation
+
+CONTENT_TYPE = "text/html; charset=utf-8"
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<title>Headrace</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
+td, th {{ text-align: left; vertical-align: top; padding: .2em 1em .2em 0 }}
+</style>
+<h1>Headrace {version}</h1>
+<p>This server has the model <b>{model}</b>. All fields are in
+<a href="openapi.json">/openapi.json</a>; /health and /ready tell whether all processes serve.</p>
+<table>
+<tr><th>method<th>path<th>what it does<th>fields
+{rows}
+</table>
+</html>
+"""
+
+
+def docs_page(model: str) -> bytes:
+    """Return the page of a server of one model."""
+    rows = "\n".join(map(row, OPERATIONS))
+    return PAGE.format(version=escape(__version__), model=escape(model), rows=rows).encode()
+
+
+def row(operation: Operation) -> str:
+    """Return a path's line of the table."""
+    names = () if operation.request is None else operation.request.__struct_fields__
+    method, path = operation.method.upper(), escape(operation.path)
+    fields = " ".join(f"<code>{escape(name)}</code>" for name in names)
+    return f"<tr><td>{method}<td><code>{path}</code><td>{escape(operation.summary)}<td>{fields}"
