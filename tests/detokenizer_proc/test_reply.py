@@ -584,7 +584,7 @@ def test_a_stream_tells_tokens_with_each_event(replies: Replies, chat: bool) -> 
     data = b""
     for new, finished in ((fox[:2], None), (fox[2:], None), ([END], STOP)):
         started = {A: msgspec.msgpack.encode(plan)} if not data else {}
-        output = StepOutput(started, [A], [len(new)], [finished])
+        output = StepOutput.of(started, [A], [len(new)], [finished])
         outgoing, _ = take(replies, output, array("I", new).tobytes())
         data += outgoing[0].data()
     events = [json.loads(e[6:]) for e in data.decode().split("\n\n") if e.startswith("data: {")]
