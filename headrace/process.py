@@ -26,7 +26,7 @@ from headrace.messages import fingerprint
 from headrace.roles import ROLES, title
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-YOUNG_OBJECTS = 20_000  # made since they were last looked at for garbage
+COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
 START_FAILED = 3  # exit status of a child that has said why in one line
 
 log = logging.getLogger(__name__)
@@ -64,10 +64,10 @@ class Context:
         """Say that the process serves.
 
         What lives as long as the process need not be looked at for garbage again, and the young,
-        which are messages and tasks and in no cycles, not as often.
+        most of them messages, not as often. Connections that have closed are in cycles, and large.
         """
         gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS)
+        gc.set_threshold(*COLLECT)
         self.slot.enter(State.READY)
 
     @property
