@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+import weakref
 from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -93,6 +94,7 @@ class CoreTexts:
             )
         )
         assert self._texts
+        weakref.finalize(self, self._core.headrace_texts_free, self._texts)
         self._num_frontends = num_frontends
         self._interval = stream_interval
         self._frames = FramesView()
@@ -177,7 +179,3 @@ class CoreTexts:
     def close(self, request: int) -> None:
         """Forget a request."""
         self._core.headrace_texts_close(self._texts, ctypes.c_uint64(request))
-
-    def free(self) -> None:
-        """Give all memory back."""
-        self._core.headrace_texts_free(self._texts)

@@ -36,7 +36,7 @@ from headrace.messages import (
     request_of,
 )
 from headrace.process import Context
-from headrace.sockets import Frame, Inbox, Outbox, address
+from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
 ITEM_BYTES = 4  # of the columns of a `Step`
@@ -117,7 +117,7 @@ class Engine:
         self._pool = pool
         self._slot = context.slot
         self._detokenizers = [
-            Outbox(address(config.run_dir, "detokenizer", i))
+            Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER)
             for i in range(config.num_detokenizers)
         ]
         self._outgoing: list[tuple[Outbox, StepOutput, bytes]] = []

@@ -35,11 +35,10 @@ class Delivery:
             self._deliver()
 
     def _deliver(self) -> None:
-        entries = islice(self._messages[0], MAX_ENTRIES)
-        count = 0
-        for count, entry in enumerate(entries, 1):  # noqa: B007  # counted after the loop
+        entries = list(islice(self._messages[0], MAX_ENTRIES))
+        for entry in entries:
             self._exchanges.deliver(*entry)
-        if count < MAX_ENTRIES:
+        if len(entries) < MAX_ENTRIES:
             self._messages.popleft()
             self._slot.add(Field.MESSAGES_TAKEN)
         if self._messages:

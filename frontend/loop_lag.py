@@ -6,26 +6,32 @@ core. The CPU time that this process used meanwhile tells the two apart.
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from headrace.board import Field, Slot, Span
 
-PERIOD_S = 0.02
+PERIOD_S = 0.01
+IDLE_PERIOD_S = 0.2  # where no request is open: to wake up costs
 
 
 class LoopLag:
     """Measures an event loop from inside."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, slot: Slot) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, slot: Slot, is_busy: Callable[[], bool]
+    ) -> None:
         self._loop = loop
         self._slot = slot
+        self._is_busy = is_busy
         self._due_ns = 0
         self._cpu_ns = 0
 
     def start(self) -> None:
         """Begin; the timer lives as long as the loop."""
         self._cpu_ns = time.thread_time_ns()
-        self._due_ns = time.monotonic_ns() + round(PERIOD_S * 1e9)
-        self._loop.call_later(PERIOD_S, self._fire)
+        period_s = PERIOD_S if self._is_busy() else IDLE_PERIOD_S
+        self._due_ns = time.monotonic_ns() + round(period_s * 1e9)
+        self._loop.call_later(period_s, self._fire)
 
     def _fire(self) -> None:
         lag_ns = max(time.monotonic_ns() - self._due_ns, 0)

@@ -113,7 +113,7 @@ class Frontend:
         """Take connections from the socket the supervisor has bound."""
         loop = asyncio.get_running_loop()
         self._inbox.attach(loop, Delivery(loop, self._exchanges, self._slot).take)
-        lag = LoopLag(loop, self._slot)
+        lag = LoopLag(loop, self._slot, lambda: len(self._exchanges) > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
             beating = asyncio.create_task(self._beat(loop))
             lag.start()
