@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TextStream, Vocabulary, load_vocabulary
-from headrace.messages import FinishReason, ReplyPlan, StepOutput, ToDetokenizer, request_id
+from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, ToDetokenizer, request_id
 from headrace.model_card import find_demo_model
 from support.report import Quantity, Report, parser
 
@@ -49,7 +49,7 @@ def plan(number: int) -> bytes:
             response_id=f"chatcmpl-{number:024x}",
             model="SmolLM2-135M-Instruct",
             created=1_795_227_371,
-            chat=True,
+            api=Api.CHAT,
             stream=True,
             include_usage=False,
             num_sequences=1,

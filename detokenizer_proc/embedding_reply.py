@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.detokenizer_proc.openai_responses import JSON
+from headrace.detokenizer_proc.renderer import JSON
 from headrace.detokenizer_proc.similarities import similarity_body
 from headrace.messages import EmbeddingPlan, SimilarityPlan, Times
 

@@ -6,8 +6,9 @@ What differs from request to request is an id and a time: the rest is rendered o
 import functools
 from typing import NamedTuple
 
-from headrace.detokenizer_proc.openai_responses import DONE, Renderer
-from headrace.messages import FinishReason, ReplyPlan
+from headrace.detokenizer_proc.openai_renderer import DONE, OpenAIRenderer
+from headrace.detokenizer_proc.pieces import Content
+from headrace.messages import Api, FinishReason, ReplyPlan
 
 TEXT = "\x01"  # renders as no other text does
 ID = "\x02"
@@ -30,13 +31,13 @@ NOTHING = EventTemplate(b"", b"", b"", b"", b"", b"")
 
 
 @functools.lru_cache(maxsize=1024)
-def pattern(model: str, chat: bool, include_usage: bool, index: int) -> EventTemplate:
+def pattern(model: str, api: Api, include_usage: bool, index: int) -> EventTemplate:
     """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs."""
     plan = ReplyPlan(
         response_id=ID,
         model=model,
         created=CREATED,
-        chat=chat,
+        api=api,
         stream=True,
         include_usage=include_usage,
         num_sequences=1,
@@ -46,12 +47,12 @@ def pattern(model: str, chat: bool, include_usage: bool, index: int) -> EventTem
         include_stop=False,
         skip_special_tokens=True,
     )
-    renderer = Renderer(plan)
-    prefix, tail = renderer.delta(index, TEXT, None).split(TEXT_JSON)
+    renderer = OpenAIRenderer(plan)
+    prefix, tail = renderer.delta(index, [Content(TEXT)], None).split(TEXT_JSON)
     ends = [
-        renderer.delta(index, "", reason)
-        if chat
-        else renderer.delta(index, TEXT, reason).split(TEXT_JSON)[1]
+        renderer.delta(index, [], reason)
+        if api is Api.CHAT
+        else renderer.delta(index, [Content(TEXT)], reason).split(TEXT_JSON)[1]
         for reason in (FinishReason.STOP, FinishReason.LENGTH)
     ]
     return EventTemplate(renderer.opening(index), prefix, tail, *ends)
@@ -62,11 +63,11 @@ def template_of(plan: ReplyPlan) -> EventTemplate:
     if not plan.stream:
         return NOTHING
     response_id, created = plan.response_id.encode(), str(plan.created).encode()
-    kind = pattern(plan.model, plan.chat, plan.include_usage, plan.index)
+    kind = pattern(plan.model, plan.api, plan.include_usage, plan.index)
     found = EventTemplate(
         *(part.replace(ID_JSON, response_id).replace(CREATED_JSON, created) for part in kind)
     )
     if not plan.echo:
         return found
-    echo = Renderer(plan).delta(plan.index, plan.echo, None)
+    echo = OpenAIRenderer(plan).delta(plan.index, [Content(plan.echo)], None)
     return found._replace(opening=found.opening + echo)

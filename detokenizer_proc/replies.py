@@ -2,6 +2,7 @@
 log probabilities, choose among candidates or embed are put together here, sequence by sequence.
 """
 
+import logging
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.event_template import template_of
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.openai_responses import EVENT_STREAM, JSON, Choice, Renderer, Usage
+from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Usage
+from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
-from headrace.errors import QueueFull
+from headrace.errors import InternalError, QueueFull
 from headrace.messages import (
+    Abort,
     FinishReason,
     Head,
     Plan,
@@ -28,6 +31,8 @@ from headrace.messages import (
     request_of,
 )
 from headrace.sockets import Frame
+
+log = logging.getLogger(__name__)
 
 ABORTED, REFUSED = bytes([FinishReason.ABORT]), bytes([FinishReason.REFUSED])
 
@@ -64,7 +69,7 @@ class Replies:
         self._replies: dict[int, Reply | EmbeddingReply] = {}
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
         self._outgoing: dict[int, Frames] = {}
-        self._stops: list[Stop] = []
+        self._stops: list[Stop | Abort] = []
 
     def __len__(self) -> int:
         return len(self._replies) + (0 if self._core is None else len(self._core))
@@ -109,7 +114,7 @@ class Replies:
         else:
             self._take_tokens(id, new, finished, output)
 
-    def stops(self) -> list[Stop]:
+    def stops(self) -> list[Stop | Abort]:
         """Return what the engine is to stop, since the last time."""
         stops, self._stops = self._stops, []
         if self._core is not None:
@@ -150,7 +155,7 @@ class Replies:
         plan, texts = reply.plans[0], list(core.texts(request, len(reply.plans)))
         core.close(request)
         usage = Usage(reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached)
-        head, renderer = None, Renderer(plan)
+        head, renderer = None, renderer_of(plan)
         if plan.stream:
             data = renderer.closing(usage)
         else:
@@ -173,11 +178,38 @@ class Replies:
         if reply is None:  # aborted, or ended by a stop string the engine had not heard of
             return
         assert isinstance(reply, Reply)
-        logprobs = output.logprobs.get(id, [])
-        data, stopped_here = reply.feed(id - request, new, finished, logprobs)
-        self._emit(request, reply, self._openings.pop(id, b"") + data)
+        opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, [])
+        if reply.has_failed:
+            self._let_go(id, reply, finished)
+            return
+        try:
+            data, stopped_here = reply.feed(id - request, new, finished, logprobs)
+        except Exception:
+            log.exception("the reply to request %x cannot be written", request)
+            self._fail(request, reply)
+            self._let_go(id, reply, finished)
+            return
         if stopped_here:
             self._stops.append(Stop(id))
+        self._emit(request, reply, opening + data)
+
+    def _fail(self, request: int, reply: Reply) -> None:
+        """End a reply with an error. The engine hears of it, and says when it has let go."""
+        error = InternalError()
+        reply.has_failed = True
+        if reply.head_sent:
+            self._frames(request).add(request, None, reply.failure(error.body()), True)
+        else:
+            data = msgspec.json.encode(error.body())
+            self._frames(request).add(request, Head(error.status, JSON), data, True)
+        self._stops.append(Abort(request))
+
+    def _let_go(self, id: int, reply: Reply, finished: FinishReason | None) -> None:
+        """Take a sequence's news of a reply that has failed, which is forgotten at its end."""
+        request = request_of(id)
+        reply.end(id - request, finished)
+        if reply.is_complete:
+            del self._replies[request]
 
     def _take_embedding(self, id: int, output: StepOutput) -> None:
         plan = self._plans.decode(output.started[id])

@@ -3,7 +3,9 @@
 from array import array
 
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken
-from headrace.detokenizer_proc.openai_responses import Choice, Renderer, Usage
+from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, PlainParser, gathered
+from headrace.detokenizer_proc.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
 from headrace.messages import FinishReason, ReplyPlan, StepOutput, Times, TokenLogprob
@@ -15,10 +17,12 @@ class Reply:
     def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary) -> None:
         self._plan = plan
         self._vocabulary = vocabulary
-        self._renderer = Renderer(plan)
+        self._renderer = renderer_of(plan)
         self._forms = LogprobForms(vocabulary)
         self._sequences: dict[int, SequenceText] = {}
+        self._parsers: dict[int, OutputParser] = {}
         self.head_sent = False
+        self.has_failed = False
         self.times: Times | None = None
 
     @property
@@ -36,18 +40,20 @@ class Reply:
     def open(self, plan: ReplyPlan, id: int, output: StepOutput) -> bytes:
         """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)
+        self._parsers[plan.index] = PlainParser()
         sequence.num_cached = output.cached.get(id, 0)
         sequence.prompt = self._prompt_tokens(id, output)
         echoed = sequence.prompt if plan.echo and plan.logprobs is not None else []
         if not plan.stream:
-            sequence.parts.append(plan.echo)
+            sequence.pieces.append(Content(plan.echo))
             sequence.told += echoed
             return b""
         usage = self._usage_so_far()
         opening = self._renderer.opening(plan.index, usage, sequence.prompt_token_ids)
         if plan.echo:
             logprobs = self._logprobs(echoed)
-            opening += self._renderer.delta(plan.index, plan.echo, None, logprobs, usage)
+            echo: list[Piece] = [Content(plan.echo)]
+            opening += self._renderer.delta(plan.index, echo, None, logprobs, usage)
         return opening
 
     def _prompt_tokens(self, id: int, output: StepOutput) -> list[ToldToken]:
@@ -78,22 +84,34 @@ class Reply:
             return b"", False
         num_before = sequence.num_tokens
         text, told = sequence.feed(ids, finished, logprobs)
+        pieces = self._parsers[index].feed(text)
+        if sequence.finished is not None:
+            pieces += self._parsers[index].flush()
         # All that was computed, the stop token included: as many as the usage says.
         new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         stopped_here = sequence.finished is not None and finished is None
         if not self._plan.stream:
-            sequence.parts.append(text)
+            sequence.pieces += pieces
             sequence.told += told
             sequence.token_ids += new or ()
             return (self._whole() if self.is_complete else b""), stopped_here
         data = b""
-        if text or new or sequence.finished is not None:
+        if pieces or told or new or sequence.finished is not None:
             data = self._renderer.delta(
-                index, text, sequence.finished, self._logprobs(told), self._usage_so_far(), new
+                index, pieces, sequence.finished, self._logprobs(told), self._usage_so_far(), new
             )
         if self.is_complete:
             data += self._renderer.closing(self._usage())
         return data, stopped_here
+
+    def end(self, index: int, finished: FinishReason | None) -> None:
+        """Take note that a sequence has ended, of a reply that has failed."""
+        if finished is not None:
+            self._sequences[index].finished = finished
+
+    def failure(self, error: Object) -> bytes:
+        """Return the end of a stream that fails with `error`."""
+        return self._renderer.failure(error)
 
     def _logprobs(self, told: list[ToldToken]) -> Object | None:
         """Return `logprobs` of a choice, or of a piece of it."""
@@ -129,11 +147,14 @@ class Reply:
     def _choice(self, sequence: SequenceText) -> Choice:
         assert sequence.finished is not None
         num_top = self._plan.prompt_logprobs
+        text, thought, calls = gathered(sequence.pieces)
         return Choice(
-            "".join(sequence.parts),
+            text,
             sequence.finished,
             self._logprobs(sequence.told),
             None if num_top is None else self._forms.prompt(sequence.prompt, num_top),
             sequence.token_ids if self._plan.return_token_ids else None,
             sequence.prompt_token_ids,
+            thought,
+            calls,
         )

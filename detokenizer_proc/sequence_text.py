@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from headrace.detokenizer_proc.logprobs import ToldToken
+from headrace.detokenizer_proc.pieces import Piece
 from headrace.detokenizer_proc.stops import StopMatcher
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
 from headrace.messages import FinishReason, ReplyPlan, TokenLogprob
@@ -21,7 +22,7 @@ class SequenceText:
     sum_logprobs: float = 0.0
     prompt: list[ToldToken] = field(default_factory=list)  # where its likelihood is wanted
     finished: FinishReason | None = None
-    parts: list[str] = field(default_factory=list)  # kept where the reply does not stream
+    pieces: list[Piece] = field(default_factory=list)  # kept where the reply does not stream
     told: list[ToldToken] = field(default_factory=list)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
     _num_decoded: int = 0  # characters, the echo among them

@@ -54,6 +54,13 @@ class FinishReason(enum.IntEnum):
     REFUSED = 3  # the queue was full; nothing was computed
 
 
+class Api(enum.StrEnum):
+    """In whose form a request came, and its reply goes."""
+
+    CHAT = "chat"  # OpenAI's `/v1/chat/completions`
+    COMPLETION = "completion"  # OpenAI's `/v1/completions`
+
+
 NOT_FINISHED = 255  # in the place of a `FinishReason`, where there is none
 
 
@@ -161,7 +168,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     response_id: str  # "chatcmpl-…" or "cmpl-…"
     model: str
     created: int  # seconds since the epoch
-    chat: bool
+    api: Api
     stream: bool
     include_usage: bool
     num_sequences: int  # of the request
@@ -181,6 +188,11 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     spaces_between_special_tokens: bool = True  # where the tokenizer's decoder puts them
     return_token_ids: bool = False
     prompt_token_ids: bytes = b""  # u32, where token ids are told
+
+    @property
+    def chat(self) -> bool:
+        """Whether it is one of OpenAI's chats."""
+        return self.api is Api.CHAT
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):
@@ -379,5 +391,5 @@ def fingerprint() -> str:
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
     for part in (Sampling, Times, *get_args(Plan), TokenLogprob, Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
-    lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)}")
+    lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)} {list(Api)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import jinja2
 import jinja2.sandbox
 
+from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
-from headrace.tokenizer_proc.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.tokenizer_proc.openai_requests import ChatMessage
 
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s

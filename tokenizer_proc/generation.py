@@ -12,6 +12,7 @@ from headrace.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
 from headrace.messages import (
     SEQUENCE_BITS,
+    Api,
     EmbeddingPlan,
     GenerateRequest,
     HttpRequest,
@@ -349,7 +350,7 @@ class GenerationPlanner:
             response_id=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
             model=self._card.name,
             created=int(http.received_at),
-            chat=chat,
+            api=Api.CHAT if chat else Api.COMPLETION,
             stream=bool(request.stream),
             include_usage=include_usage,
             num_sequences=num_sequences,

@@ -20,7 +20,7 @@ from headrace.detokenizer_proc.text import (
     TokenTable,
     Vocabulary,
 )
-from headrace.messages import FinishReason, ReplyPlan, StepOutput, request_id
+from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
 
 SPECIAL = 300
 WORDS = [b"a", b"ab", b" b", b"b\n", b'"', b"\\", b"\x00\x1f\x7f", "é".encode(), "世".encode()]
@@ -82,7 +82,7 @@ def requests(draw: st.DrawFn) -> list[Text]:
             "response_id": f"cmpl-{number}",
             "model": draw(st.sampled_from(["tiny", 'a "model"\\'])),
             "created": 1_700_000_000 + number,
-            "chat": draw(st.booleans()),
+            "api": draw(st.sampled_from([Api.CHAT, Api.COMPLETION])),
             "stream": draw(st.booleans()),
             "include_usage": draw(st.booleans()),
             "num_sequences": n,
@@ -197,7 +197,13 @@ def events(data: bytes) -> list[str]:
 
 def completion(**fields: object) -> ReplyPlan:
     defaults: dict[str, object] = {
-        **{"response_id": "x", "model": "tiny", "created": 1, "chat": False, "stream": True},
+        **{
+            "response_id": "x",
+            "model": "tiny",
+            "created": 1,
+            "api": Api.COMPLETION,
+            "stream": True,
+        },
         **{"include_usage": False, "num_sequences": 1, "num_prompt_tokens": 1, "index": 0},
         **{"stop": [], "include_stop": False, "skip_special_tokens": True},
     }

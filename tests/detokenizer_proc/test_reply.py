@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.detokenizer_proc import reply as reply_module
 from headrace.detokenizer_proc.frames import Frames
+from headrace.detokenizer_proc.pieces import Content, Piece
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.text import (
@@ -19,6 +21,8 @@ from headrace.detokenizer_proc.text import (
     Vocabulary,
 )
 from headrace.messages import (
+    Abort,
+    Api,
     EmbeddingPlan,
     FinishReason,
     Head,
@@ -59,7 +63,7 @@ def replies(request: pytest.FixtureRequest) -> Replies:
 
 def take(
     replies: Replies, output: StepOutput, tokens: bytes
-) -> tuple[dict[int, Frames], list[Stop]]:
+) -> tuple[dict[int, Frames], list[Stop | Abort]]:
     replies.feed(output, tokens)
     found = {frontend: replies.render(frontend) for frontend in range(2)}
     return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()
@@ -73,7 +77,7 @@ def make_plan(**fields: Any) -> ReplyPlan:
         "response_id": "x-1",
         "model": "tiny",
         "created": 5,
-        "chat": False,
+        "api": Api.COMPLETION,
         "stream": False,
         "include_usage": False,
         "num_sequences": 1,
@@ -228,7 +232,9 @@ def test_a_stop_string_in_the_echo_stops_nothing() -> None:
 
 
 def test_usage_so_far_is_in_every_event_where_that_is_wanted() -> None:
-    reply, opening = open_reply(stream=True, chat=True, include_usage=True, continuous_usage=True)
+    reply, opening = open_reply(
+        stream=True, api=Api.CHAT, include_usage=True, continuous_usage=True
+    )
     data = opening + feed(reply, 0, ids("a"), None)[0] + feed(reply, 0, ids("bc"), LENGTH)[0]
     events = [json.loads(e.removeprefix("data: ")) for e in data.decode().split("\n\n")[:-2]]
     assert [event["usage"]["completion_tokens"] for event in events] == [0, 1, 3, 3, 3]
@@ -345,7 +351,7 @@ def likely(logprob: float, *top: tuple[str, float], rank: int = 1) -> TokenLogpr
 
 
 def test_logprobs_of_a_chat() -> None:
-    reply, _ = open_reply(chat=True, logprobs=1)
+    reply, _ = open_reply(api=Api.CHAT, logprobs=1)
     data, _ = feed(reply, 0, ids("ab"), LENGTH, [likely(-0.5, ("a", -0.5)), likely(-2, ("c", -1))])
     (choice,) = json.loads(data)["choices"]
     assert choice["logprobs"] == {
@@ -430,7 +436,7 @@ def test_of_tokens_that_look_the_same_the_one_that_was_chosen_is_told() -> None:
 
 
 def test_a_token_that_is_no_character_shows_its_bytes() -> None:
-    reply, _ = open_reply(chat=True, logprobs=0)
+    reply, _ = open_reply(api=Api.CHAT, logprobs=0)
     data, _ = feed(reply, 0, ids("é"), LENGTH, [likely(-1), likely(-1)])
     content = json.loads(data)["choices"][0]["logprobs"]["content"]
     assert [(one["token"], one["bytes"]) for one in content] == [
@@ -468,12 +474,12 @@ def test_an_echo_has_logprobs_but_for_its_first_token(stream: bool) -> None:
 
 
 def test_prompt_logprobs_are_vllms() -> None:
-    for chat in (True, False):
-        plan = make_plan(chat=chat, prompt_logprobs=1)
+    for api in (Api.CHAT, Api.COMPLETION):
+        plan = make_plan(api=api, prompt_logprobs=1)
         reply = Reply(plan, ByteVocabulary())
         reply.open(plan, 0, watched_output("abz"))
         body = json.loads(feed(reply, 0, ids("d"), LENGTH)[0])
-        told = body["prompt_logprobs"] if chat else body["choices"][0]["prompt_logprobs"]
+        told = body["prompt_logprobs"] if api is Api.CHAT else body["choices"][0]["prompt_logprobs"]
         assert told == [
             None,
             {
@@ -568,7 +574,7 @@ def test_token_ids_are_all_that_was_computed_and_the_prompts() -> None:
 
 
 def test_a_chat_tells_its_prompt_once() -> None:
-    fields: dict[str, Any] = {"chat": True, "n": 2, "best_of": 2, "num_sequences": 2}
+    fields: dict[str, Any] = {"api": Api.CHAT, "n": 2, "best_of": 2, "num_sequences": 2}
     reply, _ = open_reply(**fields, return_token_ids=True, prompt_token_ids=PROMPT)
     feed(reply, 0, [*ids("a"), END], STOP)
     body = json.loads(feed(reply, 1, ids("b"), LENGTH)[0])
@@ -577,9 +583,14 @@ def test_a_chat_tells_its_prompt_once() -> None:
     assert all("prompt_token_ids" not in choice for choice in body["choices"])
 
 
-@pytest.mark.parametrize("chat", [True, False])
-def test_a_stream_tells_tokens_with_each_event(replies: Replies, chat: bool) -> None:
-    plan = make_plan(chat=chat, stream=True, return_token_ids=True, prompt_token_ids=PROMPT)
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
+def test_a_stream_tells_tokens_with_each_event(replies: Replies, api: Api) -> None:
+    plan = make_plan(
+        api=api,
+        stream=True,
+        return_token_ids=True,
+        prompt_token_ids=PROMPT,
+    )
     fox = ids("🦊")
     data = b""
     for new, finished in ((fox[:2], None), (fox[2:], None), ([END], STOP)):
@@ -588,11 +599,51 @@ def test_a_stream_tells_tokens_with_each_event(replies: Replies, chat: bool) -> 
         outgoing, _ = take(replies, output, array("I", new).tobytes())
         data += outgoing[0].data()
     events = [json.loads(e[6:]) for e in data.decode().split("\n\n") if e.startswith("data: {")]
-    owner = events[0] if chat else events[0]["choices"][0]
+    owner = events[0] if api is Api.CHAT else events[0]["choices"][0]
     assert owner["prompt_token_ids"] == [7, 8]
     assert sum("prompt_token_ids" in str(event) for event in events) == 1
     choices = [event["choices"][0] for event in events]
     assert [c["token_ids"] for c in choices if c.get("token_ids")] == [fox[:2], fox[2:], [END]]
-    texts = [c["delta"].get("content", "") if chat else c["text"] for c in choices]
+    texts = [c["delta"].get("content", "") if api is Api.CHAT else c["text"] for c in choices]
     assert "".join(texts) == "🦊"
     assert choices[-1]["finish_reason"] == "stop"
+
+
+class BrokenParser:
+    """A parser with a bug that some texts bring to light."""
+
+    def feed(self, text: str) -> list[Piece]:
+        assert "!" not in text
+        return [Content(text)]
+
+    def flush(self) -> list[Piece]:
+        return []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("ended", [None, LENGTH])
+def test_a_parser_that_throws_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, stream: bool, ended: FinishReason | None
+) -> None:
+    monkeypatch.setattr(reply_module, "PlainParser", BrokenParser)
+    replies = Replies(ByteVocabulary(), 1)
+    broken, sound = request_id(0, 1), request_id(0, 2)
+    plan = msgspec.msgpack.encode(make_plan(stream=stream))
+    started = {broken: plan, sound: plan}
+    both = [broken, sound]
+    data = take(replies, StepOutput.of(started, both, [1, 1], [None, None]), b"a\0\0\0b\0\0\0")[0]
+    sent = data[0].data() if stream else b""
+    outgoing, stops = take(
+        replies, StepOutput.of({}, both, [1, 1], [ended, None]), b"!\0\0\0c\0\0\0"
+    )
+    sent += outgoing[0].data()
+    assert stops == [Abort(broken)]
+    assert sent.count(b"server_error") == 1
+    assert (outgoing[0].message().heads == {}) == stream
+    if ended is None:  # the engine has not heard of it yet, and says when it has
+        take(replies, StepOutput.of({}, [broken], [1], [None]), b"x\0\0\0")
+        take(replies, StepOutput.of({}, [broken], [0], [ABORT]), b"")
+    assert len(replies) == 1
+    outgoing, stops = take(replies, StepOutput.of({}, [sound], [1], [LENGTH]), b"d\0\0\0")
+    assert b"d" in outgoing[0].data()
+    assert (stops, len(replies)) == ([], 0)

@@ -16,6 +16,7 @@ from headrace.errors import (
     WrongKind,
 )
 from headrace.messages import (
+    Api,
     EmbeddingPlan,
     GenerateRequest,
     HttpRequest,
@@ -225,7 +226,7 @@ def test_the_reply_plan_carries_what_the_reply_needs() -> None:
         response_id=plan.response_id,
         model="tiny",
         created=1234,
-        chat=True,
+        api=Api.CHAT,
         stream=True,
         include_usage=True,
         continuous_usage=True,

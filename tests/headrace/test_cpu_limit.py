@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
+from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError
 from headrace.tokenizer_proc.chat import ChatTemplate
-from headrace.tokenizer_proc.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

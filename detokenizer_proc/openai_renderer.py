@@ -1,65 +1,68 @@
-"""OpenAI's response bodies: SSE chunks and whole JSON objects.
+"""OpenAI's chat completions and completions: SSE chunks and whole JSON objects.
 
 https://platform.openai.com/docs/api-reference/chat/streaming. Fields that are null in OpenAI's
-own responses are null here; those that are absent are absent.
+own responses are null here; those that are absent are absent. Thoughts are `reasoning_content`,
+as with DeepSeek, SGLang and vLLM.
 """
-
-from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.detokenizer_proc.pieces import Arguments, Call, Content, Piece, Thought, ToolCall
+from headrace.detokenizer_proc.renderer import (
+    EVENT_STREAM,
+    JSON,
+    Choice,
+    Object,
+    Usage,
+    event,
+)
 from headrace.messages import FinishReason, ReplyPlan
 
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-JSON = "application/json"
 DONE = b"data: [DONE]\n\n"
 
-Object = dict[str, Any]
 
-
-def finish_name(finished: FinishReason | None) -> str | None:
-    """Return a finish reason as clients read it."""
+def finish_name(finished: FinishReason | None, calls: bool = False) -> str | None:
+    """Return a finish reason as clients read it; `calls` is whether tools are called."""
+    if finished is FinishReason.STOP and calls:
+        return "tool_calls"
     return None if finished is None else finished.name.lower()
 
 
-class Usage(NamedTuple):
-    """How many tokens a request took."""
-
-    num_prompt: int
-    num_completion: int
-    num_cached: int  # of the prompt, found in the prefix cache
-
-    def body(self) -> Object:
-        """Return the `usage` object."""
-        return {
-            "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_completion,
-            "total_tokens": self.num_prompt + self.num_completion,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-        }
+def usage_body(usage: Usage) -> Object:
+    """Return the `usage` object."""
+    return {
+        "prompt_tokens": usage.num_prompt,
+        "completion_tokens": usage.num_completion,
+        "total_tokens": usage.num_prompt + usage.num_completion,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
+    }
 
 
-def event(body: Object) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+def call_body(call: Call) -> Object:
+    """Return an entry of `tool_calls`."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
-class Choice(NamedTuple):
-    """A whole answer, one of `n`."""
+def delta_of(piece: Piece) -> Object:
+    """Return the `delta` of a piece of a chat's answer."""
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
+        case ToolCall(index, id, name):
+            return {"tool_calls": [{"index": index} | call_body(Call(id, name, ""))]}
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
-    text: str
-    finished: FinishReason
-    logprobs: Object | None = None
-    prompt_logprobs: list[Object | None] | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
 
-
-class Renderer:
-    """Renders one reply, whose sequences share a plan but for their index."""
+class OpenAIRenderer:
+    """A `Renderer`."""
 
     def __init__(self, plan: ReplyPlan) -> None:
         self._plan = plan
+        self._calling: set[int] = set()  # sequences that have called tools
 
     @property
     def content_type(self) -> str:
@@ -74,7 +77,7 @@ class Renderer:
         if not plan.chat and prompt_token_ids is None:
             return b""
         content = {"role": "assistant", "content": ""} if plan.chat else ""
-        choice = self._piece(index, content, None, None, None)
+        choice = self._choice(index, content, None, None, None)
         owner = body = self._body([choice], usage)
         if not plan.chat:
             owner = choice
@@ -85,7 +88,7 @@ class Renderer:
     def delta(
         self,
         index: int,
-        text: str,
+        pieces: list[Piece],
         finished: FinishReason | None,
         logprobs: Object | None = None,
         usage: Usage | None = None,
@@ -93,16 +96,24 @@ class Renderer:
     ) -> bytes:
         """Return the events of new text or tokens, of the end, or of both."""
         if not self._plan.chat:
-            piece = self._piece(index, text, finished, logprobs, token_ids)
-            return event(self._body([piece], usage))
-        pieces = []
-        if text or logprobs is not None or token_ids:
-            pieces.append(self._piece(index, {"content": text}, None, logprobs, token_ids))
+            text = "".join(piece.text for piece in pieces if isinstance(piece, Content))
+            choice = self._choice(index, text, finished, logprobs, token_ids)
+            return event(self._body([choice], usage))
+        if not pieces and (logprobs is not None or token_ids):
+            pieces = [Content("")]
+        choices = []
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                self._calling.add(index)
+            choices.append(self._choice(index, delta_of(piece), None, logprobs, token_ids))
+            logprobs = None  # told once
+            token_ids = None if token_ids is None else []
         if finished is not None:
-            pieces.append(self._piece(index, {}, finished, None, None))
-        return b"".join(event(self._body([piece], usage)) for piece in pieces)
+            end = finish_name(finished, index in self._calling)
+            choices.append(self._choice(index, {}, None, None, None) | {"finish_reason": end})
+        return b"".join(event(self._body([choice], usage)) for choice in choices)
 
-    def _piece(
+    def _choice(
         self,
         index: int,
         content: Object | str,
@@ -123,11 +134,15 @@ class Renderer:
             return DONE
         return event(self._body([], usage)) + DONE
 
+    def failure(self, error: Object) -> bytes:
+        """Return the last events of a stream that fails."""
+        return event(error) + DONE
+
     def _body(self, choices: list[Object], usage: Usage | None) -> Object:
         kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
         body: Object = self._identity(kind) | {"choices": choices}
         if self._plan.include_usage:
-            body["usage"] = None if usage is None else usage.body()
+            body["usage"] = None if usage is None else usage_body(usage)
         return body
 
     def _identity(self, kind: str) -> Object:
@@ -150,12 +165,10 @@ class Renderer:
         for index, answer in enumerate(answers):
             content: Object = {"text": answer.text}
             if self._plan.chat:
-                content = {
-                    "message": {"role": "assistant", "content": answer.text, "refusal": None}
-                }
+                content = {"message": message_body(answer)}
             end: Object = {
                 "logprobs": answer.logprobs,
-                "finish_reason": finish_name(answer.finished),
+                "finish_reason": finish_name(answer.finished, bool(answer.calls)),
             }
             if answer.token_ids is not None:
                 end["token_ids"] = answer.token_ids
@@ -163,10 +176,21 @@ class Renderer:
                 end |= of_prompt(answer)
             choices.append({"index": index} | content | end)
         kind = "chat.completion" if self._plan.chat else "text_completion"
-        body = self._identity(kind) | {"choices": choices, "usage": usage.body()}
+        body = self._identity(kind) | {"choices": choices, "usage": usage_body(usage)}
         if self._plan.chat:
             body |= of_prompt(answers[0])
         return msgspec.json.encode(body)
+
+
+def message_body(answer: Choice) -> Object:
+    """Return the `message` of a chat's choice."""
+    content = answer.text or (None if answer.calls else "")
+    message: Object = {"role": "assistant", "content": content, "refusal": None}
+    if answer.thought:
+        message["reasoning_content"] = answer.thought
+    if answer.calls:
+        message["tool_calls"] = [call_body(call) for call in answer.calls]
+    return message
 
 
 def of_prompt(answer: Choice) -> Object:

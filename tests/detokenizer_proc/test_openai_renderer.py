@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from headrace.detokenizer_proc.openai_responses import Choice, Renderer, Usage, finish_name
-from headrace.messages import FinishReason, ReplyPlan
+from headrace.detokenizer_proc.openai_renderer import OpenAIRenderer, finish_name, usage_body
+from headrace.detokenizer_proc.pieces import Content
+from headrace.detokenizer_proc.renderer import Choice, Usage
+from headrace.messages import Api, FinishReason, ReplyPlan
 
 IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}
 
@@ -19,13 +21,13 @@ USAGE = {
 }
 
 
-def make_renderer(chat: bool, stream: bool = True, include_usage: bool = False) -> Renderer:
-    return Renderer(
+def make_renderer(chat: bool, stream: bool = True, include_usage: bool = False) -> OpenAIRenderer:
+    return OpenAIRenderer(
         ReplyPlan(
             response_id="x-1",
             model="tiny",
             created=5,
-            chat=chat,
+            api=Api.CHAT if chat else Api.COMPLETION,
             stream=stream,
             include_usage=include_usage,
             num_sequences=1,
@@ -70,22 +72,22 @@ def test_a_completion_opens_with_nothing() -> None:
 
 
 def test_new_text_of_a_chat_is_a_delta() -> None:
-    data = make_renderer(chat=True).delta(1, 'é"\n🦊', None)
+    data = make_renderer(chat=True).delta(1, [Content('é"\n🦊')], None)
     assert events(data) == [chat_chunk({"content": 'é"\n🦊'}, None, index=1)]
 
 
 def test_the_end_of_a_chat_is_an_empty_delta_after_the_text() -> None:
-    data = make_renderer(chat=True).delta(0, "end", FinishReason.STOP)
+    data = make_renderer(chat=True).delta(0, [Content("end")], FinishReason.STOP)
     assert events(data) == [chat_chunk({"content": "end"}, None), chat_chunk({}, "stop")]
 
 
 def test_an_end_without_text_is_one_event() -> None:
-    data = make_renderer(chat=True).delta(0, "", FinishReason.LENGTH)
+    data = make_renderer(chat=True).delta(0, [], FinishReason.LENGTH)
     assert events(data) == [chat_chunk({}, "length")]
 
 
 def test_text_and_end_of_a_completion_are_one_event() -> None:
-    data = make_renderer(chat=False).delta(1, "end", FinishReason.LENGTH)
+    data = make_renderer(chat=False).delta(1, [Content("end")], FinishReason.LENGTH)
     assert events(data) == [text_chunk("end", "length", index=1)]
 
 
@@ -95,7 +97,7 @@ def test_a_stream_closes_with_done() -> None:
 
 def test_usage_comes_last_with_no_choices_and_is_null_before() -> None:
     renderer = make_renderer(chat=True, include_usage=True)
-    (chunk,) = events(renderer.delta(0, "x", None))
+    (chunk,) = events(renderer.delta(0, [Content("x")], None))
     assert chunk["usage"] is None
     last, done = events(renderer.closing(Usage(3, 4, 2)))
     assert last["choices"] == []
@@ -104,7 +106,7 @@ def test_usage_comes_last_with_no_choices_and_is_null_before() -> None:
 
 
 def test_usage_is_absent_where_it_is_not_wanted() -> None:
-    (chunk,) = events(make_renderer(chat=True).delta(0, "x", None))
+    (chunk,) = events(make_renderer(chat=True).delta(0, [Content("x")], None))
     assert "usage" not in chunk
 
 
@@ -130,7 +132,7 @@ def test_a_whole_chat() -> None:
 def test_a_whole_completion() -> None:
     renderer = make_renderer(chat=False, stream=False)
     body = json.loads(renderer.whole([Choice("a", FinishReason.STOP)], Usage(3, 1, 0)))
-    assert body == text_chunk("a", "stop") | {"usage": Usage(3, 1, 0).body()}
+    assert body == text_chunk("a", "stop") | {"usage": usage_body(Usage(3, 1, 0))}
 
 
 @pytest.mark.parametrize("chat", [True, False])

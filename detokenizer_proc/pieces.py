@@ -1,0 +1,96 @@
+"""What the text of a model turns out to be: words to the reader, thoughts, calls of tools.
+
+A parser takes text as it comes and says what it is; a renderer writes that down in an API's form.
+So every API has what every model does, and neither knows of the other.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Words to the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Words of the model to itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """The begin of a call, the `index`-th of the answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """More of a call's arguments: JSON, once all of it is there."""
+
+    index: int
+    text: str
+
+
+Piece = Content | Thought | ToolCall | Arguments
+
+
+class OutputParser(Protocol):
+    """Tells what the text of one sequence is, as it comes."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take more text; return what has become certain."""
+        ...
+
+    def flush(self) -> list[Piece]:
+        """Return what is left, where the text has ended."""
+        ...
+
+
+class PlainParser:
+    """All text is words to the reader."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """Return the text."""
+        return [Content(text)] if text else []
+
+    def flush(self) -> list[Piece]:
+        """Return nothing: nothing was held back."""
+        return []
+
+
+class Call(NamedTuple):
+    """A whole call of a tool."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Gathered(NamedTuple):
+    """All pieces of an answer that is told at once."""
+
+    text: str
+    thought: str
+    calls: list[Call]
+
+
+def gathered(pieces: list[Piece]) -> Gathered:
+    """Put the pieces of an answer together."""
+    calls = {piece.index: piece for piece in pieces if isinstance(piece, ToolCall)}
+    arguments: dict[int, str] = dict.fromkeys(calls, "")
+    for piece in pieces:
+        if isinstance(piece, Arguments):
+            arguments[piece.index] += piece.text
+    return Gathered(
+        "".join(piece.text for piece in pieces if isinstance(piece, Content)),
+        "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
+        [Call(call.id, call.name, arguments[index]) for index, call in calls.items()],
+    )

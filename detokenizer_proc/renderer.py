@@ -1,0 +1,83 @@
+"""What all forms of an answer have in common."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.detokenizer_proc.pieces import Call, Piece
+from headrace.messages import FinishReason
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+
+Object = dict[str, Any]
+
+
+class Usage(NamedTuple):
+    """How many tokens a request took."""
+
+    num_prompt: int
+    num_completion: int
+    num_cached: int  # of the prompt, found in the prefix cache
+
+
+class Choice(NamedTuple):
+    """A whole answer, one of `n`."""
+
+    text: str
+    finished: FinishReason
+    logprobs: Object | None = None
+    prompt_logprobs: list[Object | None] | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    thought: str = ""
+    calls: Sequence[Call] = ()
+
+
+class Renderer(Protocol):
+    """Renders one reply, whose sequences share a plan but for their index."""
+
+    @property
+    def content_type(self) -> str:
+        """The content type of the response."""
+        ...
+
+    def opening(
+        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+    ) -> bytes:
+        """Return a sequence's first events."""
+        ...
+
+    def delta(
+        self,
+        index: int,
+        pieces: list[Piece],
+        finished: FinishReason | None,
+        logprobs: Object | None = None,
+        usage: Usage | None = None,
+        token_ids: list[int] | None = None,
+    ) -> bytes:
+        """Return the events of new text or tokens, of the end, or of both.
+
+        `usage` is that so far, where every event has it.
+        """
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events of a stream."""
+        ...
+
+    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
+        """Return the body of an answer that does not stream."""
+        ...
+
+    def failure(self, error: Object) -> bytes:
+        """Return the last events of a stream that fails; `error` is a body in OpenAI's shape."""
+        ...
+
+
+def event(body: Object, name: str = "") -> bytes:
+    """Return one server-sent event, of a type where the API names them."""
+    kind = f"event: {name}\n".encode() if name else b""
+    return kind + b"data: " + msgspec.json.encode(body) + b"\n\n"
