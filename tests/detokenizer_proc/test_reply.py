@@ -7,21 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from byte_replies import END, NOTHING, TABLE, ByteVocabulary, make_plan, take
 
-from headrace.detokenizer_proc import reply as reply_module
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.pieces import Content, Piece
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.text import (
-    ByteStream,
     TableVocabulary,
-    TextStream,
-    TokenTable,
     Vocabulary,
 )
 from headrace.messages import (
-    Abort,
     Api,
     EmbeddingPlan,
     FinishReason,
@@ -34,23 +29,8 @@ from headrace.messages import (
     request_id,
 )
 
-END = 0
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 REFUSED = FinishReason.REFUSED
-
-
-# Ids are bytes; 0 is a special end token.
-TABLE = TokenTable([b"<end>", *(bytes([byte]) for byte in range(1, 256))], frozenset([END]))
-
-
-class ByteVocabulary:
-    """A vocabulary of which the core has no table."""
-
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
-        return ByteStream(TABLE, skip_special_tokens)
-
-    def token_bytes(self, id: int) -> bytes:
-        return TABLE.token_bytes[id]
 
 
 @pytest.fixture(params=["core", "Python"])
@@ -59,35 +39,6 @@ def replies(request: pytest.FixtureRequest) -> Replies:
     in_core = request.param == "core"
     vocabulary: Vocabulary = TableVocabulary(TABLE) if in_core else ByteVocabulary()
     return Replies(vocabulary, 2)
-
-
-def take(
-    replies: Replies, output: StepOutput, tokens: bytes
-) -> tuple[dict[int, Frames], list[Stop | Abort]]:
-    replies.feed(output, tokens)
-    found = {frontend: replies.render(frontend) for frontend in range(2)}
-    return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()
-
-
-NOTHING = StepOutput.of({}, [], [], [])
-
-
-def make_plan(**fields: Any) -> ReplyPlan:
-    defaults: dict[str, Any] = {
-        "response_id": "x-1",
-        "model": "tiny",
-        "created": 5,
-        "api": Api.COMPLETION,
-        "stream": False,
-        "include_usage": False,
-        "num_sequences": 1,
-        "num_prompt_tokens": 3,
-        "index": 0,
-        "stop": [],
-        "include_stop": False,
-        "skip_special_tokens": True,
-    }
-    return ReplyPlan(**(defaults | fields))
 
 
 def open_reply(**fields: Any) -> tuple[Reply, bytes]:
@@ -607,43 +558,3 @@ def test_a_stream_tells_tokens_with_each_event(replies: Replies, api: Api) -> No
     texts = [c["delta"].get("content", "") if api is Api.CHAT else c["text"] for c in choices]
     assert "".join(texts) == "🦊"
     assert choices[-1]["finish_reason"] == "stop"
-
-
-class BrokenParser:
-    """A parser with a bug that some texts bring to light."""
-
-    def feed(self, text: str) -> list[Piece]:
-        assert "!" not in text
-        return [Content(text)]
-
-    def flush(self) -> list[Piece]:
-        return []
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("ended", [None, LENGTH])
-def test_a_parser_that_throws_fails_its_request_alone(
-    monkeypatch: pytest.MonkeyPatch, stream: bool, ended: FinishReason | None
-) -> None:
-    monkeypatch.setattr(reply_module, "PlainParser", BrokenParser)
-    replies = Replies(ByteVocabulary(), 1)
-    broken, sound = request_id(0, 1), request_id(0, 2)
-    plan = msgspec.msgpack.encode(make_plan(stream=stream))
-    started = {broken: plan, sound: plan}
-    both = [broken, sound]
-    data = take(replies, StepOutput.of(started, both, [1, 1], [None, None]), b"a\0\0\0b\0\0\0")[0]
-    sent = data[0].data() if stream else b""
-    outgoing, stops = take(
-        replies, StepOutput.of({}, both, [1, 1], [ended, None]), b"!\0\0\0c\0\0\0"
-    )
-    sent += outgoing[0].data()
-    assert stops == [Abort(broken)]
-    assert sent.count(b"server_error") == 1
-    assert (outgoing[0].message().heads == {}) == stream
-    if ended is None:  # the engine has not heard of it yet, and says when it has
-        take(replies, StepOutput.of({}, [broken], [1], [None]), b"x\0\0\0")
-        take(replies, StepOutput.of({}, [broken], [0], [ABORT]), b"")
-    assert len(replies) == 1
-    outgoing, stops = take(replies, StepOutput.of({}, [sound], [1], [LENGTH]), b"d\0\0\0")
-    assert b"d" in outgoing[0].data()
-    assert (stops, len(replies)) == ([], 0)

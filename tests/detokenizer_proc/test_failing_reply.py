@@ -1,0 +1,52 @@
+"""A reply that cannot be written ends with an error, and no other reply notices."""
+
+import msgspec
+import pytest
+from byte_replies import ByteVocabulary, make_plan, take
+
+from headrace.detokenizer_proc import reply as reply_module
+from headrace.detokenizer_proc.pieces import Content, Piece
+from headrace.detokenizer_proc.replies import Replies
+from headrace.messages import Abort, FinishReason, StepOutput, request_id
+
+LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
+
+
+class BrokenParser:
+    """A parser with a bug that some texts bring to light."""
+
+    def feed(self, text: str) -> list[Piece]:
+        assert "!" not in text
+        return [Content(text)]
+
+    def flush(self) -> list[Piece]:
+        return []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("ended", [None, LENGTH])
+def test_a_parser_that_throws_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch, stream: bool, ended: FinishReason | None
+) -> None:
+    monkeypatch.setattr(reply_module, "PlainParser", BrokenParser)
+    replies = Replies(ByteVocabulary(), 1)
+    broken, sound = request_id(0, 1), request_id(0, 2)
+    plan = msgspec.msgpack.encode(make_plan(stream=stream))
+    started = {broken: plan, sound: plan}
+    both = [broken, sound]
+    data = take(replies, StepOutput.of(started, both, [1, 1], [None, None]), b"a\0\0\0b\0\0\0")[0]
+    sent = data[0].data() if stream else b""
+    outgoing, stops = take(
+        replies, StepOutput.of({}, both, [1, 1], [ended, None]), b"!\0\0\0c\0\0\0"
+    )
+    sent += outgoing[0].data()
+    assert stops == [Abort(broken)]
+    assert sent.count(b"server_error") == 1
+    assert (outgoing[0].message().heads == {}) == stream
+    if ended is None:  # the engine has not heard of it yet, and says when it has
+        take(replies, StepOutput.of({}, [broken], [1], [None]), b"x\0\0\0")
+        take(replies, StepOutput.of({}, [broken], [0], [ABORT]), b"")
+    assert len(replies) == 1
+    outgoing, stops = take(replies, StepOutput.of({}, [sound], [1], [LENGTH]), b"d\0\0\0")
+    assert b"d" in outgoing[0].data()
+    assert (stops, len(replies)) == ([], 0)

@@ -1,0 +1,52 @@
+"""Replies of which each token is a byte."""
+
+from typing import Any
+
+from headrace.detokenizer_proc.frames import Frames
+from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.text import ByteStream, TextStream, TokenTable
+from headrace.messages import Abort, Api, ReplyPlan, StepOutput, Stop
+
+END = 0
+
+# Ids are bytes; 0 is a special end token.
+TABLE = TokenTable([b"<end>", *(bytes([byte]) for byte in range(1, 256))], frozenset([END]))
+
+
+class ByteVocabulary:
+    """A vocabulary of which the core has no table."""
+
+    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+        return ByteStream(TABLE, skip_special_tokens)
+
+    def token_bytes(self, id: int) -> bytes:
+        return TABLE.token_bytes[id]
+
+
+def take(
+    replies: Replies, output: StepOutput, tokens: bytes
+) -> tuple[dict[int, Frames], list[Stop | Abort]]:
+    replies.feed(output, tokens)
+    found = {frontend: replies.render(frontend) for frontend in range(2)}
+    return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()
+
+
+NOTHING = StepOutput.of({}, [], [], [])
+
+
+def make_plan(**fields: Any) -> ReplyPlan:
+    defaults: dict[str, Any] = {
+        "response_id": "x-1",
+        "model": "tiny",
+        "created": 5,
+        "api": Api.COMPLETION,
+        "stream": False,
+        "include_usage": False,
+        "num_sequences": 1,
+        "num_prompt_tokens": 3,
+        "index": 0,
+        "stop": [],
+        "include_stop": False,
+        "skip_special_tokens": True,
+    }
+    return ReplyPlan(**(defaults | fields))
