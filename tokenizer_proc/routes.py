@@ -8,6 +8,7 @@ from headrace.messages import HttpRequest
 from headrace.metrics import CONTENT_TYPE, render_metrics
 from headrace.tokenizer_proc.docs_page import CONTENT_TYPE as HTML
 from headrace.tokenizer_proc.docs_page import docs_page
+from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.openapi import openapi
 from headrace.tokenizer_proc.stages import Answer, Body, Handler, Stages, json_answer
@@ -18,7 +19,12 @@ class Routes:
     """The HTTP surface, but for `/health` and `/ready`."""
 
     def __init__(
-        self, config: TokenizerConfig, board: Board, planner: GenerationPlanner, tokens: TokenRoutes
+        self,
+        config: TokenizerConfig,
+        board: Board,
+        generation: GenerationPlanner,
+        embedding: EmbeddingPlanner,
+        tokens: TokenRoutes,
     ) -> None:
         self._card = config.card
         self._model = {
@@ -31,14 +37,14 @@ class Routes:
         }
         self._board = board
         self._handlers: dict[str, dict[str, Handler]] = {
-            "/v1/chat/completions": {"POST": planner.chat},
-            "/v1/completions": {"POST": planner.completion},
-            "/v1/embeddings": {"POST": planner.embedding},
-            "/v1/rerank": {"POST": planner.rerank},
-            "/v2/rerank": {"POST": planner.rerank},
-            "/rerank": {"POST": planner.rerank},
-            "/v1/score": {"POST": planner.score},
-            "/score": {"POST": planner.score},
+            "/v1/chat/completions": {"POST": generation.chat},
+            "/v1/completions": {"POST": generation.completion},
+            "/v1/embeddings": {"POST": embedding.embedding},
+            "/v1/rerank": {"POST": embedding.rerank},
+            "/v2/rerank": {"POST": embedding.rerank},
+            "/rerank": {"POST": embedding.rerank},
+            "/v1/score": {"POST": embedding.score},
+            "/score": {"POST": embedding.score},
             "/tokenize": {"POST": tokens.tokenize},
             "/detokenize": {"POST": tokens.detokenize},
             "/v1/models": {"GET": self._models},

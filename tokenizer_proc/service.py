@@ -23,6 +23,7 @@ from headrace.messages import (
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.job import Job
@@ -52,10 +53,12 @@ class Service:
             card.special_tokens,
             trusts_requests=config.trust_request_chat_template,
         )
-        planner = GenerationPlanner(card, template, encoder, config.num_detokenizers, config.seed)
+        num = config.num_detokenizers
+        generation = GenerationPlanner(card, template, encoder, num, config.seed)
+        embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder)
         self._encoder = encoder
-        self._routes = Routes(config, context.board, planner, tokens)
+        self._routes = Routes(config, context.board, generation, embedding, tokens)
         self._engine = Outbox(address(config.run_dir, "engine"))
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot

@@ -5,71 +5,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from byte_encoder import ByteEncoder, FramedEncoder, finish
+from planners import EOS, HTTP, ID, LongTokens, Planner, make_planner
 
-from headrace.config import ModelCard
 from headrace.errors import (
     ContextLengthExceeded,
     InvalidValue,
     ModelNotFound,
-    RequestError,
     WrongKind,
 )
 from headrace.messages import (
     Api,
-    EmbeddingPlan,
     GenerateRequest,
     HttpRequest,
     ReplyPlan,
     Sampling,
-    SimilarityPlan,
     request_id,
 )
-from headrace.pooling import Pooling, PoolingKind
-from headrace.tokenizer_proc.chat import ChatTemplate
-from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.stages import Sequences
-from headrace.tokenizer_proc.token_bytes import TokenBytes
-
-ID = request_id(0, 5)
-HTTP = HttpRequest(ID, "POST", "/v1/completions", 1234.75)
-EOS = 2
-
-
-class Planner:
-    """A `GenerationPlanner` whose texts are encoded as soon as they are wanted."""
-
-    def __init__(self, encoder: ByteEncoder, planner: GenerationPlanner) -> None:
-        self._encoder = encoder
-        self._planner = planner
-
-    def plan(self, kind: str, http: HttpRequest, body: bytes) -> Sequences:
-        sequences = finish(getattr(self._planner, kind)(http, body), self._encoder)
-        assert isinstance(sequences, Sequences)
-        return sequences
-
-
-def make_planner(
-    max_model_len: int = 100,
-    num_detokenizers: int = 1,
-    embeds: bool = False,
-    encoder: ByteEncoder | None = None,
-) -> Planner:
-    card = ModelCard(
-        path="/model",
-        name="tiny",
-        max_model_len=max_model_len,
-        vocab_size=256,
-        eos_token_ids=[EOS],
-        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}:",
-        special_tokens={},
-        pooling=Pooling(PoolingKind.MEAN) if embeds else None,
-        embedding_size=4 if embeds else None,
-    )
-    encoder = encoder or ByteEncoder()
-    template = ChatTemplate(card.chat_template, card.special_tokens)
-    planner = GenerationPlanner(card, template, encoder, num_detokenizers, seed=1000)
-    return Planner(encoder, planner)
 
 
 def chat(planner: Planner | None = None, **fields: Any) -> Sequences:
@@ -367,57 +319,6 @@ def test_shares_go_by_api_key_then_by_user() -> None:
     assert only(make_planner().plan("completion", keyed, body)).key == 9
 
 
-def embedding(**fields: Any) -> Sequences:
-    body = json.dumps({"input": "Hi"} | fields).encode()
-    return make_planner(max_model_len=8, embeds=True).plan("embedding", HTTP, body)
-
-
-def test_each_text_is_embedded_by_a_sequence() -> None:
-    sequences = embedding(input=["Hi", "you"], encoding_format="base64", dimensions=2)
-    assert [prompt.tolist() for prompt in sequences.prompts] == [[1, *b"Hi"], [1, *b"you"]]
-    assert [(r.id, r.embeds, r.max_tokens) for r in sequences.requests] == [
-        (ID, True, 1),
-        (ID + 1, True, 1),
-    ]
-    plan = msgspec.msgpack.decode(sequences.requests[1].plan, type=EmbeddingPlan)
-    assert plan == EmbeddingPlan("tiny", 2, 4, 1, True, 2)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"input": ""}, None),
-        ({"input": [[]]}, "input: must have at least one token"),
-        ({"input": [300]}, "input: 300 is not a token id"),
-        (
-            {"input": "too long a text"},
-            "this model's maximum context length is 8 tokens; the input",
-        ),
-        ({"dimensions": 5}, "dimensions: must be between 1 and 4, not 5"),
-        ({"input": ["x"] * 2049}, "input: must have at most 2048 entries, not 2049"),
-        ({"model": "other"}, "the model 'other'"),
-    ],
-)
-def test_an_embedding_that_cannot_be_is_refused(fields: dict[str, Any], says: str | None) -> None:
-    if says is None:  # a text of nothing but special tokens has an embedding
-        assert embedding(**fields).prompts[0].tolist() == [1]
-        return
-    with pytest.raises(RequestError) as refused:
-        embedding(**fields)
-    assert str(refused.value).startswith(says)
-
-
-def test_a_long_text_may_be_cut() -> None:
-    cut = embedding(input="a long text", truncate_prompt_tokens=4)
-    assert cut.prompts[0].tolist() == [1, *b"a l"]
-
-
-def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:
-    planner = make_planner(max_model_len=8, embeds=True, encoder=FramedEncoder())
-    body = json.dumps({"input": "a long text", "truncate_prompt_tokens": 4}).encode()
-    assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
-
-
 def test_a_model_does_what_it_is_for() -> None:
     with pytest.raises(WrongKind, match="generates text and has no embeddings"):
         make_planner().plan("embedding", HTTP, b'{"input": "Hi"}')
@@ -429,16 +330,10 @@ def test_a_model_does_what_it_is_for() -> None:
             make_planner(embeds=True).plan(method, HTTP, body)
 
 
-class LongTokens(ByteEncoder):
-    """Says that a token stands for up to 4 bytes, and x for nothing."""
-
-    token_bytes = TokenBytes(longest=4, lost=b"x")
-
-
 def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
     planner = make_planner(encoder=LongTokens())
     for text, max_tokens in [("a" * 397, 1), ("a" * 381, 5), ("é" * 199, 1)]:
-        stages = planner._planner.completion(HTTP, prompt_body(text, max_tokens))
+        stages = planner.generation.completion(HTTP, prompt_body(text, max_tokens))
         with pytest.raises(ContextLengthExceeded, match="the prompt has at least") as refused:
             next(stages)
         assert refused.value.param == "prompt"
@@ -451,7 +346,7 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
 )
 def test_what_may_fit_is_encoded(text: str, max_tokens: int) -> None:
     planner = make_planner(encoder=LongTokens())
-    assert next(planner._planner.completion(HTTP, prompt_body(text, max_tokens)))
+    assert next(planner.generation.completion(HTTP, prompt_body(text, max_tokens)))
 
 
 def test_what_is_cut_fits_at_any_length() -> None:
@@ -460,74 +355,8 @@ def test_what_is_cut_fits_at_any_length() -> None:
     assert cut.prompts[0].tolist() == [1, *b"aa"]
 
 
-def test_an_embedding_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
-    planner = make_planner(max_model_len=8, embeds=True, encoder=LongTokens())
-    stages = planner._planner.embedding(HTTP, b'{"input": "' + b"a" * 33 + b'"}')
-    with pytest.raises(ContextLengthExceeded, match=r"the input has at least 9$"):
-        next(stages)
-    assert next(planner._planner.embedding(HTTP, b'{"input": "' + b"a" * 32 + b'"}'))
-
-
 def prompt_body(text: str, max_tokens: int) -> bytes:
     return json.dumps({"prompt": text, "max_tokens": max_tokens}).encode()
-
-
-def compare(kind: str, **fields: Any) -> Sequences:
-    planner = make_planner(max_model_len=8, embeds=True)
-    return planner.plan(kind, HTTP, json.dumps(fields).encode())
-
-
-def similarity_plans(sequences: Sequences) -> list[SimilarityPlan]:
-    assert all(request.embeds for request in sequences.requests)
-    return [msgspec.msgpack.decode(r.plan, type=SimilarityPlan) for r in sequences.requests]
-
-
-def test_a_query_and_its_documents_are_sequences_of_one_request() -> None:
-    sequences = compare("rerank", query="q", documents=["a", {"text": "bc"}], top_n=1)
-    assert [bytes(prompt.tolist()[1:]) for prompt in sequences.prompts] == [b"q", b"a", b"bc"]
-    plans = similarity_plans(sequences)
-    assert [plan.document for plan in plans] == [None, "a", "bc"]
-    assert [plan.index for plan in plans] == [0, 1, 2]
-    assert [plan.num_prompt_tokens for plan in plans] == [2, 2, 3]
-    assert {(p.num_sequences, p.num_queries, p.ranks, p.top_n) for p in plans} == {(3, 1, True, 1)}
-
-
-def test_documents_that_are_not_wanted_do_not_travel() -> None:
-    plans = similarity_plans(compare("rerank", query="q", documents=["a"], return_documents=False))
-    assert [plan.document for plan in plans] == [None, None]
-
-
-def test_scored_texts_are_one_to_many_or_in_pairs() -> None:
-    one = compare("score", text_1="q", text_2=["a", "b"])
-    assert [(p.num_queries, p.num_sequences) for p in similarity_plans(one)] == [(1, 3)] * 3
-    pairs = compare("score", text_1=["p", "q"], text_2=["a", "b"])
-    assert [bytes(prompt.tolist()[1:]) for prompt in pairs.prompts] == [b"p", b"q", b"a", b"b"]
-    assert {(p.num_queries, p.ranks) for p in similarity_plans(pairs)} == {(2, False)}
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "says"),
-    [
-        ("rerank", {"documents": ["a"]}, "Object missing required field `query`"),
-        ("rerank", {"query": "q", "documents": []}, "documents: must not be empty"),
-        ("rerank", {"query": "q", "documents": ["x"] * 2048}, "documents: must have at most 2047"),
-        ("rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n: must be at least 0"),
-        ("rerank", {"query": "a query", "documents": ["much too long"]}, "this model's maximum"),
-        ("score", {"text_1": [], "text_2": "a"}, "text_1: must not be empty"),
-        (
-            "score",
-            {"text_1": ["p", "q"], "text_2": ["a", "b", "c"]},
-            "text_1: must have one text, or as many as text_2, 3, not 2",
-        ),
-        ("score", {"text_1": "a", "text_2": "b", "model": "other"}, "the model 'other'"),
-    ],
-)
-def test_a_comparison_that_cannot_be_is_refused(
-    kind: str, fields: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(RequestError) as caught:
-        compare(kind, **fields)
-    assert str(caught.value).startswith(says)
 
 
 def test_prompts_are_told_where_token_ids_are_wanted() -> None:

@@ -13,6 +13,7 @@ from headrace.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
 from headrace.messages import HttpRequest
 from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.stages import Answer, Outcome, Sequences, Stages, Text, error_answer
@@ -59,7 +60,9 @@ def make_routes() -> Routes:
         batch_wait_ms=2,
     )
     tokens = TokenRoutes(card, ChatTemplate(card.chat_template, {}), ByteEncoder())
-    return Routes(config, Board.create([Seat("engine", 0)]), FakePlanner(), tokens)
+    embedding = EmbeddingPlanner(card, ByteEncoder(), 1)
+    board = Board.create([Seat("engine", 0)])
+    return Routes(config, board, FakePlanner(), embedding, tokens)
 
 
 def ask(method: str, path: str, body: bytes = b"") -> Outcome:

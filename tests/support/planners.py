@@ -1,0 +1,65 @@
+"""Planners of a model whose tokens are bytes."""
+
+from byte_encoder import ByteEncoder, finish
+
+from headrace.config import ModelCard
+from headrace.messages import HttpRequest, request_id
+from headrace.pooling import Pooling, PoolingKind
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
+from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.stages import Sequences
+from headrace.tokenizer_proc.token_bytes import TokenBytes
+
+ID = request_id(0, 5)
+HTTP = HttpRequest(ID, "POST", "/v1/completions", 1234.75)
+EOS = 2
+
+
+class Planner:
+    """Both planners; texts are encoded as soon as they are wanted."""
+
+    def __init__(
+        self, encoder: ByteEncoder, generation: GenerationPlanner, embedding: EmbeddingPlanner
+    ) -> None:
+        self.encoder = encoder
+        self.generation = generation
+        self.embedding = embedding
+
+    def plan(self, kind: str, http: HttpRequest, body: bytes) -> Sequences:
+        planner = self.generation if kind in ("chat", "completion") else self.embedding
+        sequences = finish(getattr(planner, kind)(http, body), self.encoder)
+        assert isinstance(sequences, Sequences)
+        return sequences
+
+
+def make_planner(
+    max_model_len: int = 100,
+    num_detokenizers: int = 1,
+    embeds: bool = False,
+    encoder: ByteEncoder | None = None,
+) -> Planner:
+    card = ModelCard(
+        path="/model",
+        name="tiny",
+        max_model_len=max_model_len,
+        vocab_size=256,
+        eos_token_ids=[EOS],
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}:",
+        special_tokens={},
+        pooling=Pooling(PoolingKind.MEAN) if embeds else None,
+        embedding_size=4 if embeds else None,
+    )
+    encoder = encoder or ByteEncoder()
+    template = ChatTemplate(card.chat_template, card.special_tokens)
+    return Planner(
+        encoder,
+        GenerationPlanner(card, template, encoder, num_detokenizers, seed=1000),
+        EmbeddingPlanner(card, encoder, num_detokenizers),
+    )
+
+
+class LongTokens(ByteEncoder):
+    """Says that a token stands for up to 4 bytes, and x for nothing."""
+
+    token_bytes = TokenBytes(longest=4, lost=b"x")

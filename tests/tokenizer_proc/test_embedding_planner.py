@@ -1,0 +1,130 @@
+"""A body becomes the texts to embed."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from byte_encoder import FramedEncoder
+from planners import HTTP, ID, LongTokens, make_planner
+
+from headrace.errors import ContextLengthExceeded, RequestError
+from headrace.messages import EmbeddingPlan, SimilarityPlan
+from headrace.tokenizer_proc.stages import Sequences
+
+
+def embedding(**fields: Any) -> Sequences:
+    body = json.dumps({"input": "Hi"} | fields).encode()
+    return make_planner(max_model_len=8, embeds=True).plan("embedding", HTTP, body)
+
+
+def test_each_text_is_embedded_by_a_sequence() -> None:
+    sequences = embedding(input=["Hi", "you"], encoding_format="base64", dimensions=2)
+    assert [prompt.tolist() for prompt in sequences.prompts] == [[1, *b"Hi"], [1, *b"you"]]
+    assert [(r.id, r.embeds, r.max_tokens) for r in sequences.requests] == [
+        (ID, True, 1),
+        (ID + 1, True, 1),
+    ]
+    plan = msgspec.msgpack.decode(sequences.requests[1].plan, type=EmbeddingPlan)
+    assert plan == EmbeddingPlan("tiny", 2, 4, 1, True, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"input": ""}, None),
+        ({"input": [[]]}, "input: must have at least one token"),
+        ({"input": [300]}, "input: 300 is not a token id"),
+        (
+            {"input": "too long a text"},
+            "this model's maximum context length is 8 tokens; the input",
+        ),
+        ({"dimensions": 5}, "dimensions: must be between 1 and 4, not 5"),
+        ({"input": ["x"] * 2049}, "input: must have at most 2048 entries, not 2049"),
+        ({"model": "other"}, "the model 'other'"),
+    ],
+)
+def test_an_embedding_that_cannot_be_is_refused(fields: dict[str, Any], says: str | None) -> None:
+    if says is None:  # a text of nothing but special tokens has an embedding
+        assert embedding(**fields).prompts[0].tolist() == [1]
+        return
+    with pytest.raises(RequestError) as refused:
+        embedding(**fields)
+    assert str(refused.value).startswith(says)
+
+
+def test_a_long_text_may_be_cut() -> None:
+    cut = embedding(input="a long text", truncate_prompt_tokens=4)
+    assert cut.prompts[0].tolist() == [1, *b"a l"]
+
+
+def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:
+    planner = make_planner(max_model_len=8, embeds=True, encoder=FramedEncoder())
+    body = json.dumps({"input": "a long text", "truncate_prompt_tokens": 4}).encode()
+    assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
+
+
+def test_an_embedding_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+    planner = make_planner(max_model_len=8, embeds=True, encoder=LongTokens())
+    stages = planner.embedding.embedding(HTTP, b'{"input": "' + b"a" * 33 + b'"}')
+    with pytest.raises(ContextLengthExceeded, match=r"the input has at least 9$"):
+        next(stages)
+    assert next(planner.embedding.embedding(HTTP, b'{"input": "' + b"a" * 32 + b'"}'))
+
+
+def compare(kind: str, **fields: Any) -> Sequences:
+    planner = make_planner(max_model_len=8, embeds=True)
+    return planner.plan(kind, HTTP, json.dumps(fields).encode())
+
+
+def similarity_plans(sequences: Sequences) -> list[SimilarityPlan]:
+    assert all(request.embeds for request in sequences.requests)
+    return [msgspec.msgpack.decode(r.plan, type=SimilarityPlan) for r in sequences.requests]
+
+
+def test_a_query_and_its_documents_are_sequences_of_one_request() -> None:
+    sequences = compare("rerank", query="q", documents=["a", {"text": "bc"}], top_n=1)
+    assert [bytes(prompt.tolist()[1:]) for prompt in sequences.prompts] == [b"q", b"a", b"bc"]
+    plans = similarity_plans(sequences)
+    assert [plan.document for plan in plans] == [None, "a", "bc"]
+    assert [plan.index for plan in plans] == [0, 1, 2]
+    assert [plan.num_prompt_tokens for plan in plans] == [2, 2, 3]
+    assert {(p.num_sequences, p.num_queries, p.ranks, p.top_n) for p in plans} == {(3, 1, True, 1)}
+
+
+def test_documents_that_are_not_wanted_do_not_travel() -> None:
+    plans = similarity_plans(compare("rerank", query="q", documents=["a"], return_documents=False))
+    assert [plan.document for plan in plans] == [None, None]
+
+
+def test_scored_texts_are_one_to_many_or_in_pairs() -> None:
+    one = compare("score", text_1="q", text_2=["a", "b"])
+    assert [(p.num_queries, p.num_sequences) for p in similarity_plans(one)] == [(1, 3)] * 3
+    pairs = compare("score", text_1=["p", "q"], text_2=["a", "b"])
+    assert [bytes(prompt.tolist()[1:]) for prompt in pairs.prompts] == [b"p", b"q", b"a", b"b"]
+    assert {(p.num_queries, p.ranks) for p in similarity_plans(pairs)} == {(2, False)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "says"),
+    [
+        ("rerank", {"documents": ["a"]}, "Object missing required field `query`"),
+        ("rerank", {"query": "q", "documents": []}, "documents: must not be empty"),
+        ("rerank", {"query": "q", "documents": ["x"] * 2048}, "documents: must have at most 2047"),
+        ("rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n: must be at least 0"),
+        ("rerank", {"query": "a query", "documents": ["much too long"]}, "this model's maximum"),
+        ("score", {"text_1": [], "text_2": "a"}, "text_1: must not be empty"),
+        (
+            "score",
+            {"text_1": ["p", "q"], "text_2": ["a", "b", "c"]},
+            "text_1: must have one text, or as many as text_2, 3, not 2",
+        ),
+        ("score", {"text_1": "a", "text_2": "b", "model": "other"}, "the model 'other'"),
+    ],
+)
+def test_a_comparison_that_cannot_be_is_refused(
+    kind: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        compare(kind, **fields)
+    assert str(caught.value).startswith(says)

@@ -1,0 +1,180 @@
+"""Bodies of requests that embed or compare texts, made into the sequences they ask for."""
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from headrace.config import ModelCard
+from headrace.errors import ContextLengthExceeded, InvalidValue
+from headrace.messages import (
+    EmbeddingPlan,
+    GenerateRequest,
+    HttpRequest,
+    Sampling,
+    SimilarityPlan,
+)
+from headrace.tokenizer_proc.openai_requests import (
+    MAX_EMBEDDING_INPUTS,
+    EmbeddingRequest,
+    decode_embedding,
+    prompt_list,
+)
+from headrace.tokenizer_proc.prompts import (
+    Prompts,
+    Vocabulary,
+    detokenizer_of,
+    joined,
+    key_of,
+)
+from headrace.tokenizer_proc.sampling_fields import check_length
+from headrace.tokenizer_proc.similarity_requests import (
+    RerankRequest,
+    ScoreRequest,
+    decode_rerank,
+    decode_score,
+    text_list,
+)
+from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages
+
+Embedded = EmbeddingRequest | RerankRequest | ScoreRequest
+
+
+class EmbeddingPlanner:
+    """Turns bodies into sequences, for one model."""
+
+    def __init__(self, card: ModelCard, vocabulary: Vocabulary, num_detokenizers: int) -> None:
+        self._card = card
+        self._prompts = Prompts(card, vocabulary)
+        self._num_detokenizers = num_detokenizers
+        self._plans = msgspec.msgpack.Encoder()
+
+    def embedding(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/embeddings` request."""
+        request = decode_embedding(body)
+        self._prompts.check_model(request.model, embeds=True)
+        self._check_dimensions(request.dimensions)
+        texts = prompt_list(request.input)
+        check_length("input", len(texts), MAX_EMBEDDING_INPUTS)
+        prompts = yield from self._embedded(request, texts, "input")
+        plans = [self._embedding_plan(request, prompts, index) for index in range(len(prompts))]
+        return self._embedding_sequences(http, request, prompts, plans)
+
+    def rerank(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/rerank` request."""
+        request = decode_rerank(body)
+        documents = request.texts
+        plan = self._similarity_plan(http, "rerank")
+        plan = msgspec.structs.replace(plan, ranks=True, top_n=request.top_n or 0)
+        told = documents if request.return_documents else []
+        texts = {"query": [request.query], "documents": documents}
+        return (yield from self._compare(http, request, plan, texts, told))
+
+    def score(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/score` request."""
+        request = decode_score(body)
+        plan = self._similarity_plan(http, "score")
+        texts = {"text_1": text_list(request.text_1), "text_2": text_list(request.text_2)}
+        return (yield from self._compare(http, request, plan, texts, []))
+
+    def _similarity_plan(self, http: HttpRequest, kind: str) -> SimilarityPlan:
+        """Return what the plans of a request that compares have in common."""
+        return SimilarityPlan(
+            response_id=f"{kind}-{secrets.token_hex(12)}",
+            model=self._card.name,
+            created=int(http.received_at),
+            num_sequences=0,
+            num_prompt_tokens=0,
+            index=0,
+            num_queries=1,
+            ranks=False,
+        )
+
+    def _compare(
+        self,
+        http: HttpRequest,
+        request: RerankRequest | ScoreRequest,
+        plan: SimilarityPlan,
+        texts: dict[str, list[str]],
+        told: list[str],
+    ) -> Stages:
+        """Plan the sequences of queries and of documents, which `texts` has by field."""
+        self._prompts.check_model(request.model, embeds=True)
+        prompts: list[Ids] = []
+        for param, some in texts.items():
+            prompts += yield from self._embedded(request, some, param)
+        (num_queries, num_documents) = map(len, texts.values())
+        documents: list[str | None] = [None] * num_queries
+        documents += told or [None] * num_documents
+        plans = [
+            msgspec.structs.replace(
+                plan,
+                num_sequences=len(prompts),
+                num_prompt_tokens=len(prompt),
+                index=index,
+                num_queries=num_queries,
+                document=document,
+            )
+            for index, (prompt, document) in enumerate(zip(prompts, documents, strict=True))
+        ]
+        return self._embedding_sequences(http, request, prompts, plans)
+
+    def _embedding_sequences(
+        self,
+        http: HttpRequest,
+        request: Embedded,
+        prompts: list[Ids],
+        plans: Sequence[EmbeddingPlan | SimilarityPlan],
+    ) -> Sequences:
+        requests = [
+            GenerateRequest(
+                id=http.id + index,
+                detokenizer=detokenizer_of(http, self._num_detokenizers),
+                max_tokens=1,
+                sampling=Sampling(),
+                stop_token_ids=[],
+                plan=self._plans.encode(plan),
+                priority=request.priority or 0,
+                key=key_of(http, request.user),
+                embeds=True,
+            )
+            for index, plan in enumerate(plans)
+        ]
+        return Sequences(requests, prompts)
+
+    def _embedding_plan(
+        self, request: EmbeddingRequest, prompts: list[Ids], index: int
+    ) -> EmbeddingPlan:
+        return EmbeddingPlan(
+            model=self._card.name,
+            num_sequences=len(prompts),
+            num_prompt_tokens=len(prompts[index]),
+            index=index,
+            base64=request.encoding_format == "base64",
+            dimensions=request.dimensions,
+        )
+
+    def _check_dimensions(self, dimensions: int | None) -> None:
+        size = self._card.embedding_size
+        if dimensions is not None and size is not None and not 1 <= dimensions <= size:
+            raise InvalidValue(
+                f"dimensions: must be between 1 and {size}, not {dimensions}", "dimensions"
+            )
+
+    def _embedded(
+        self, request: Embedded, texts: Sequence[str | list[int]], param: str
+    ) -> Encoding[list[Ids]]:
+        """Return what is embedded of texts; one that is cut keeps the token that ends them all."""
+        limit = request.truncate_prompt_tokens
+        found = yield from self._prompts.encode(texts, param, 0, truncates=limit is not None)
+        return [self._shortened(ids, limit, param) for ids in found]
+
+    def _shortened(self, ids: Ids, limit: int | None, param: str) -> Ids:
+        if limit is not None and len(ids) > limit:
+            ends = self._prompts.vocabulary.empty[-1:]
+            ids = joined(ids[: limit - 1], ends) if ends == ids[-1:] else ids[:limit]
+        if not ids:
+            raise InvalidValue(f"{param}: must have at least one token", param)
+        if len(ids) > self._card.max_model_len:
+            raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, param)
+        return ids

@@ -1,0 +1,96 @@
+"""The prompts of a request: texts or token ids, which must fit the model."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.config import ModelCard
+from headrace.errors import ContextLengthExceeded, ModelNotFound, WrongKind
+from headrace.messages import SEQUENCE_BITS, HttpRequest, share_key
+from headrace.tokenizer_proc.sampling_fields import check_token_ids
+from headrace.tokenizer_proc.stages import Encoding, Ids, Text, ids_of
+from headrace.tokenizer_proc.token_bytes import TokenBytes
+
+
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer beside encoding."""
+
+    empty: Ids  # the ids of a text without characters: the special tokens around every one
+    token_bytes: TokenBytes | None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens left out."""
+        ...
+
+
+class Prompts:
+    """What planners of every kind need to know of a model and its vocabulary."""
+
+    def __init__(self, card: ModelCard, vocabulary: Vocabulary) -> None:
+        self.card = card
+        self.vocabulary = vocabulary
+
+    def check_model(self, name: str | None, embeds: bool = False) -> None:
+        """Refuse a model that is not here, and one that does something else."""
+        if name is not None and name != self.card.name:
+            raise ModelNotFound(name, self.card.name)
+        if self.card.embeds and not embeds:
+            raise WrongKind(f"'{self.card.name}' embeds and generates no text; see /v1/embeddings")
+        if embeds and not self.card.embeds:
+            raise WrongKind(f"'{self.card.name}' generates text and has no embeddings")
+
+    def encode(
+        self, texts: Sequence[str | list[int]], param: str, wanted: int | None, truncates: bool
+    ) -> Encoding[list[Ids]]:
+        """Return the ids of prompts that are texts or ids already."""
+        strings = [text for text in texts if isinstance(text, str)]
+        if not truncates:
+            for string in strings:
+                self.check_bytes(string, wanted, param)
+        encoded = iter((yield [Text(string, add_special_tokens=True) for string in strings]))
+        return [next(encoded) if isinstance(t, str) else self._given(t, param) for t in texts]
+
+    def _given(self, ids: list[int], param: str) -> Ids:
+        """Return a prompt that came as token ids."""
+        check_token_ids(param, ids, self.card.vocab_size)
+        return ids_of(ids)
+
+    def check_bytes(self, text: str, wanted: int | None, param: str) -> None:
+        """Refuse a text that is too long however it is encoded."""
+        limit, token_bytes = self.card.max_model_len, self.vocabulary.token_bytes
+        if token_bytes is None or len(text) <= limit:
+            return
+        fewest = token_bytes.fewest_tokens(text)
+        if exceeds(fewest, wanted, limit):
+            raise ContextLengthExceeded(fewest, wanted, limit, param, is_estimate=True)
+
+    def last_tokens(self, ids: Ids, limit: int | None) -> Ids:
+        """Return the end of a text; what is cut keeps the token that begins all texts."""
+        begins = self.vocabulary.empty[:1]
+        if limit is None or len(ids) <= limit or limit == 1 or begins != ids[:1]:
+            return last_tokens(ids, limit)
+        return joined(begins, last_tokens(ids, limit - 1))
+
+
+def exceeds(num_prompt: int, wanted: int | None, limit: int) -> bool:
+    """Whether a prompt and what is wanted pass the context; None wants one token at least."""
+    return num_prompt + (1 if wanted is None else wanted) > limit
+
+
+def last_tokens(ids: Ids, limit: int | None) -> Ids:
+    """Return the last `limit` tokens of a prompt: what is generated follows its end."""
+    return ids if limit is None else ids[-limit:]
+
+
+def joined(first: Ids, second: Ids) -> Ids:
+    """Return two parts of a prompt as one."""
+    return memoryview(bytes(first) + bytes(second)).cast("I")
+
+
+def detokenizer_of(http: HttpRequest, num_detokenizers: int) -> int:
+    """Return the process that writes a request's answer."""
+    return (http.id >> SEQUENCE_BITS) % num_detokenizers
+
+
+def key_of(http: HttpRequest, user: str | None) -> int:
+    """Return whose share a request counts towards: its API key's, else its user's."""
+    return share_key(user.encode()) if user and not http.key else http.key
