@@ -1,5 +1,5 @@
-"""How alike texts are: the cosines of their embeddings, in the shapes of vLLM's `/v1/score` and
-`/v1/rerank`."""
+"""How alike texts are, in the shapes of vLLM's `/v1/score` and `/v1/rerank`: the cosines of their
+embeddings, or what a cross-encoder says."""
 
 import math
 import operator
@@ -15,15 +15,20 @@ def similarity_body(plans: list[SimilarityPlan], vectors: "list[array[float]]") 
     """Return a request's answer, but for its usage; queries come first, then documents."""
     plan = plans[0]
     first = plan.num_queries
-    units = list(map(unit, vectors))
-    queries, documents = units[:first], units[first:]
-    pairs = zip(queries * (len(documents) // first), documents, strict=True)
-    found = [sum(map(operator.mul, one, other)) for one, other in pairs]
+    found = cosines(vectors, first) if first else [score for (score,) in vectors]
     body: Object = {"id": plan.response_id, "created": plan.created, "model": plan.model}
     if plan.ranks:
         return body | {"results": ranks(plans[first:], found)}
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(found)]
     return body | {"object": "list", "data": data}
+
+
+def cosines(vectors: "list[array[float]]", num_queries: int) -> list[float]:
+    """Return how alike each document is to its query, or to the only one."""
+    units = list(map(unit, vectors))
+    queries, documents = units[:num_queries], units[num_queries:]
+    pairs = zip(queries * (len(documents) // num_queries), documents, strict=True)
+    return [sum(map(operator.mul, one, other)) for one, other in pairs]
 
 
 def ranks(plans: list[SimilarityPlan], scores: list[float]) -> list[Object]:

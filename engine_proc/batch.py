@@ -48,4 +48,17 @@ def build_step(chunks: list[Chunk]) -> Step:
         sampling.bias_tokens.tobytes(),
         sampling.bias.tobytes(),
         pooled_rows.tobytes(),
+        token_types(chunks) if pooled_rows else b"",
     )
+
+
+def token_types(chunks: list[Chunk]) -> bytes:
+    """Return which of its sequence's two texts each token is in, where there are two."""
+    if not any(chunk.sequence.request.second_text for chunk in chunks):
+        return b""
+    types = array("i")
+    for chunk in chunks:
+        second = chunk.sequence.request.second_text or chunk.start + chunk.num_tokens
+        positions = range(chunk.start, chunk.start + chunk.num_tokens)
+        types.extend(position >= second for position in positions)
+    return types.tobytes()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
 from headrace.errors import ConfigError
-from headrace.pooling import Pooling
+from headrace.pooling import Pooling, PoolingKind
 
 T = TypeVar("T")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
@@ -202,13 +202,18 @@ class ModelCard:
     eos_token_ids: list[int]
     chat_template: str | None
     special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
-    pooling: Pooling | None = None  # of an embedding model; None generates
+    pooling: Pooling | None = None  # None generates
     embedding_size: int | None = None
 
     @property
     def embeds(self) -> bool:
-        """Whether it is an embedding model, which generates no text."""
-        return self.pooling is not None
+        """Whether it makes vectors of texts, and generates none."""
+        return self.pooling is not None and self.pooling.kind is not PoolingKind.HEAD
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is a cross-encoder, which reads two texts and says how alike they are."""
+        return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
 
 
 @dataclass(frozen=True, kw_only=True)

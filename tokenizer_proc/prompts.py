@@ -6,6 +6,7 @@ from typing import Protocol
 from headrace.config import ModelCard
 from headrace.errors import ContextLengthExceeded, ModelNotFound, WrongKind
 from headrace.messages import SEQUENCE_BITS, HttpRequest, share_key
+from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.sampling_fields import check_token_ids
 from headrace.tokenizer_proc.stages import Encoding, Ids, Text, ids_of
 from headrace.tokenizer_proc.token_bytes import TokenBytes
@@ -16,6 +17,10 @@ class Vocabulary(Protocol):
 
     empty: Ids  # the ids of a text without characters: the special tokens around every one
     token_bytes: TokenBytes | None
+
+    def pair_marks(self) -> PairMarks:
+        """Return the special tokens around two texts."""
+        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of `ids`, special tokens left out."""
@@ -29,13 +34,15 @@ class Prompts:
         self.card = card
         self.vocabulary = vocabulary
 
-    def check_model(self, name: str | None, embeds: bool = False) -> None:
+    def check_model(self, name: str | None, embeds: bool = False, compares: bool = False) -> None:
         """Refuse a model that is not here, and one that does something else."""
         if name is not None and name != self.card.name:
             raise ModelNotFound(name, self.card.name)
+        if self.card.compares and not compares:
+            raise WrongKind(f"'{self.card.name}' compares texts; see /v1/rerank and /v1/score")
         if self.card.embeds and not embeds:
             raise WrongKind(f"'{self.card.name}' embeds and generates no text; see /v1/embeddings")
-        if embeds and not self.card.embeds:
+        if embeds and not (self.card.embeds or self.card.compares):
             raise WrongKind(f"'{self.card.name}' generates text and has no embeddings")
 
     def encode(

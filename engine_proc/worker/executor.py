@@ -28,6 +28,7 @@ class Batch:
     sequences: Int32s  # [tokens], rows of `page_table`
     page_table: Int32s  # [sequences, max_pages]
     logit_rows: Int32s  # [rows], the tokens whose logits are wanted, ascending
+    token_types: Int32s | None = None  # [tokens], 1 in the second of a sequence's two texts
 
 
 class Executor(Protocol):

@@ -17,6 +17,7 @@ from headrace.errors import ModelError
 from headrace.pooling import Pooling
 
 if TYPE_CHECKING:
+    from headrace.engine_proc.worker.classifier import Classifier
     from headrace.engine_proc.worker.transformers_model import TransformersModel
 
 PAGE_TOKENS = 32
@@ -85,8 +86,9 @@ def in_core(config: WorkerConfig, model: Model, progress: Progress) -> Loaded:
     return Loaded(decoder_runner(executor, model.pooling, model.spec.vocab_size), num_pages)
 
 
-def in_transformers(config: WorkerConfig, model: "TransformersModel") -> Loaded:
+def in_transformers(config: WorkerConfig, model: "TransformersModel | Classifier") -> Loaded:
     """Run a model in its own modules. Only here is torch loaded."""
+    from headrace.engine_proc.worker.classifier import Classifier
     from headrace.engine_proc.worker.encoder_executor import EncoderExecutor
     from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
 
@@ -95,6 +97,9 @@ def in_transformers(config: WorkerConfig, model: "TransformersModel") -> Loaded:
             f"{config.model_path}: runs in transformers, which cannot do --quantization "
             f"{config.quantization}"
         )
+    if isinstance(model, Classifier):
+        runner = EmbeddingRunner(Embedder(model, normalize=False))
+        return Loaded(runner, ENCODER_PAGES, whole_prompts=True)
     pooling = model.pooling
     if pooling is not None and not model.is_causal:
         embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)

@@ -12,6 +12,7 @@ from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
 
 if TYPE_CHECKING:
+    from headrace.engine_proc.worker.classifier import Classifier
     from headrace.engine_proc.worker.transformers_model import TransformersModel
 
 CANNOT_RUN = "transformers cannot run it"
@@ -21,13 +22,18 @@ log = logging.getLogger(__name__)
 
 def open_for(
     path: Path, *, impl: str, dtype: str, max_model_len: int
-) -> "Model | TransformersModel":
-    """Open a model as `--model-impl` says.
+) -> "Model | TransformersModel | Classifier":
+    """Open a model as `--model-impl` says; cross-encoders run in transformers only.
 
     Raises:
         ModelError: it cannot be opened that way; where both ways were tried, the text has both
             reasons.
     """
+    pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
+    if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
+        from headrace.engine_proc.worker.classifier import open_classifier
+
+        return open_classifier(path, dtype=dtype, activation=pooling.activation)
     if impl == "transformers":
         return open_with_transformers(path, dtype, max_model_len)
     try:

@@ -56,4 +56,5 @@ def batch_of(step: Step, rows: bytes) -> Batch:
         sequences=sequences,
         page_table=np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1),
         logit_rows=np.frombuffer(rows, np.int32),
+        token_types=np.frombuffer(step.token_types, np.int32) if step.token_types else None,
     )

@@ -69,23 +69,30 @@ def open_transformers(
         ModelError: files are missing, broken or do not fit each other, or the model needs more
             of its attention than paged keys and values can give.
     """
-    check_folder(folder)
-    # torch's threads spin while they wait for each other: with a core too few for the rest of the
-    # ring, a step of 2 ms takes 60.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = transformers.AutoConfig.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
+    config = open_config(folder)
     refuse_by_config(config, max_model_len, head=pooling is None)
-    module = load_module(folder, config, dtype, head=pooling is None)
+    kind: Any = transformers.AutoModelForCausalLM if pooling is None else transformers.AutoModel
+    module = load_module(folder, config, dtype, kind, HOOKED)
     layers = probe(module, max_model_len)
     refuse_by_layers(module, layers)
     model = TransformersModel(module, layers, pooling)
     if pooling is None and not model.is_causal:
         raise ModelError(f"{model.architecture} sees tokens to come, so it cannot generate")
     return model
+
+
+def open_config(folder: Path) -> PreTrainedConfig:
+    """Read a folder's config, and make torch and transformers fit to serve."""
+    check_folder(folder)
+    # torch's threads spin while they wait for each other: with a core too few for the rest of the
+    # ring, a step of 2 ms takes 60.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+    return config
 
 
 def refuse_by_config(config: PreTrainedConfig, max_model_len: int, head: bool) -> None:
@@ -117,14 +124,15 @@ def rope_tables(parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return nested or [parameters]
 
 
-def load_module(folder: Path, config: PreTrainedConfig, dtype: str, head: bool) -> PreTrainedModel:
+def load_module(
+    folder: Path, config: PreTrainedConfig, dtype: str, auto_class: Any, attention: str
+) -> PreTrainedModel:
     """Load the weights; refuse files that lack some, or have them in other shapes."""
-    auto_class: Any = transformers.AutoModelForCausalLM if head else transformers.AutoModel
     module, report = auto_class.from_pretrained(
         folder,
         config=config,
         dtype=DTYPES.get(dtype, "auto"),
-        attn_implementation=HOOKED,
+        attn_implementation=attention,
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,

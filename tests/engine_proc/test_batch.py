@@ -148,3 +148,14 @@ def test_the_largest_step_fits_its_channel() -> None:
     chunks = [Chunk(make_sequence([1] * 100, pages, **options), 100 - n, n) for n in counts]
     assert sum(counts) == 199
     assert len(msgspec.msgpack.encode(build_step(chunks))) <= step_bytes(config)
+
+
+def test_the_second_of_two_texts_is_marked() -> None:
+    pair, text = make_sequence([1, 5, 2, 6, 2], [0]), make_sequence([1, 2], [1])
+    for sequence, second in ((pair, 3), (text, 0)):
+        sequence.request = msgspec.structs.replace(
+            sequence.request, embeds=True, second_text=second
+        )
+    chunks = [Chunk(pair, 0, 5), Chunk(text, 0, 2)]
+    assert np.frombuffer(build_step(chunks).token_types, np.int32).tolist() == [0, 0, 0, 1, 1, 0, 0]
+    assert build_step(chunks[1:]).token_types == b""

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from headrace.errors import ModelError
-from headrace.pooling import Pooling, PoolingKind, read_pooling
+from headrace.pooling import Activation, Pooling, PoolingKind, read_pooling
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
+CROSS_ENCODER = BERT | {
+    "architectures": ["BertForSequenceClassification"],
+    "id2label": {"0": "LABEL_0"},
+}
+ID = Activation.IDENTITY
+IDENTITY = "torch.nn.modules.linear.Identity"
 QWEN = {"model_type": "qwen3", "max_position_embeddings": 4096}
 
 
@@ -110,3 +116,45 @@ def test_what_is_not_done_here_is_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=named):
         read_pooling(write(tmp_path, modules, **files), BERT)
+
+
+@pytest.mark.parametrize(
+    ("extra", "beside", "activation"),
+    [
+        ({}, None, Activation.SIGMOID),
+        ({"sbert_ce_default_activation_function": IDENTITY}, None, ID),
+        (
+            {"sentence_transformers": {"activation_fn": IDENTITY}},
+            None,
+            ID,
+        ),
+        ({}, {"activation_fn": IDENTITY}, ID),
+    ],
+)
+def test_a_cross_encoder_says_what_becomes_of_its_number(
+    tmp_path: Path, extra: dict[str, Any], beside: dict[str, Any] | None, activation: Activation
+) -> None:
+    if beside is not None:
+        (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(beside))
+    found = read_pooling(tmp_path, CROSS_ENCODER | extra)
+    assert found == Pooling(PoolingKind.HEAD, max_tokens=512, activation=activation)
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({"id2label": {"0": "a", "1": "b"}}, "a classifier of 2 labels is not supported"),
+        ({"model_type": "llama"}, "a llama model as a cross-encoder is not supported"),
+        ({"sbert_ce_default_activation_function": "a.Tanh"}, "activation a.Tanh is not supported"),
+    ],
+)
+def test_other_classifiers_are_refused(tmp_path: Path, extra: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        read_pooling(tmp_path, CROSS_ENCODER | extra)
+
+
+def test_a_head_that_is_not_to_be_used_is_not(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer"}]')
+    found = read_pooling(tmp_path, CROSS_ENCODER)
+    assert found is not None
+    assert found.kind is PoolingKind.MEAN

@@ -3,6 +3,7 @@
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.stages import Ids, Text, ids_of
 from headrace.tokenizer_proc.token_bytes import TokenBytes
 
@@ -15,6 +16,9 @@ class ByteEncoder:
 
     def encode(self, texts: list[Text]) -> list[Ids]:
         return [ids_of([1] * text.add_special_tokens + list(text.text.encode())) for text in texts]
+
+    def pair_marks(self) -> PairMarks:
+        return PairMarks(ids_of([1]), ids_of([2]), ids_of([2]), 1)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(list(ids)).decode()

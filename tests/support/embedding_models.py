@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,21 @@ def minilm() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "model"
+
+
+def make_cross_encoder(folder: Path) -> None:
+    """Write a cross-encoder: two layers of all-MiniLM-L6-v2 under a random head."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(minilm(), num_labels=1, num_hidden_layers=2)
+    auto_class = transformers.AutoModelForSequenceClassification
+    model = auto_class.from_pretrained(minilm(), config=config)
+    torch.nn.init.normal_(model.classifier.weight, std=1.0)  # scores far apart
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm() / name, folder / name)
 
 
 def add_modules(folder: Path, pooling: dict[str, Any], *others: str) -> None:

@@ -1,0 +1,81 @@
+"""A cross-encoder through the ring: scores are those of sentence-transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from embedding_models import TEXTS, make_cross_encoder
+from servers import RunningServer
+
+QUERY, DOCUMENTS = TEXTS[0], [*TEXTS[1:], "The cat. " * 300]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cross-encoder")
+    make_cross_encoder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    running = RunningServer(str(folder), "--served-model-name", "ranker")
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[float]:
+    from sentence_transformers import CrossEncoder
+
+    encoder = CrossEncoder(str(folder), device="cpu", max_length=512)
+    scores: list[float] = encoder.predict([(QUERY, text) for text in DOCUMENTS]).tolist()
+    return scores
+
+
+def post(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", json=fields, timeout=120)
+
+
+def test_scores_are_the_reference_s(server: RunningServer, expected: list[float]) -> None:
+    answer = post(
+        server, "/v1/score", text_1=QUERY, text_2=DOCUMENTS, truncate_prompt_tokens=512
+    ).json()
+    scores = [one["score"] for one in answer["data"]]
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert max(scores) - min(scores) > 0.01
+    assert answer["usage"]["prompt_tokens"] > 512
+
+
+def test_documents_are_ranked_by_their_scores(server: RunningServer, expected: list[float]) -> None:
+    asked = {"query": QUERY, "documents": DOCUMENTS, "truncate_prompt_tokens": 512}
+    results = post(server, "/v1/rerank", **asked, top_n=3).json()["results"]
+    assert [one["index"] for one in results] == np.argsort(expected)[::-1][:3].tolist()
+    assert [one["document"]["text"] for one in results] == [
+        DOCUMENTS[one["index"]] for one in results
+    ]
+
+
+def test_texts_in_pairs_are_scored_in_pairs(server: RunningServer, expected: list[float]) -> None:
+    pairs = {"text_1": [QUERY] * 2, "text_2": DOCUMENTS[:2]}
+    data = post(server, "/v1/score", **pairs).json()["data"]
+    np.testing.assert_allclose([one["score"] for one in data], expected[:2], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/v1/embeddings", {"input": "x"}, "'ranker' compares texts; see /v1/rerank"),
+        ("/v1/completions", {"prompt": "x"}, "'ranker' compares texts; see /v1/rerank"),
+        ("/v1/score", {"text_1": "x", "text_2": DOCUMENTS[-1]}, "maximum context length is 512"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    server: RunningServer, path: str, fields: dict[str, Any], says: str
+) -> None:
+    answer = post(server, path, **fields)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
