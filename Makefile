@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak clean
+.PHONY: serve test check format install bench soak ecosystem clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -29,6 +29,10 @@ bench: .venv/dev
 soak: .venv/dev
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
+# Clients that people have already, and lm-eval. They take a gigabyte, so `make test` skips them.
+ecosystem: .venv/ecosystem
+	PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
+
 install: .venv/installed
 
 .venv/installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.*)
@@ -39,6 +43,11 @@ install: .venv/installed
 
 .venv/dev: .venv/installed requirements-dev.txt
 	$(PIP) --requirement requirements-dev.txt
+	touch $@
+
+.venv/ecosystem: .venv/dev tests/ecosystem/requirements.txt
+	rm -rf $@
+	$(PIP) --target $@ --requirement tests/ecosystem/requirements.txt
 	touch $@
 
 clean:

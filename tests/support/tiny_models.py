@@ -1,0 +1,36 @@
+"""Small random models on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+
+from headrace.model_card import find_demo_model
+from headrace.tokenizer_json import read_tokenizer_json
+
+
+def make_folder(folder: Path, model_type: str) -> Any:
+    """Save a small random model in bf16, with the demo model's tokenizer; return it in fp32."""
+    demo = find_demo_model()
+    assert demo is not None, "install the demo model: make install"
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(
+        model_type,
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        eos_token_id=2,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    settings = {"chat_template": template}
+    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
+    return model.to(torch.float32)
