@@ -1,11 +1,9 @@
 """Engine process: token ids in, token ids out, one step after the other.
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
-import logging
 import pkgutil
 import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import assert_never
 
@@ -14,7 +12,7 @@ import msgspec
 from headrace.board import Field
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
-from headrace.engine_proc.leases import Leases
+from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
@@ -33,17 +31,12 @@ from headrace.messages import (
     Stop,
     ToEngine,
     WorkerReady,
-    request_of,
 )
 from headrace.process import Context
 from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
 
 IDLE_MS = 500
 ITEM_BYTES = 4  # of the columns of a `Step`
-LAPSE_S = 1.0  # between looks at the leases
-MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
-
-log = logging.getLogger(__name__)
 
 
 def main(config: EngineConfig, context: Context) -> None:
@@ -125,9 +118,7 @@ class Engine:
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
         self._clock = clock
-        self._leases = Leases()
-        self._looked_at = -LAPSE_S
-        self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
+        self._intake = Intake()
         self._show()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
@@ -149,46 +140,31 @@ class Engine:
             case Abort(request):
                 self._abort(request)
             case Renew():
-                self._leases.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
+                self._intake.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
             case Stop(id):
                 self._slot.add(Field.FINISHED, self._scheduler.end(id) is not None)
             case _:
                 assert_never(message)
 
     def _abort(self, request: int) -> None:
-        self._drop(request)
+        self._intake.drop(request)
         ended = self._scheduler.abort(request)
         self._slot.add(Field.ABORTED, len(ended))
         self._tell([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
 
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
-        now = self._clock()
-        if now - self._looked_at < LAPSE_S:
-            return
-        self._looked_at = now
-        for request in self._leases.lapsed(self._scheduler.requests, now):
-            log.warning("no frontend waits for request %x any more: aborting it", request)
+        for request in self._intake.lapsed(self._scheduler.requests, self._clock()):
             self._slot.add(Field.LAPSED)
             self._abort(request)
 
     def _add(self, sequence: Sequence) -> None:
-        """Take a request whole or, when the queue is full, refuse it whole."""
-        request = request_of(sequence.id)
-        if request in self._gone:
-            return
-        if sequence.id == request and self._scheduler.is_full:
-            self._drop(request)
-            self._slot.add(Field.QUEUE_REFUSALS)
-            self._tell([News(sequence, [], FinishReason.REFUSED)])
-        else:
-            self._scheduler.add(sequence)
-
-    def _drop(self, request: int) -> None:
-        """Let go of sequences that are still to come."""
-        self._gone[request] = None
-        if len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        match self._intake.judge(sequence.id, self._scheduler.is_full):
+            case Verdict.TAKEN:
+                self._scheduler.add(sequence)
+            case Verdict.REFUSED:
+                self._slot.add(Field.QUEUE_REFUSALS)
+                self._tell([News(sequence, [], FinishReason.REFUSED)])
 
     def step(self, worker: Worker) -> None:
         """Compute one step. What the last one brought is sent while this one's worker is busy."""

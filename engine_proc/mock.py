@@ -5,7 +5,6 @@ takes as long as its profile says, and texts are words of the vocabulary until `
 is no memory to run out of, no prefix cache, no sampling and so no log probabilities.
 """
 
-import logging
 import re
 import time
 from collections import OrderedDict
@@ -18,7 +17,7 @@ import numpy as np
 
 from headrace.board import Field, Slot
 from headrace.config import EngineConfig
-from headrace.engine_proc.leases import Leases
+from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.mock_profile import Profile, read_profile
 from headrace.engine_proc.mock_rows import Rows, Words
 from headrace.messages import (
@@ -37,13 +36,9 @@ from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
 from headrace.tokenizer_json import read_tokenizer_json
 
 IDLE_MS = 500
-LAPSE_S = 1.0  # between looks at the leases
-MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
 NUM_WORDS = 61  # in a text before it repeats
 WORD = re.compile(r"[Ġ▁ ][a-z]{3,}")  # as byte-level BPE and SentencePiece write a word
 PAGE_TOKENS = 16  # in which the board counts
-
-log = logging.getLogger(__name__)
 
 
 def main(config: EngineConfig, context: Context) -> None:
@@ -134,10 +129,8 @@ class MockEngine:
         self._requests: dict[int, list[int]] = {}  # the sequences of each
         self._waiting: OrderedDict[int, MockSequence] = OrderedDict()
         self._rows = [Rows(config.max_num_seqs, words) for _ in detokenizers]
-        self._leases = Leases()
-        self._looked_at = 0.0  # at the leases
+        self._intake = Intake()
         self._ends: dict[int, dict[int, MockSequence]] = {}  # by step, then by id
-        self._gone: OrderedDict[int, None] = OrderedDict()  # requests to be dropped when they come
         self._step = 0
         self._num_waiting_tokens = 0
         self._num_generating = 0  # sequences
@@ -171,7 +164,7 @@ class MockEngine:
             case Abort(request):
                 self._abort(request)
             case Renew():
-                self._leases.renew(memoryview(bulk).cast("B").cast("Q"), time.monotonic())
+                self._intake.renew(memoryview(bulk).cast("B").cast("Q"), time.monotonic())
             case Stop(id):
                 stopped = self._sequences.get(id)
                 if stopped is not None:
@@ -181,7 +174,7 @@ class MockEngine:
                 assert_never(message)
 
     def _abort(self, request: int) -> None:
-        self._drop(request)
+        self._intake.drop(request)
         ended = [self._sequences[id] for id in self._requests.get(request, ())]
         for sequence in ended:
             self._forget(sequence)
@@ -191,35 +184,23 @@ class MockEngine:
 
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
-        now = time.monotonic()
-        if now - self._looked_at < LAPSE_S:
-            return
-        self._looked_at = now
-        for request in self._leases.lapsed(self._requests, now):
-            log.warning("no frontend waits for request %x any more: aborting it", request)
+        for request in self._intake.lapsed(self._requests, time.monotonic()):
             self._slot.add(Field.LAPSED)
             self._abort(request)
 
     def _add(self, request: GenerateRequest, num_prompt: int) -> None:
-        """Take a request whole or, when the queue is full, refuse it whole."""
-        whole = request_of(request.id)
-        if whole in self._gone:
-            return
-        if request.id == whole and len(self._waiting) >= self._max_num_queued:
-            self._drop(whole)
-            self._slot.add(Field.QUEUE_REFUSALS)
-            self._end(request, FinishReason.REFUSED)
-            return
+        match self._intake.judge(request.id, len(self._waiting) >= self._max_num_queued):
+            case Verdict.TAKEN:
+                self._wait_in_line(request, num_prompt)
+            case Verdict.REFUSED:
+                self._slot.add(Field.QUEUE_REFUSALS)
+                self._end(request, FinishReason.REFUSED)
+
+    def _wait_in_line(self, request: GenerateRequest, num_prompt: int) -> None:
         sequence = MockSequence(request, num_prompt, num_prompt, time.monotonic_ns())
         self._num_waiting_tokens += num_prompt
         self._sequences[request.id] = self._waiting[request.id] = sequence
-        self._requests.setdefault(whole, []).append(request.id)
-
-    def _drop(self, request: int) -> None:
-        """Let go of sequences that are still to come."""
-        self._gone[request] = None
-        if len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        self._requests.setdefault(request_of(request.id), []).append(request.id)
 
     def _end(self, request: GenerateRequest, why: FinishReason) -> None:
         """Tell the detokenizer of an end without tokens."""

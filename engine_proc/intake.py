@@ -1,0 +1,64 @@
+"""Which requests an engine takes, and which of those it has nobody waits for any more. Pure.
+
+Messages of one request come from several senders, so an abort may come before what it aborts.
+"""
+
+import enum
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from headrace.engine_proc.leases import LEASE_S, Leases
+from headrace.messages import request_of
+
+LAPSE_S = 1.0  # between looks at the leases
+MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
+
+log = logging.getLogger(__name__)
+
+
+class Verdict(enum.Enum):
+    """What becomes of a sequence that comes."""
+
+    TAKEN = enum.auto()
+    REFUSED = enum.auto()  # with all others of its request, of which this is the first
+    DROPPED = enum.auto()  # its request has been aborted or refused
+
+
+class Intake:
+    """What an engine knows of the requests that come, by some clock in seconds."""
+
+    def __init__(self, lease_s: float = LEASE_S) -> None:
+        self._leases = Leases(lease_s)
+        self._looked_at = float("-inf")
+        self._gone: OrderedDict[int, None] = OrderedDict()
+
+    def judge(self, sequence: int, is_full: bool) -> Verdict:
+        """Take a request whole or, where the queue is full, refuse it whole."""
+        request = request_of(sequence)
+        if request in self._gone:
+            return Verdict.DROPPED
+        if sequence == request and is_full:
+            self.drop(request)
+            return Verdict.REFUSED
+        return Verdict.TAKEN
+
+    def drop(self, request: int) -> None:
+        """Let go of the sequences of a request that are still to come."""
+        self._gone[request] = None
+        if len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+
+    def renew(self, requests: Iterable[int], now: float) -> None:
+        """Note that these are still waited for."""
+        self._leases.renew(requests, now)
+
+    def lapsed(self, requests: Iterable[int], now: float) -> list[int]:
+        """Return which of the engine's `requests` are to be aborted; looks at them now and then."""
+        if now - self._looked_at < LAPSE_S:
+            return []
+        self._looked_at = now
+        lapsed = self._leases.lapsed(requests, now)
+        for request in lapsed:
+            log.warning("no frontend waits for request %x any more: aborting it", request)
+        return lapsed
