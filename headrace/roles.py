@@ -24,16 +24,22 @@ class Role:
     config: type[Any]
     numbered: bool = True
     niceness: int = 0
+    is_urgent: bool = False  # takes a core from the others at once when there is something to do
     death_signal: signal.Signals = signal.SIGKILL  # sent by the kernel when the parent dies
 
 
 ROLES = {
     # A frontend outlives the supervisor by a moment, to remove the run directory.
-    "frontend": Role("headrace.frontend.main:main", FrontendConfig, death_signal=signal.SIGTERM),
+    "frontend": Role(
+        "headrace.frontend.main:main",
+        FrontendConfig,
+        is_urgent=True,
+        death_signal=signal.SIGTERM,
+    ),
     # Tokenizers give way to the frontends and the step when cores are short.
     "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, niceness=5),
     "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False),
-    "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig),
+    "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
 }
 

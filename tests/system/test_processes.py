@@ -66,6 +66,15 @@ def test_process_table_is_the_ring(server: RunningServer) -> None:
     ]
 
 
+def test_whom_clients_and_the_step_wait_for_takes_a_core_at_once(server: RunningServer) -> None:
+    urgent = {
+        name.removeprefix("headrace: ").split()[0]
+        for name, process in server.ring.items()
+        if os.sched_getscheduler(process.pid) == os.SCHED_OTHER
+    }
+    assert urgent == {"supervisor", "frontend", "worker"}
+
+
 def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
     for index in range(2):
