@@ -55,4 +55,5 @@ def main(config: DetokenizerConfig, context: Context) -> None:
             if frames is not None:
                 frontends.send(frontend, frames.message(), frames.data())
                 slot.add(Field.FRAMES)
+        slot.add(Field.MESSAGES_TAKEN, num_steps)
         slot[Field.OPEN_REPLIES] = len(replies)

@@ -9,9 +9,10 @@ from typing import assert_never
 
 import msgspec
 
-from headrace.board import Field
+from headrace.board import Field, Slot
 from headrace.config import EngineConfig
 from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
@@ -33,7 +34,7 @@ from headrace.messages import (
     WorkerReady,
 )
 from headrace.process import Context
-from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
+from headrace.sockets import Frame, Inbox, address
 
 IDLE_MS = 500
 ITEM_BYTES = 4  # of the columns of a `Step`
@@ -49,7 +50,10 @@ def main(config: EngineConfig, context: Context) -> None:
         ready = worker.wait_ready()
         pool = make_pool(ready, config)
         scheduler = make_scheduler(pool, ready, config)
-        engine = Engine(config, context, scheduler, pool)
+        detokenizers = DetokenizerLinks(
+            config.run_dir, config.num_detokenizers, context.board, context.slot
+        )
+        engine = Engine(config, scheduler, pool, detokenizers, context.slot)
         context.ready()
         while True:
             context.slot.beat()
@@ -101,19 +105,16 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
-        context: Context,
         scheduler: Scheduler,
         pool: PagePool,
+        detokenizers: DetokenizerLinks,
+        slot: Slot,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
-        self._slot = context.slot
-        self._detokenizers = [
-            Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER)
-            for i in range(config.num_detokenizers)
-        ]
-        self._outgoing: list[tuple[Outbox, StepOutput, bytes]] = []
+        self._detokenizers = detokenizers
+        self._slot = slot
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
@@ -124,7 +125,7 @@ class Engine:
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
         if not self._scheduler.has_work:
-            self.flush()
+            self._detokenizers.flush()
         received = inbox.receive(0 if self._scheduler.has_work else IDLE_MS)
         if received is None:
             return
@@ -176,7 +177,7 @@ class Engine:
         started_at = time.perf_counter()
         step = build_step(chunks)
         worker.start(step)
-        self.flush()
+        self._detokenizers.send_ready()
         result = worker.finish()
         num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_time.observe(num_tokens, time.perf_counter() - started_at)
@@ -196,17 +197,11 @@ class Engine:
         return len(self._scheduler.running) + spare
 
     def _tell(self, news: list[News]) -> None:
-        """Tell each detokenizer what concerns it, in one message, by the next `flush`."""
-        for index, outbox in enumerate(self._detokenizers):
+        """Have each detokenizer told what concerns it, while the next step is computed."""
+        for index in range(len(self._detokenizers)):
             mine = [n for n in news if n.sequence.request.detokenizer == index]
             if mine:
-                self._outgoing.append((outbox, *step_output(mine)))
-
-    def flush(self) -> None:
-        """Send what there is to send."""
-        for outbox, output, tokens in self._outgoing:
-            outbox.send(output, tokens)
-        self._outgoing.clear()
+                self._detokenizers.hold(index, *step_output(mine))
 
     def _show(self) -> None:
         """Bring the board up to date."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from headrace.board import Field, Slot
 from headrace.config import EngineConfig
+from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.mock_profile import Profile, read_profile
 from headrace.engine_proc.mock_rows import Rows, Words
@@ -32,7 +33,7 @@ from headrace.messages import (
     request_of,
 )
 from headrace.process import Context
-from headrace.sockets import STEP_HIGH_WATER, Frame, Inbox, Outbox, address
+from headrace.sockets import Frame, Inbox, address
 from headrace.tokenizer_json import read_tokenizer_json
 
 IDLE_MS = 500
@@ -44,10 +45,9 @@ PAGE_TOKENS = 16  # in which the board counts
 def main(config: EngineConfig, context: Context) -> None:
     """Run until SIGTERM."""
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
-    detokenizers = [
-        Outbox(address(config.run_dir, "detokenizer", i), STEP_HIGH_WATER)
-        for i in range(config.num_detokenizers)
-    ]
+    detokenizers = DetokenizerLinks(
+        config.run_dir, config.num_detokenizers, context.board, context.slot
+    )
     profile = read_profile(config.mock_profile)
     words = read_words(Path(config.model_path))
     engine = MockEngine(config, profile, words, detokenizers, context.slot)
@@ -114,7 +114,7 @@ class MockEngine:
         config: EngineConfig,
         profile: Profile,
         words: Words,
-        detokenizers: list[Outbox],
+        detokenizers: DetokenizerLinks,
         slot: Slot,
     ) -> None:
         self._profile = profile
@@ -128,7 +128,7 @@ class MockEngine:
         self._sequences: dict[int, MockSequence] = {}
         self._requests: dict[int, list[int]] = {}  # the sequences of each
         self._waiting: OrderedDict[int, MockSequence] = OrderedDict()
-        self._rows = [Rows(config.max_num_seqs, words) for _ in detokenizers]
+        self._rows = [Rows(config.max_num_seqs, words) for _ in range(len(detokenizers))]
         self._intake = Intake()
         self._ends: dict[int, dict[int, MockSequence]] = {}  # by step, then by id
         self._step = 0
@@ -146,6 +146,8 @@ class MockEngine:
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
         is_idle = not self.has_work
+        if is_idle:
+            self._detokenizers.flush()
         received = inbox.receive(IDLE_MS if is_idle else 0)
         if received is None:
             return
@@ -204,9 +206,8 @@ class MockEngine:
 
     def _end(self, request: GenerateRequest, why: FinishReason) -> None:
         """Tell the detokenizer of an end without tokens."""
-        self._detokenizers[request.detokenizer].send(
-            StepOutput.of({}, [request.id], [0], [why]), b""
-        )
+        output = StepOutput.of({}, [request.id], [0], [why])
+        self._detokenizers.hold(request.detokenizer, output, b"")
 
     def _forget(self, sequence: MockSequence) -> None:
         """Remove a sequence, waiting or generating."""
@@ -241,7 +242,8 @@ class MockEngine:
         self._num_context += self._num_generating
         ended = list(self._ends.get(self._step, {}).values())
         for index in range(len(self._detokenizers)):
-            self._send(index, begun, ended)
+            self._tell(index, begun, ended)
+        self._detokenizers.send_ready()
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, self._num_generating)
         self._slot.add(Field.FINISHED, len(ended))
@@ -283,8 +285,8 @@ class MockEngine:
             self._rows[request.detokenizer].add(request.id, self._step)
             self._num_context += sequence.num_prompt
 
-    def _send(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
-        """Send a detokenizer what concerns it, in one message."""
+    def _tell(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
+        """Have a detokenizer told what concerns it."""
         rows = self._rows[index]
         mine = [sequence for sequence in begun if sequence.request.detokenizer == index]
         embedded = [s.request.id for s in mine if s.request.embeds]
@@ -303,7 +305,7 @@ class MockEngine:
             embeddings=dict.fromkeys(embedded, self._vector),
             times={s.request.id: times_of(s) for s in mine if s.request.times is not None},
         )
-        self._detokenizers[index].send(output, rows.tokens(self._step))
+        self._detokenizers.hold(index, output, rows.tokens(self._step))
 
     def _show(self) -> None:
         """Bring the board up to date. A prompt of which a part is computed counts as waiting."""

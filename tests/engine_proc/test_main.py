@@ -9,6 +9,7 @@ import pytest
 
 from headrace.board import Board, Field, Seat
 from headrace.config import EngineConfig
+from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
 from headrace.engine_proc.outcome import ROW
@@ -29,7 +30,6 @@ from headrace.messages import (
     WorkerReady,
     request_id,
 )
-from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 
 WAIT_MS = 5000
@@ -74,9 +74,8 @@ class Rig:
             kv_cache_memory_bytes=0,
         )
         seat = Seat("engine", 0)
-        self.board = Board.create([seat])
+        self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
         self.slot = self.board.slot("engine")
-        context = Context(seat, self.board, self.slot, "info", os.getppid())
         self.inbox: Inbox[ToEngine] = Inbox(address(str(run_dir), "engine"), ToEngine)
         self.outbox = Outbox(address(str(run_dir), "engine"))
         self.detokenizers: list[Inbox[ToDetokenizer]] = [
@@ -85,7 +84,10 @@ class Rig:
         pool = make_pool(READY, self.config)
         self.scheduler = make_scheduler(pool, READY, self.config)
         self.now = 0.0
-        self.engine = Engine(self.config, context, self.scheduler, pool, lambda: self.now)
+        self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
+        self.engine = Engine(
+            self.config, self.scheduler, pool, self.links, self.slot, lambda: self.now
+        )
 
     def take(
         self, *messages: ToEngine, prompt: tuple[int, ...] = (1, 2, 3), ids: tuple[int, ...] = ()
@@ -96,11 +98,11 @@ class Rig:
             self.outbox.send(message, bulk.tobytes())
             assert self.inbox._socket.poll(WAIT_MS)
             self.engine.receive_all(self.inbox)
-            self.engine.flush()
+        self.links.flush()
 
     def step(self) -> None:
         self.engine.step(Sevens())  # type: ignore[arg-type]
-        self.engine.flush()
+        self.links.flush()
 
     def heard(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
         """Return what a detokenizer is told next."""
@@ -109,7 +111,7 @@ class Rig:
         return received[0], list(array("I", bytes(received[1])))
 
     def close(self) -> None:
-        for link in (self.inbox, self.outbox, *self.detokenizers, *self.engine._detokenizers):
+        for link in (self.inbox, self.outbox, *self.detokenizers, self.links):
             link.close()
         os.close(self.board.fd)
 

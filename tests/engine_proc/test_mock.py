@@ -14,6 +14,7 @@ import pytest
 
 from headrace.board import Board, Field, Seat
 from headrace.config import EngineConfig, ServerConfig
+from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock import MockEngine, read_words
 from headrace.engine_proc.mock_profile import Profile, read_profile, shipped_profiles
 from headrace.engine_proc.mock_rows import Rows
@@ -35,14 +36,20 @@ WORDS = np.array([70, 71, 72], np.uint32)
 NOTHING = Profile(step_ms=[(0, 0)], max_num_batched_tokens=16)
 
 
-class Heard:
-    """An outbox that keeps what is sent."""
+class Heard(DetokenizerLinks):
+    """Links that keep what is sent to each of two detokenizers."""
 
     def __init__(self) -> None:
-        self.messages: deque[tuple[StepOutput, list[int]]] = deque()
+        self.told: list[deque[tuple[StepOutput, list[int]]]] = [deque(), deque()]
 
-    def send(self, message: StepOutput, bulk: bytes) -> None:
-        self.messages.append((message, array("I", bulk).tolist()))
+    def __len__(self) -> int:
+        return len(self.told)
+
+    def hold(self, detokenizer: int, output: StepOutput, tokens: bytes) -> None:
+        self.told[detokenizer].append((output, array("I", tokens).tolist()))
+
+    def send_ready(self) -> None:
+        pass
 
 
 class Rig:
@@ -72,9 +79,9 @@ class Rig:
         )
         self.board = Board.create([Seat("engine", 0)])
         self.slot = self.board.slot("engine")
-        self.heard = [Heard(), Heard()]
-        outboxes: list[object] = [*self.heard]
-        self.engine = MockEngine(config, profile, WORDS, outboxes, self.slot)  # type: ignore[arg-type]
+        links = Heard()
+        self.heard = links.told
+        self.engine = MockEngine(config, profile, WORDS, links, self.slot)
 
     def add(self, id: int, num_prompt: int = 3, max_tokens: int = 2, **options: object) -> None:
         request = GenerateRequest(
@@ -93,7 +100,7 @@ class Rig:
     def step(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
         """Run a step; return what a detokenizer is told in it."""
         self.engine.step()
-        return self.heard[detokenizer].messages.popleft()
+        return self.heard[detokenizer].popleft()
 
     def shown(self, *names: str) -> list[int]:
         return [self.slot[Field[name]] for name in names]
@@ -136,7 +143,7 @@ def test_prompts_are_computed_in_order_and_in_chunks(rig: Rig) -> None:
     rig.add(FIRST, num_prompt=20)
     rig.add(SECOND, num_prompt=4)
     rig.engine.step()  # 16 tokens of the first
-    assert not rig.heard[0].messages
+    assert not rig.heard[0]
     assert rig.shown("RUNNING", "WAITING", "WAITING_TOKENS") == [0, 2, 8]
     assert ids_of(rig.step()[0]) == [FIRST, SECOND]
     assert rig.shown("RUNNING", "WAITING", "WAITING_TOKENS") == [2, 0, 0]
@@ -157,9 +164,9 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
         rig.add(FIRST + index)
     rig.add(SECOND)
     rig.add(SECOND + 1)
-    output, _ = rig.heard[0].messages.popleft()
+    output, _ = rig.heard[0].popleft()
     assert list(output.rows()) == [(SECOND, 0, FinishReason.REFUSED)]
-    assert not rig.heard[0].messages
+    assert not rig.heard[0]
     assert rig.shown("QUEUE_REFUSALS", "WAITING") == [1, 0]  # shown with the next step
     rig.engine.step()
     assert rig.shown("RUNNING", "WAITING") == [2, 1]
@@ -170,7 +177,7 @@ def test_an_abort_ends_all_sequences_and_is_told_once(rig: Rig) -> None:
         rig.add(FIRST + index)
     rig.step()
     rig.engine.take(Abort(FIRST), b"")
-    output, _ = rig.heard[0].messages.popleft()
+    output, _ = rig.heard[0].popleft()
     assert list(output.rows()) == [(FIRST, 0, FinishReason.ABORT)]
     assert not rig.engine.has_work
     rig.add(SECOND)
@@ -209,7 +216,7 @@ def test_sequences_are_told_where_they_belong_and_when_they_passed(rig: Rig) -> 
     rig.add(FIRST)
     rig.add(SECOND, detokenizer=1, times=Times(begun=1))
     rig.engine.step()
-    (first, _), (second, _) = (heard.messages.popleft() for heard in rig.heard)
+    (first, _), (second, _) = (heard.popleft() for heard in rig.heard)
     assert (ids_of(first), ids_of(second), first.times) == ([FIRST], [SECOND], {})
     times = second.times[SECOND]
     assert 1 == times.begun < times.queued <= times.scheduled <= times.first_token

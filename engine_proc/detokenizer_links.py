@@ -1,0 +1,58 @@
+"""Links to the detokenizers. Steps that end while one of them is behind go to it as one message.
+
+So there are as many messages as a detokenizer can take, and each costs two processes to be woken.
+"""
+
+from headrace.board import MESSAGES_SENT, Board, Field, Slot
+from headrace.messages import StepOutput
+from headrace.sockets import STEP_HIGH_WATER, Outbox, address
+
+MAX_BEHIND = 2  # steps that a detokenizer has not handled; it gets no more until it has
+MAX_HELD = STEP_HIGH_WATER  # steps; with more, the engine waits for it
+
+
+class DetokenizerLinks:
+    """The links of an engine to all detokenizers."""
+
+    def __init__(self, run_dir: str, num_detokenizers: int, board: Board, slot: Slot) -> None:
+        self._outboxes = [
+            Outbox(address(run_dir, "detokenizer", i), STEP_HIGH_WATER)
+            for i in range(num_detokenizers)
+        ]
+        self._held: list[list[tuple[StepOutput, bytes]]] = [[] for _ in self._outboxes]
+        self._detokenizers = list(board.of("detokenizer"))
+        self._slot = slot
+
+    def __len__(self) -> int:
+        return len(self._outboxes)
+
+    def hold(self, detokenizer: int, output: StepOutput, tokens: bytes) -> None:
+        """Keep what a step brought until it is sent."""
+        self._held[detokenizer].append((output, tokens))
+
+    def send_ready(self) -> None:
+        """Send what there is to those who are not behind; wait for one for whom much is held."""
+        for index, held in enumerate(self._held):
+            if held and (self._backlog(index) < MAX_BEHIND or len(held) >= MAX_HELD):
+                self._send(index)
+
+    def flush(self) -> None:
+        """Send all there is, waiting while a link is full."""
+        for index, held in enumerate(self._held):
+            if held:
+                self._send(index)
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in self._outboxes:
+            outbox.close()
+
+    def _backlog(self, index: int) -> int:
+        """Return how many steps a detokenizer has been sent and not handled."""
+        return self._slot[MESSAGES_SENT + index] - self._detokenizers[index][Field.MESSAGES_TAKEN]
+
+    def _send(self, index: int) -> None:
+        held = self._held[index]
+        self._outboxes[index].send_all(held)
+        self._slot.add(MESSAGES_SENT + index, len(held))
+        held.clear()
