@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.board import Board, Field, Slot, Span
-from headrace.frontend.connection import EXTENSION
+from headrace.frontend.connection import EXTENSION, Connection
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
 from headrace.frontend.hops import Hops
@@ -23,6 +23,7 @@ from headrace.frontend.refusals import Refusal, error_body, too_large
 from headrace.frontend.request_head import RequestHead
 from headrace.links import LONG_BODY_BYTES, Links
 from headrace.messages import HttpRequest, share_key
+from headrace.sockets import Frame
 
 JSON = b"application/json"
 HEALTH = ("/health", "/ready")  # whether all processes serve; orchestrators know both names
@@ -88,11 +89,11 @@ class Forwarder:
             await respond(send, OVERLOADED)
             return
         del body
-        connection = scope["extensions"][EXTENSION]
+        connection: Connection = scope["extensions"][EXTENSION]
         exchange.on_overflow = connection.cut
         connection.on_lost = exchange.drop
         try:
-            await self._relay(exchange, send)
+            await self._relay(exchange, connection, send)
         finally:
             connection.on_lost = None
             if not exchange.complete:
@@ -119,13 +120,19 @@ class Forwarder:
         finally:
             self._slot.add(Field.HELD_BYTES, -size)
 
-    async def _relay(self, exchange: Exchange, send: Send) -> None:
+    async def _relay(self, exchange: Exchange, connection: Connection, send: Send) -> None:
         """Write what comes back until the last byte, or until the client leaves."""
+
+        def write(data: Frame) -> bool:
+            is_written = connection.write_piece(data)
+            self._slot.add(Field.BYTES_OUT, len(data) if is_written else 0)
+            return is_written
+
         data = await exchange.take()
         while not exchange.dropped or exchange.complete:
             if exchange.head is not None:
                 await send(self._start(exchange, len(data)))
-                exchange.head = None
+                exchange.head, exchange.write = None, write
             is_last = exchange.complete and not exchange.unsent
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             self._slot.add(Field.BYTES_OUT, len(data))

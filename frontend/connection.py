@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.refusals import Refusal, error_body
+from headrace.sockets import Frame
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 MIN_BODY_BYTES_PER_S = 500
@@ -124,6 +125,18 @@ class Connection(HttpToolsProtocol):
         self._refuse(
             Refusal(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
         )
+
+    def write_piece(self, data: Frame) -> bool:
+        """Write a piece of a streamed response that has begun, without an ASGI message.
+
+        Returns False, with nothing written, where the client has much to read still, or where the
+        connection is no longer, or not only, this response's.
+        """
+        is_chunked = self.cycle.chunked_encoding and not self.cycle.response_complete
+        if not is_chunked or self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def cut(self) -> None:
         """Close at once, without sending what is left to send."""

@@ -16,22 +16,21 @@ class Hops:
 
     def __init__(self, received_at: int, times: Times) -> None:
         """`received_at` is when the head was read, CLOCK_MONOTONIC, ns."""
-        marks = [
+        marks = (
             *(received_at, times.begun, times.parsed, times.tokenized, times.queued),
             *(times.scheduled, times.first_token, times.rendered),
-        ]
-        self.spans = {
-            span: end - start for span, (start, end) in zip(SPANS, pairwise(marks), strict=True)
-        }
-        self.first_token_ns = times.rendered - received_at
+        )
+        self._durations = [end - start for start, end in pairwise(marks)]  # in the order of SPANS
+        self._first_token_ns = times.rendered - received_at
 
     def observe(self, slot: Slot) -> None:
         """Count all spans."""
-        for span, duration_ns in self.spans.items():
+        for span, duration_ns in zip(SPANS, self._durations, strict=True):
             slot.histogram(span).observe(duration_ns)
-        slot.histogram(Span.FIRST_TOKEN).observe(self.first_token_ns)
+        slot.histogram(Span.FIRST_TOKEN).observe(self._first_token_ns)
 
     def header(self) -> bytes:
         """Return the value of `Server-Timing`, in ms (https://www.w3.org/TR/server-timing/)."""
-        entries = [f"{s.name.lower()};dur={ns / 1e6:.3f}" for s, ns in self.spans.items()]
+        named = zip(SPANS, self._durations, strict=True)
+        entries = [f"{span.name.lower()};dur={ns / 1e6:.3f}" for span, ns in named]
         return ", ".join(entries).encode("ascii")

@@ -25,7 +25,8 @@ class Histogram:
 
     def observe(self, duration_ns: int) -> None:
         """Count a duration; for the owner of the words alone. Less than nothing is nothing."""
-        duration_ns = max(duration_ns, 0)
+        if duration_ns < 0:
+            duration_ns = 0
         self._words[bisect_left(BOUNDS_NS, duration_ns)] += 1
         self._words[NUM_BUCKETS] += duration_ns
 

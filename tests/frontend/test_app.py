@@ -19,6 +19,7 @@ from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.keyring import Keyring
 from headrace.links import Links
 from headrace.messages import Head, HttpRequest, Times
+from headrace.sockets import Frame
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 20
@@ -53,6 +54,7 @@ class Connection:
     """A client's side of one request."""
 
     sent: list[Message] = field(default_factory=list)
+    pieces: list[int] = field(default_factory=list)  # which of them came past the application
     _incoming: "asyncio.Queue[Message]" = field(default_factory=asyncio.Queue)
     _writable: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -85,6 +87,12 @@ class Connection:
 
     async def receive(self) -> Message:
         return await self._incoming.get()
+
+    def write_piece(self, data: Frame) -> bool:
+        if self._writable.is_set():
+            self.pieces.append(len(self.sent))
+            self.sent.append({"body": bytes(data), "more_body": True})
+        return self._writable.is_set()
 
     async def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -241,6 +249,43 @@ async def test_a_stream_is_written_as_it_comes(site: Site) -> None:
     await task
     assert (connection.body, connection.is_complete) == (b"onetwothree", True)
     assert site.links.aborted == []
+
+
+async def test_the_middle_of_a_stream_wakes_nobody(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"one", False, EVENTS)
+    await connection.until(2)
+    await asyncio.sleep(0)  # the application waits for more
+    for piece in (b"two", b"", b"three"):
+        site.answer(request.id, piece, False)
+    site.answer(request.id, b"four", True)
+    await task
+    assert connection.body == b"onetwothreefour"
+    assert connection.pieces == [2], "what is empty is not written; then the application is awake"
+    assert connection.is_complete
+    assert site.slot[Field.BYTES_OUT] == len(connection.body)
+
+
+async def test_a_client_that_reads_on_gets_everything_in_order(site: Site) -> None:
+    connection = Connection()
+    connection.say(*body_of(b"{}"))
+    task = site.ask(connection)
+    request, _ = await site.forwarded()
+    site.answer(request.id, b"1", False, EVENTS)
+    await connection.until(2)
+    await asyncio.sleep(0)
+    connection.stop_reading()
+    site.answer(request.id, b"2", False)
+    await connection.until(3)  # the application has it, and waits for the client
+    connection.read_on()
+    site.answer(request.id, b"3", False)
+    assert connection.pieces == []
+    site.answer(request.id, b"4", True)
+    await task
+    assert connection.body == b"1234"
 
 
 async def test_what_comes_while_the_client_does_not_read_is_written_together(site: Site) -> None:

@@ -64,6 +64,13 @@ class Site:
                 await respond(send, 200, await read(receive))
             case "/refuse":
                 await respond(send, 429, b"no")
+            case "/stream":
+                body = await read(receive)
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"a", "more_body": True})
+                assert connection.write_piece(memoryview(body))
+                await send({"type": "http.response.body", "body": b"c"})
+                assert not connection.write_piece(b"late")
             case "/wait":
                 connection.on_lost = partial(self.lost.put_nowait, "left")
                 await read(receive)
@@ -217,6 +224,17 @@ async def test_who_serves_is_told_when_the_client_leaves(site: Site) -> None:
     await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
     client.writer.close()
     assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "left"
+
+
+async def test_pieces_of_a_stream_are_chunks_of_its_response(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /stream HTTP/1.1\r\ncontent-length: 20\r\n\r\n" + b"b" * 20)
+    head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+    assert b"transfer-encoding: chunked" in head
+    chunks = b"1\r\na\r\n14\r\n" + b"b" * 20 + b"\r\n1\r\nc\r\n0\r\n\r\n"
+    assert await asyncio.wait_for(client.reader.readexactly(len(chunks)), DEADLINE_S) == chunks
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
+    assert await client.response() == (200, b"ok")
 
 
 async def test_a_connection_can_be_cut(site: Site) -> None:

@@ -5,6 +5,7 @@ import asyncio
 from headrace.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchange, Exchanges
 from headrace.messages import Head, ResponseFrames, frontend_of
+from headrace.sockets import Frame
 
 HEAD = Head(200, "text/plain")
 SLOT = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
@@ -31,6 +32,28 @@ async def test_taking_waits_for_bytes() -> None:
     assert is_waiting(task)
     exchange.deliver(b"two", False)
     assert await task == b"two"
+
+
+async def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
+    written: list[bytes] = []
+
+    def write(data: Frame) -> bool:
+        written.append(bytes(data))
+        return data != b"too much"
+
+    exchange = Exchange(1, write=write)
+    exchange.deliver(b"first", False)
+    assert not written, "nobody waits yet"
+    assert await exchange.take() == b"first"
+    task = asyncio.create_task(exchange.take())
+    await asyncio.sleep(0)
+    exchange.deliver(b"second", False)
+    assert (written, is_waiting(task)) == ([b"second"], True)
+    exchange.deliver(b"too much", False)
+    exchange.deliver(b"third", False)
+    exchange.deliver(b"", True)
+    assert await task == b"too muchthird"
+    assert written == [b"second", b"too much"]
 
 
 async def test_the_end_may_come_without_bytes() -> None:
