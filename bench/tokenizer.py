@@ -3,7 +3,8 @@
 Method: the demo model's tokenizer in both libraries, each in a process of its own with one thread:
         a text that is new to the process ("cold") and the same again ("warm"); words are random
         letters. Then a tokenizer process at work, with either library, one request at a time or
-        up to 32: 32 chats wait in its inbox, and an engine that is played takes what comes.
+        up to 32: 32 chats that have come over a link wait in its inbox, and an engine that is
+        played takes what it sends.
 Run:    python bench/tokenizer.py --rounds 5
 """
 
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,7 @@ from headrace.config import ServerConfig, TokenizerConfig
 from headrace.messages import HttpRequest, ToEngine, ToTokenizer, request_id
 from headrace.model_card import read_card
 from headrace.process import Context
-from headrace.sockets import Inbox, Outbox, address
+from headrace.sockets import Frame, Inbox, Outbox, address
 from headrace.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.encode import Fast, HuggingFace, Tokenizer
 from headrace.tokenizer_proc.service import Service
@@ -59,6 +61,17 @@ def encode(library: str, num_words: int, seed: int) -> dict[str, float]:
     return rates
 
 
+class Waiting(Inbox[ToTokenizer]):
+    """An inbox of messages that have all come."""
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[ToTokenizer, Frame]] = deque()
+
+    def receive(self, timeout_ms: int) -> tuple[ToTokenizer, Frame] | None:
+        """Return the next of them."""
+        return self.messages.popleft() if self.messages else None
+
+
 class Played:
     """A tokenizer process's work between links whose other ends are here."""
 
@@ -79,7 +92,8 @@ class Played:
         self._inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
         self._engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
         self._frontend = Outbox(address(run_dir, "tokenizer"))
-        self._service = Service(config, context, self._inbox, batch_size, 0.002)
+        self._waiting = Waiting()
+        self._service = Service(config, context, self._waiting, batch_size, 0.002)
         if library == "fastokens":
             self._service.load_fast()
 
@@ -92,11 +106,11 @@ class Played:
             for number in range(WAITING):
                 request = HttpRequest(request_id(0, number), "POST", "/v1/chat/completions", 0.0)
                 self._frontend.send(request, body)
-            assert self._inbox.wait(DEADLINE_MS)
-            time.sleep(0.005)  # until all have arrived
+                received = self._inbox.receive(DEADLINE_MS)
+                assert received is not None
+                self._waiting.messages.append(received)
             begun = time.perf_counter()
-            self._service.handle(DEADLINE_MS)
-            while self._inbox.wait(0):
+            while self._waiting.messages:
                 self._service.handle(0)
             spent.append((time.perf_counter() - begun) / WAITING * 1e6)
             for _ in range(WAITING):
