@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -312,19 +312,28 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run; exit with 1 where nothing succeeded or a flag cannot work."""
+def run_command(
+    name: str,
+    doc: str | None,
+    flags: Sequence[Callable[[argparse.ArgumentParser], None]],
+    bench: Callable[[argparse.Namespace], dict[str, Any]],
+    argv: Sequence[str],
+) -> None:
+    """Run `headrace bench NAME`; exit with 1 where nothing succeeded or a flag cannot work."""
+    prog = f"headrace bench {name}"
     parser = argparse.ArgumentParser(
-        prog="headrace bench serve",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        prog=prog, description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    add_target(parser)
-    add_workload(parser)
-    add_result(parser)
+    for add in flags:
+        add(parser)
     try:
         result = bench(parser.parse_args(argv))
     except HeadraceError as error:
-        sys.exit(f"headrace bench serve: error: {error}")
+        sys.exit(f"{prog}: error: {error}")
     if not result["completed"]:
         sys.exit(1)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run."""
+    run_command("serve", __doc__, [add_target, add_workload, add_result], bench, argv)

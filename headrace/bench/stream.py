@@ -6,7 +6,6 @@ Headrace's do; a server that does not has "-" there.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +23,9 @@ from headrace.bench.serve import (
     endpoint_of,
     requests_of,
     run,
+    run_command,
 )
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError
 
 PERCENTILES = (50, 95, 99)
 # What the engine's caller waits for until the engine has the request.
@@ -120,17 +120,5 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run; exit with 1 where nothing succeeded or a flag cannot work."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench stream",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add_target(parser)
-    add_workload(parser)
-    try:
-        result = bench(parser.parse_args(argv))
-    except HeadraceError as error:
-        sys.exit(f"headrace bench stream: error: {error}")
-    if not result["completed"]:
-        sys.exit(1)
+    """Run."""
+    run_command("stream", __doc__, [add_target, add_workload], bench, argv)
