@@ -7,10 +7,12 @@ mod_reqtimeout, of the same kind: 20 s for the head; at least 500 bytes/s of the
 
 import http
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.refusals import Refusal, error_body
 from headrace.sockets import Frame
@@ -27,11 +29,16 @@ class Connection(HttpToolsProtocol):
     """One connection, with one request at a time."""
 
     def __init__(
-        self, deadlines: "Deadlines[Connection]", max_connections: int, **uvicorn: Any
+        self,
+        deadlines: "Deadlines[Connection]",
+        arrivals: Arrivals,
+        max_connections: int,
+        **uvicorn: Any,
     ) -> None:
         """Be a connection of a server that takes `max_connections`."""
         super().__init__(**uvicorn)
         self._deadlines = deadlines
+        self._arrivals = arrivals
         self._max_connections = max_connections
         self._awaits_head = True
         self._num_bytes = 0  # of the head, then of the body, since the last look
@@ -85,6 +92,14 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._deadlines.start(self, self.loop.time())
 
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Begin to serve a request: at once where only something is to be known, else in turn."""
+        begin = partial(super()._start_asgi_task, cycle, app)
+        if cycle.scope["method"] == "POST":
+            self._arrivals.add(begin)
+        else:
+            begin()
+
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""
         super().on_body(body)
@@ -135,7 +150,7 @@ class Connection(HttpToolsProtocol):
         is_chunked = self.cycle.chunked_encoding and not self.cycle.response_complete
         if not is_chunked or self.flow.write_paused or self.transport.is_closing():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        self.transport.write(b"".join([b"%x\r\n" % len(data), data, b"\r\n"]))
         return True
 
     def cut(self) -> None:

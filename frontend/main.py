@@ -17,6 +17,7 @@ from headrace.board import Field
 from headrace.config import FrontendConfig
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
+from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.connection import PATIENCE_S, Connection
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.delivery import Delivery
@@ -92,7 +93,8 @@ class Frontend:
         self._server = uvicorn.Server(self._uvicorn_config(app))
 
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
-        connection: Any = partial(Connection, self._deadlines, raise_file_limit() - SPARE_FILES)
+        max_connections = raise_file_limit() - SPARE_FILES
+        connection: Any = partial(Connection, self._deadlines, Arrivals(), max_connections)
         return uvicorn.Config(
             app,
             http=connection,

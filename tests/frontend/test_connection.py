@@ -13,6 +13,7 @@ import pytest_asyncio
 import uvicorn
 
 from headrace.frontend import connection as module
+from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.connection import EXTENSION, MAX_HEAD_BYTES, Connection
 from headrace.frontend.deadlines import Deadlines
 
@@ -43,7 +44,7 @@ class Site:
         self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._clients: list[Client] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
-        http: Any = partial(Connection, self.deadlines, max_connections)
+        http: Any = partial(Connection, self.deadlines, Arrivals(), max_connections)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,

@@ -1,0 +1,30 @@
+"""Requests that have come and are still to be begun, some in each turn of the event loop.
+
+Hundreds of clients may ask at once. To let one in and to pass its body on is little, but hundreds
+of times that is milliseconds in which the event loop looks at nobody else.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+MAX_BEGUN = 16  # in one turn of the event loop
+
+
+class Arrivals:
+    """A line of requests."""
+
+    def __init__(self) -> None:
+        self._line: deque[Callable[[], None]] = deque()
+
+    def add(self, begin: Callable[[], None]) -> None:
+        """Have a request begun when those before it are."""
+        self._line.append(begin)
+        if len(self._line) == 1:
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        for _ in range(min(MAX_BEGUN, len(self._line))):
+            self._line.popleft()()
+        if self._line:
+            asyncio.get_running_loop().call_soon(self._begin)

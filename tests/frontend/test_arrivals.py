@@ -1,0 +1,35 @@
+"""Requests begin in the order of their coming, with the event loop free in between."""
+
+import asyncio
+from functools import partial
+
+from headrace.frontend.arrivals import MAX_BEGUN, Arrivals
+
+
+async def test_many_requests_begin_in_turns() -> None:
+    arrivals = Arrivals()
+    begun: list[int] = []
+    for number in range(2 * MAX_BEGUN + 1):
+        arrivals.add(partial(begun.append, number))
+    assert not begun
+    sizes = []
+    while len(begun) <= 2 * MAX_BEGUN:
+        await asyncio.sleep(0)
+        sizes.append(len(begun))
+    assert sizes == [MAX_BEGUN, 2 * MAX_BEGUN, 2 * MAX_BEGUN + 1]
+    assert begun == list(range(2 * MAX_BEGUN + 1))
+
+
+async def test_a_request_that_comes_while_others_begin_is_the_last() -> None:
+    arrivals = Arrivals()
+    begun: list[str] = []
+
+    def begin() -> None:
+        begun.append("first")
+        arrivals.add(partial(begun.append, "last"))
+
+    arrivals.add(begin)
+    arrivals.add(partial(begun.append, "second"))
+    while len(begun) < 3:
+        await asyncio.sleep(0)
+    assert begun == ["first", "second", "last"]
