@@ -117,7 +117,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         try:
             with self._limit:  # constants are computed here
-                self._template = None if source is None else environment.from_string(source)
+                self._template = None if source is None else self._compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
         except CpuLimitExceeded as error:
@@ -167,11 +167,17 @@ class ChatTemplate:
             )
         try:
             with self._limit:
-                return self._environment.from_string(source)
+                return self._compiled(source)
         except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
             raise InvalidValue(
                 f"chat_template: cannot be compiled: {error}", "chat_template"
             ) from error
+
+    def _compiled(self, source: str) -> jinja2.Template:
+        template = self._environment.from_string(source)
+        # Every rendering copies them, and a ChainMap is slow to copy.
+        template.globals = dict(template.globals)
+        return template
 
     def _rendered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         try:
