@@ -7,6 +7,7 @@ is no memory to run out of, no prefix cache, no sampling and so no log probabili
 
 import re
 import time
+from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.mock_profile import Profile, read_profile
 from headrace.engine_proc.mock_rows import Rows, Words
 from headrace.messages import (
+    NOT_FINISHED,
     Abort,
     FinishReason,
     GenerateRequest,
@@ -40,6 +42,7 @@ IDLE_MS = 500
 NUM_WORDS = 61  # in a text before it repeats
 WORD = re.compile(r"[Ġ▁ ][a-z]{3,}")  # as byte-level BPE and SentencePiece write a word
 PAGE_TOKENS = 16  # in which the board counts
+ONE, NONE = array("I", [1]).tobytes(), array("I", [0]).tobytes()
 
 
 def main(config: EngineConfig, context: Context) -> None:
@@ -292,16 +295,15 @@ class MockEngine:
         embedded = [s.request.id for s in mine if s.request.embeds]
         if not rows and not embedded:
             return
-        num_rows = len(rows)
-        finished: list[FinishReason | None] = [None] * num_rows
+        finished = bytearray([NOT_FINISHED]) * len(rows)
         for sequence in ended:
             if sequence.request.detokenizer == index and not sequence.request.embeds:
                 finished[rows.place(sequence.request.id)] = FinishReason.LENGTH
-        output = StepOutput.of(
+        output = StepOutput(
             started={s.request.id: s.request.plan for s in mine},
-            ids=rows.ids + embedded,
-            counts=[1] * num_rows + [0] * len(embedded),
-            finished=finished + [FinishReason.STOP] * len(embedded),
+            ids=rows.ids + array("Q", embedded).tobytes(),
+            counts=ONE * len(rows) + NONE * len(embedded),
+            finished=bytes(finished) + bytes([FinishReason.STOP]) * len(embedded),
             embeddings=dict.fromkeys(embedded, self._vector),
             times={s.request.id: times_of(s) for s in mine if s.request.times is not None},
         )

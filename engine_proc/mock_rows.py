@@ -41,10 +41,9 @@ class Rows:
         return self._places[id]
 
     @property
-    def ids(self) -> list[int]:
-        """The sequences, in the order of the columns."""
-        ids: list[int] = self._ids[: len(self)].tolist()
-        return ids
+    def ids(self) -> bytes:
+        """The sequences, u64, in the order of the columns."""
+        return self._ids[: len(self)].tobytes()
 
     def tokens(self, step: int) -> bytes:
         """Return each text's token of a step, u32."""

@@ -14,7 +14,7 @@ from headrace.frontend.exchanges import Exchanges
 from headrace.messages import Head, ResponseFrames
 from headrace.sockets import Frame
 
-MAX_ENTRIES = 64  # in one turn of the event loop
+MAX_ENTRIES = 16  # in one turn of the event loop
 
 Entry = tuple[int, Head | None, memoryview, bool]
 

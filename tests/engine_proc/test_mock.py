@@ -245,8 +245,9 @@ def test_rows_keep_their_places_when_others_leave() -> None:
     for id, step in ((10, 1), (20, 2), (30, 3)):
         rows.add(id, step)
     assert rows.remove(10) == 1
-    assert dict(zip(rows.ids, array("I", rows.tokens(3)), strict=True)) == {20: 71, 30: 70}
-    assert [rows.ids[rows.place(id)] for id in (20, 30)] == [20, 30]
+    ids = array("Q", rows.ids)
+    assert dict(zip(ids, array("I", rows.tokens(3)), strict=True)) == {20: 71, 30: 70}
+    assert [ids[rows.place(id)] for id in (20, 30)] == [20, 30]
 
 
 def test_a_step_s_time_is_a_sum() -> None:
