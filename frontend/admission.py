@@ -6,6 +6,7 @@ to come again, from how fast work gets done.
 
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from headrace.frontend.refusals import Refusal, overloaded
 
@@ -24,8 +25,7 @@ class AdmissionLimits:
     num_body_bytes: int  # being read, or on their way to a tokenizer process
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """What there is."""
 
     num_requests: int

@@ -62,9 +62,9 @@ class Door:
         self._admission.tokens.observe(self._engine[Field.COMPUTED_TOKENS], now)
 
     def _load(self) -> Load:
-        held = sum(slot[Field.HELD_BYTES] for slot in self._frontends)
+        held = sum([slot[Field.HELD_BYTES] for slot in self._frontends])
         return Load(
-            num_requests=sum(slot[Field.ADMITTED] for slot in self._frontends),
+            num_requests=sum([slot[Field.ADMITTED] for slot in self._frontends]),
             num_waiting_tokens=self._engine[Field.WAITING_TOKENS],
             num_body_bytes=held + self._links.total_backlog(),
         )

@@ -37,7 +37,7 @@ class Links:
 
     def backlog(self, tokenizer: int) -> int:
         """Return how many bytes of bodies a tokenizer has been sent and not handled."""
-        sent = sum(s[Field.FORWARDED_BYTES + tokenizer] for s in self._frontend_slots)
+        sent = sum([s[Field.FORWARDED_BYTES + tokenizer] for s in self._frontend_slots])
         return sent - self._tokenizer_slots[tokenizer][Field.HANDLED_BYTES]
 
     def long_backlog(self) -> int:
@@ -46,7 +46,7 @@ class Links:
 
     def total_backlog(self) -> int:
         """Return how many bytes of bodies all tokenizers have still to handle."""
-        return sum(self.backlog(i) for i in range(len(self._tokenizers)))
+        return sum(map(self.backlog, range(len(self._tokenizers))))
 
     def forward(self, request: HttpRequest, body: bytes) -> bool:
         """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
