@@ -14,7 +14,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.board import Board, Field, Slot, Span
-from headrace.frontend.connection import EXTENSION, Connection
+from headrace.frontend.connection import EXTENSION, RECEIVED_AT, Connection
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
 from headrace.frontend.hops import Hops
@@ -63,7 +63,7 @@ class Forwarder:
             # The body is not read; the connection ignores it, and may be used again.
             await respond(send, refusal)
             return
-        exchange = self._exchanges.open(head.wants_timing)
+        exchange = self._exchanges.open(scope["extensions"][RECEIVED_AT], head.wants_timing)
         try:
             await self._carry(exchange, scope, head, receive, send)
         except BodyTooLarge:

@@ -6,6 +6,7 @@ mod_reqtimeout, of the same kind: 20 s for the head; at least 500 bytes/s of the
 """
 
 import http
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
 
 EXTENSION = "headrace.connection"  # where an application finds its connection in the scope
+RECEIVED_AT = "headrace.received_at"  # and when the head was read, CLOCK_MONOTONIC, ns
 
 
 class Connection(HttpToolsProtocol):
@@ -81,14 +83,14 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to wait for the head of a request."""
         super().on_message_begin()
-        extensions: dict[str, Any] = {EXTENSION: self}
-        self.scope["extensions"] = extensions
         self._deadlines.start(self, self.loop.time())
 
     def on_headers_complete(self) -> None:
         """Begin to wait for its body."""
         self._awaits_head = False
         self._num_bytes = 0
+        extensions: dict[str, Any] = {EXTENSION: self, RECEIVED_AT: time.monotonic_ns()}
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
         self._deadlines.start(self, self.loop.time())
 

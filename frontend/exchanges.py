@@ -5,7 +5,6 @@ waits for any more is dropped: the client has left and an abort is on its way.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -95,11 +94,11 @@ class Exchanges:
         """Bytes that have come and not been taken."""
         return sum(len(exchange.unsent) for exchange in self._open.values())
 
-    def open(self, wants_timing: bool = False) -> Exchange:
+    def open(self, received_at: int = 0, wants_timing: bool = False) -> Exchange:
         """Draw an id and wait for its answer."""
         self._counter += 1
         id = request_id(self._frontend, self._counter)
-        exchange = Exchange(id, time.monotonic_ns(), wants_timing)
+        exchange = Exchange(id, received_at, wants_timing)
         self._open[id] = exchange
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
         return exchange

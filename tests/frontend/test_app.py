@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from headrace.api_keys import digest
 from headrace.board import Board, Field, Seat, Slot, Span, State
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
-from headrace.frontend.connection import EXTENSION
+from headrace.frontend.connection import EXTENSION, RECEIVED_AT
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.keyring import Keyring
@@ -162,7 +163,7 @@ class Site:
             "root_path": "",
             "query_string": b"",
             "headers": list(headers),
-            "extensions": {EXTENSION: connection},
+            "extensions": {EXTENSION: connection, RECEIVED_AT: time.monotonic_ns()},
         }
         return asyncio.create_task(self._run(scope, connection))
 
