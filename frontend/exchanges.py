@@ -30,7 +30,7 @@ class Exchange:
     # Write a piece to the client at once, past whoever takes; False where that cannot be now.
     write: Callable[[Frame], bool] | None = None
     _has_news: bool = False
-    _waiter: "asyncio.Future[None] | None" = None  # at a third of what an Event costs
+    _waiter: "asyncio.Future[None] | None" = None  # an Event would cost more
 
     def deliver(self, data: Frame, last: bool) -> None:
         """Take response bytes. Past the limit the exchange is dropped: memory stays bounded.
