@@ -9,8 +9,9 @@ from typing import assert_never
 
 import msgspec
 
-from headrace.board import Field, Slot
+from headrace.board import Field, Slot, Span
 from headrace.config import EngineConfig
+from headrace.engine_proc.accounts import Accounts
 from headrace.engine_proc.batch import build_step
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, Verdict
@@ -115,6 +116,8 @@ class Engine:
         self._pool = pool
         self._detokenizers = detokenizers
         self._slot = slot
+        self._slot[Field.PAGE_TOKENS] = pool.page_tokens
+        self._accounts = Accounts(slot)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
@@ -126,6 +129,7 @@ class Engine:
         """Take all messages there are; wait for one where there is nothing else to do."""
         if not self._scheduler.has_work:
             self._detokenizers.flush()
+            self._accounts.settle()
         received = inbox.receive(0 if self._scheduler.has_work else IDLE_MS)
         if received is None:
             return
@@ -143,9 +147,15 @@ class Engine:
             case Renew():
                 self._intake.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
             case Stop(id):
-                self._slot.add(Field.FINISHED, self._scheduler.end(id) is not None)
+                self._stop(id)
             case _:
                 assert_never(message)
+
+    def _stop(self, id: int) -> None:
+        ended = self._scheduler.end(id)
+        if ended is not None:
+            self._slot.add(Field.FINISHED)
+            self._accounts.stop(ended)
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)
@@ -178,15 +188,18 @@ class Engine:
         step = build_step(chunks)
         worker.start(step)
         self._detokenizers.send_ready()
+        self._accounts.settle()
         result = worker.finish()
         num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_time.observe(num_tokens, time.perf_counter() - started_at)
         num_pooled = len(step.pooled_rows) // ITEM_BYTES
         news = self._scheduler.update(chunks, Outcome(result, num_pooled))
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
+        self._slot.histogram(Span.STEP).observe(num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
         self._slot.add(Field.FINISHED, sum([n.finished is not None for n in news]))
         self._show()
+        self._accounts.take(news, time.monotonic_ns())
         self._tell(news)
 
     def _budget(self) -> int | None:
@@ -217,6 +230,10 @@ class Engine:
         self._slot[Field.PREFIX_HITS] = counts.prefix_hits
         self._slot[Field.DRAFTS] = counts.drafts
         self._slot[Field.RIGHT_DRAFTS] = counts.right_drafts
+        self._slot[Field.DRAFT_ROUNDS] = counts.draft_rounds
+        if counts.right_drafts:
+            for place, num_right in enumerate(counts.right_at):
+                self._slot[Field.RIGHT_AT + place] = num_right
 
 
 def step_output(news: list[News]) -> tuple[StepOutput, bytes]:

@@ -16,8 +16,9 @@ from typing import assert_never
 import msgspec
 import numpy as np
 
-from headrace.board import Field, Slot
+from headrace.board import Field, Slot, Span
 from headrace.config import EngineConfig
+from headrace.engine_proc.accounts import begin, close
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.mock_profile import Profile, read_profile
@@ -95,6 +96,7 @@ class MockSequence:
     num_missing: int  # prompt tokens still to be computed
     queued: int = 0  # when it came; CLOCK_MONOTONIC, ns, as the next
     scheduled: int = 0  # when its first step began
+    first_token: int = 0  # when it had one
     last_step: int = 0  # in which it ends by itself, once it is in `Rows`
 
 
@@ -105,7 +107,7 @@ def times_of(sequence: MockSequence) -> Times:
         sequence.request.times,
         queued=sequence.queued,
         scheduled=sequence.scheduled,
-        first_token=time.monotonic_ns(),
+        first_token=sequence.first_token,
     )
 
 
@@ -123,6 +125,7 @@ class MockEngine:
         self._profile = profile
         self._detokenizers = detokenizers
         self._slot = slot
+        self._slot[Field.PAGE_TOKENS] = PAGE_TOKENS
         self._max_num_seqs = config.max_num_seqs
         self._max_num_queued = config.max_num_queued
         self._max_tokens = profile.max_num_batched_tokens or config.max_num_batched_tokens
@@ -138,6 +141,7 @@ class MockEngine:
         self._num_waiting_tokens = 0
         self._num_generating = 0  # sequences
         self._num_context = 0  # tokens of generating sequences, before the next step
+        self._stepped = 0  # when the last step ended, CLOCK_MONOTONIC, ns
         self._free_at = 0.0  # when the last step ended, or work came after none
         self._show()
 
@@ -173,6 +177,8 @@ class MockEngine:
             case Stop(id):
                 stopped = self._sequences.get(id)
                 if stopped is not None:
+                    if stopped.first_token:
+                        self._close(stopped, FinishReason.STOP, self._stepped)
                     self._forget(stopped)
                     self._slot.add(Field.FINISHED)
             case _:
@@ -240,6 +246,10 @@ class MockEngine:
         num_sequences = num_generating + len(begun)
         self._wait(self._profile.seconds(num_tokens, num_sequences, self._num_context))
         self._step += 1
+        now = time.monotonic_ns()
+        if num_generating:
+            self._slot.histogram(Span.BETWEEN).observe(now - self._stepped, num_generating)
+        self._stepped = now
         for sequence in begun:
             self._begin(sequence)
         self._num_context += self._num_generating
@@ -247,10 +257,13 @@ class MockEngine:
         for index in range(len(self._detokenizers)):
             self._tell(index, begun, ended)
         self._detokenizers.send_ready()
+        self._slot.histogram(Span.STEP).observe(num_tokens)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, self._num_generating)
         self._slot.add(Field.FINISHED, len(ended))
         for sequence in ended:
+            why = FinishReason.STOP if sequence.request.embeds else FinishReason.LENGTH
+            self._close(sequence, why, now)
             self._forget(sequence)
         self._show()
 
@@ -280,6 +293,8 @@ class MockEngine:
     def _begin(self, sequence: MockSequence) -> None:
         """Have a sequence whose prompt is complete get its first token in this step."""
         request = sequence.request
+        sequence.first_token = self._stepped
+        begin(self._slot, sequence.num_prompt, 0)
         num_tokens = 1 if request.embeds else request.max_tokens
         sequence.last_step = self._step + num_tokens - 1
         self._ends.setdefault(sequence.last_step, {})[request.id] = sequence
@@ -287,6 +302,15 @@ class MockEngine:
             self._num_generating += 1
             self._rows[request.detokenizer].add(request.id, self._step)
             self._num_context += sequence.num_prompt
+
+    def _close(self, sequence: MockSequence, why: FinishReason, last_token: int) -> None:
+        """Count a sequence that ends with its token of `last_token`, ns."""
+        request = sequence.request
+        num_left = max(0, sequence.last_step - self._step)
+        num_generated = 0 if request.embeds else request.max_tokens - num_left
+        moments = (sequence.queued, sequence.scheduled, sequence.first_token, last_token)
+        counts = (sequence.num_prompt, 0, num_generated, request.max_tokens)
+        close(self._slot, why, moments, counts)
 
     def _tell(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
         """Have a detokenizer told what concerns it."""

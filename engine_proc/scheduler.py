@@ -11,14 +11,14 @@ as in vLLM).
 from array import array
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.engine_proc.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.fair_share import FairShare
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool, chain_digests
 from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.speculation import PromptLookup
+from headrace.engine_proc.speculation import MAX_LENGTH, PromptLookup
 from headrace.engine_proc.waiting_queue import Policy, WaitingQueue
 from headrace.messages import FinishReason, TokenLogprob, request_of
 
@@ -56,6 +56,8 @@ class Counts:
     prefix_hits: int = 0  # ... and those found
     drafts: int = 0  # tokens guessed, ...
     right_drafts: int = 0  # ... and those right
+    draft_rounds: int = 0  # steps of sequences with guesses
+    right_at: list[int] = field(default_factory=lambda: [0] * MAX_LENGTH)  # by place of the guess
 
 
 class Scheduler:
@@ -250,6 +252,7 @@ class Scheduler:
         if not victim.has_started:
             victim.prompt_logprobs.clear()
             victim.num_cached = 0
+        victim.num_preemptions += 1
         self._queue(victim)
         self.counts.preemptions += 1
         return victim
@@ -326,6 +329,9 @@ class Scheduler:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)
             self.counts.drafts += len(chunk.drafts)
             self.counts.right_drafts += num_right
+            self.counts.draft_rounds += 1
+            for place in range(num_right):
+                self.counts.right_at[place] += 1
         return news
 
     def abort(self, request: int) -> list[Sequence]:

@@ -35,6 +35,9 @@ class Sequence:
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
+    first_token_ns: int = 0  # kept by `Accounts`, as the next
+    last_token_ns: int = 0
+    num_preemptions: int = 0
     has_started: bool = False  # its plan has gone to the detokenizer
 
     @classmethod

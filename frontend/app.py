@@ -128,9 +128,11 @@ class Forwarder:
             self._slot.add(Field.BYTES_OUT, len(data) if is_written else 0)
             return is_written
 
+        is_timed = False
         data = await exchange.take()
         while not exchange.dropped or exchange.complete:
             if exchange.head is not None:
+                is_timed = exchange.head.times is not None
                 await send(self._start(exchange, len(data)))
                 exchange.head, exchange.write = None, write
             is_last = exchange.complete and not exchange.unsent
@@ -138,8 +140,9 @@ class Forwarder:
             self._slot.add(Field.BYTES_OUT, len(data))
             if is_last:
                 self._slot.add(Field.RESPONSES)
-                whole = self._slot.histogram(Span.WHOLE)
-                whole.observe(time.monotonic_ns() - exchange.received_at)
+                if is_timed:
+                    whole = self._slot.histogram(Span.WHOLE)
+                    whole.observe(time.monotonic_ns() - exchange.received_at)
                 return
             data = await exchange.take()
 

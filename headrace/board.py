@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.histogram import HISTOGRAM_WORDS, Histogram
+from headrace.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 
-SLOT_WORDS = 512  # of 8 bytes: a page, so neighbors never share a cache line
+SLOT_WORDS = 4096  # of 8 bytes: whole pages, so neighbors never share a cache line
 LAST_WORDS = 64  # here a slot's text begins, 512 bytes
-HISTOGRAMS = 128  # here its histograms
-MESSAGES_SENT = 448  # and here how many messages it has sent to each frontend
+MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
+HISTOGRAMS = 192  # and here its histograms
 HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
 
 
@@ -76,18 +76,24 @@ class Field(enum.IntEnum):
     RIGHT_DRAFTS = 22  # and those right
     LAPSED = 23  # requests aborted since no frontend renewed them
     WAITING_TOKENS = 24  # gauge, to compute for those who wait
+    ENDED = 25  # 2 words, sequences run to their end, by `FinishReason`
+    PREFILLED_TOKENS = 27  # of prompts that have a first token, those computed,
+    CACHED_TOKENS = 28  # and those found in the prefix cache
+    PAGE_TOKENS = 29  # gauge, that a page of the KV cache holds
+    DRAFT_ROUNDS = 30  # steps of sequences in which tokens were guessed
+    RIGHT_AT = 32  # 15 words, one per place of a guess: how often it was right
     # detokenizer
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge
     FRAMES = 10
 
 
-MAX_FRONTENDS = SLOT_WORDS - MESSAGES_SENT
+MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 
 
 class Span(enum.IntEnum):
-    """Histograms of a slot: how long something took."""
+    """Histograms of a slot: how long something took or, from PROMPT on, how many there were."""
 
     # frontend
     LOOP_LAG = 0  # how late a timer fires
@@ -103,6 +109,26 @@ class Span(enum.IntEnum):
     # From the head read, until ...
     FIRST_TOKEN = 9  # the first token is text
     WHOLE = 10  # the last byte is handed to the kernel
+    # engine, of each sequence that ran to its end
+    WAITED = 11  # until its first step
+    PREFILLED = 12  # from there until its first token
+    DECODED = 13  # from there until its last
+    RAN = 14  # both together
+    PER_TOKEN = 15  # DECODED, by each token but the first
+    BETWEEN = 16  # from one piece of a text to the next; of all sequences
+    PROMPT = 17  # tokens of its prompt
+    COMPUTED = 18  # and those of them that no cache had
+    GENERATED = 19  # tokens
+    MAX_TOKENS = 20  # that it might have had
+    PREEMPTED = 21  # how often
+    STEP = 22  # tokens computed in a step
+    # tokenizer
+    N = 23  # sequences of a prompt
+
+    @property
+    def scale(self) -> Scale:
+        """What it is counted in."""
+        return SECONDS if self < Span.PROMPT else COUNTS
 
 
 @dataclass(frozen=True)
@@ -122,9 +148,12 @@ class Slot:
     def __init__(self, words: "memoryview[int]", seat: Seat) -> None:
         self.seat = seat
         self._words = words
-        self._text = words[LAST_WORDS:HISTOGRAMS].cast("B")
-        starts = range(HISTOGRAMS, MESSAGES_SENT - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
-        self._histograms = [Histogram(words[i : i + HISTOGRAM_WORDS]) for i in starts]
+        self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
+        starts = range(HISTOGRAMS, SLOT_WORDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        self._histograms = [
+            Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
+            for start, span in zip(starts, Span, strict=False)
+        ]
 
     def __getitem__(self, field: int) -> int:
         return self._words[field]

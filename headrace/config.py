@@ -20,6 +20,7 @@ MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only")
 ENGINES = ("auto", "mock")
+METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -78,6 +79,7 @@ class ServerConfig:
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
+    metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -247,6 +249,7 @@ class TokenizerConfig:
     max_batch_size: int
     batch_wait_ms: int
     trust_request_chat_template: bool = False
+    metrics_dialect: str = "vllm"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,10 @@
-"""The board as Prometheus text. Any process can render it; the frontend never does."""
+"""The board as Prometheus text. Any process can render it; the frontend never does.
+
+Families called `headrace:` tell of each process. Those that tell of the server as vLLM or SGLang
+would are beside them, in the dialect that is asked for.
+"""
 
 from collections.abc import Iterator
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -12,8 +15,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from headrace.board import Board, Field, Span, State
-from headrace.histogram import BOUNDS_S
+from headrace.board import MESSAGES_SENT, Board, Field, Span, State
+from headrace.buckets import HEADRACE
+from headrace.config import ModelCard
+from headrace.histogram import Spread
+from headrace.readings import buckets_of
+from headrace.sglang_metrics import SglangCollector
+from headrace.vitals import vitals_of
+from headrace.vllm_metrics import VllmCollector
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -61,11 +70,16 @@ HISTOGRAMS = [
 ]
 HOPS = [span for span in Span if Span.ACCEPT <= span <= Span.WRITE]
 LABELS = ["model_name", "process"]
-LE = [*(str(bound) for bound in BOUNDS_S), "+Inf"]
+DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
+VITALS = [
+    (CounterMetricFamily, "process_cpu_seconds", "Processor time of all threads", "cpu_s"),
+    (CounterMetricFamily, "process_busy_seconds", "Of the thread that does the work", "busy_s"),
+    (GaugeMetricFamily, "process_resident_memory_bytes", "Memory", "resident_bytes"),
+]
 
 
 class BoardCollector(Collector):
-    """Reads every slot; names follow vLLM's where they mean the same."""
+    """Reads every slot."""
 
     def __init__(self, board: Board, model: str) -> None:
         self._board = board
@@ -105,6 +119,41 @@ class BoardCollector(Collector):
             used = 1 - slot[Field.PAGES_FREE] / total if total else 0.0
             usage.add_metric([self._model, str(slot.seat)], used)
         yield usage
+        yield from self._backlogs()
+        yield from self._vitals()
+
+    def _backlogs(self) -> Iterator[Metric]:
+        """What is on its way: bodies to tokenizer processes, messages to frontends."""
+        bodies = GaugeMetricFamily(
+            "headrace:tokenizer_queue_bytes", "Bodies sent to it and not handled", labels=LABELS
+        )
+        for place, slot in enumerate(self._board.of("tokenizer")):
+            sent = self._sum("frontend", Field.FORWARDED_BYTES + place)
+            bodies.add_metric([self._model, str(slot.seat)], sent - slot[Field.HANDLED_BYTES])
+        yield bodies
+        messages = GaugeMetricFamily(
+            "headrace:frontend_queue_messages", "Sent to it and not handled", labels=LABELS
+        )
+        for place, slot in enumerate(self._board.of("frontend")):
+            senders = ("tokenizer", "detokenizer")
+            sent = sum(self._sum(role, MESSAGES_SENT + place) for role in senders)
+            messages.add_metric([self._model, str(slot.seat)], sent - slot[Field.MESSAGES_TAKEN])
+        yield messages
+
+    def _sum(self, role: str, field: int) -> int:
+        return sum(slot[field] for slot in self._board.of(role))
+
+    def _vitals(self) -> Iterator[Metric]:
+        """What the kernel says of each process that lives."""
+        alive = [s for s in self._board.slots if s[Field.STATE] in (State.STARTING, State.READY)]
+        found = [(slot, vitals_of(slot[Field.PID])) for slot in alive]
+        for kind, name, help, attribute in VITALS:
+            family = kind(f"headrace:{name}", help, labels=LABELS)
+            for slot, vitals in found:
+                if vitals is not None:
+                    labels = [self._model, str(slot.seat)]
+                    family.add_metric(labels, getattr(vitals, attribute))
+            yield family
 
     def _histograms(self) -> Iterator[Metric]:
         for name, help, span in HISTOGRAMS:
@@ -122,15 +171,15 @@ class BoardCollector(Collector):
 
     def _add(self, family: HistogramMetricFamily, span: Span, *labels: str) -> None:
         for slot in self._board.of("frontend"):
-            histogram = slot.histogram(span)
-            buckets = zip(LE, accumulate(histogram.counts), strict=True)
+            spread = Spread([slot.histogram(span)])
             family.add_metric(
-                [self._model, str(slot.seat), *labels], list(buckets), histogram.sum_s
+                [self._model, str(slot.seat), *labels], buckets_of(spread, HEADRACE), spread.sum
             )
 
 
-def render_metrics(board: Board, model: str) -> bytes:
-    """Return what `/metrics` answers."""
+def render_metrics(board: Board, card: ModelCard, dialect: str = "vllm") -> bytes:
+    """Return what `/metrics` answers; `dialect` is one of `DIALECTS`."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(BoardCollector(board, model))
+    registry.register(BoardCollector(board, card.name))
+    registry.register(DIALECTS[dialect](board, card))
     return generate_latest(registry)

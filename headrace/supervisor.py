@@ -166,6 +166,7 @@ class Supervisor:
                 max_batch_size=c.tokenizer_max_batch_size,
                 batch_wait_ms=c.tokenizer_batch_wait_ms,
                 trust_request_chat_template=c.trust_request_chat_template,
+                metrics_dialect=c.metrics_dialect,
             )
         if role == "engine":
             return EngineConfig(

@@ -27,6 +27,7 @@ class Routes:
         tokens: TokenRoutes,
     ) -> None:
         self._card = config.card
+        self._dialect = config.metrics_dialect
         self._model = {
             "id": config.card.name,
             "object": "model",
@@ -92,4 +93,4 @@ class Routes:
         return Answer(200, docs_page(self._card.name), HTML)
 
     def _metrics(self, _request: HttpRequest, _body: Body) -> Answer:
-        return Answer(200, render_metrics(self._board, self._card.name), CONTENT_TYPE)
+        return Answer(200, render_metrics(self._board, self._card, self._dialect), CONTENT_TYPE)

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from headrace.board import Field
+from headrace.board import Field, Span
 from headrace.config import TokenizerConfig
 from headrace.frontend_links import FrontendLinks
 from headrace.messages import (
@@ -122,6 +122,8 @@ class Service:
                     slot.add(Field.REFUSED, outcome.status >= 400)
                 case Sequences():
                     slot.add(Field.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
+                    for _, same in itertools.groupby(outcome.prompts, key=id):
+                        slot.histogram(Span.N).observe(len(list(same)))
         slot.add(Field.HANDLED, len(jobs))
         slot.add(Field.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
 

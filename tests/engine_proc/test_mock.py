@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace.board import Board, Field, Seat
+from headrace.board import Board, Field, Seat, Span
 from headrace.config import EngineConfig, ServerConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock import MockEngine, read_words
@@ -122,6 +122,28 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert [end for o, _ in told for _, _, end in o.rows()] == [*[None] * 4, FinishReason.LENGTH]
     assert not rig.engine.has_work
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
+
+
+def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:
+    rig.add(FIRST, max_tokens=5)
+    rig.add(SECOND, max_tokens=9)
+    for _ in range(6):
+        rig.step()
+    rig.engine.take(Stop(SECOND), b"")
+
+    def spread(span: Span) -> tuple[int, float]:
+        histogram = rig.slot.histogram(span)
+        return sum(histogram.counts), histogram.sum
+
+    assert [rig.slot[Field.ENDED + why] for why in range(2)] == [1, 1]
+    assert rig.shown("PREFILLED_TOKENS") == [6]
+    assert spread(Span.GENERATED) == (2, 5 + 6)
+    assert spread(Span.PROMPT) == (2, 6)
+    assert spread(Span.BETWEEN)[0] == 4 + 5
+    assert spread(Span.STEP) == (6, 6 + 2 * 4 + 1)
+    assert all(spread(span)[0] == 2 for span in (Span.WAITED, Span.PREFILLED, Span.PER_TOKEN))
+    assert spread(Span.DECODED)[1] == pytest.approx(spread(Span.BETWEEN)[1])
+    assert spread(Span.RAN)[1] == pytest.approx(spread(Span.PREFILLED)[1] + spread(Span.DECODED)[1])
 
 
 def ids_of(output: StepOutput) -> list[int]:

@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board import Board, Field, Seat, Span, State
+from headrace.board import MESSAGES_SENT, Board, Field, Seat, Span, State
+from headrace.config import ModelCard
 from headrace.metrics import COUNTERS, GAUGES, HISTOGRAMS, HOPS, render_metrics
+from headrace.vitals import PAGE_BYTES, TICK_S, Vitals, vitals_of
 
 SEATS = [
     Seat("frontend", 0),
@@ -27,8 +30,20 @@ def board() -> Iterator[Board]:
     os.close(made.fd)
 
 
+def card(name: str) -> ModelCard:
+    return ModelCard(
+        path="",
+        name=name,
+        max_model_len=300,
+        vocab_size=1,
+        eos_token_ids=[],
+        chat_template=None,
+        special_tokens={},
+    )
+
+
 def families(board: Board, model: str = "tiny") -> dict[str, Metric]:
-    text = render_metrics(board, model).decode()
+    text = render_metrics(board, card(model)).decode()
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
@@ -77,8 +92,11 @@ def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
     assert sample.labels["model_name"] == name
 
 
+SHOWN = [span for span in Span if span <= Span.WHOLE]
+
+
 def test_every_histogram_shows_its_own_span(board: Board) -> None:
-    for span in Span:
+    for span in SHOWN:
         for _ in range(span + 1):
             board.slot("frontend", 1).histogram(span).observe(1_500_000)
     found = families(board)
@@ -86,7 +104,7 @@ def test_every_histogram_shows_its_own_span(board: Board) -> None:
     hops = found["headrace:request_hop_seconds"].samples
     for hop in HOPS:
         shown[hop] = [s for s in hops if s.labels["hop"] == hop.name.lower()]
-    assert shown.keys() == set(Span)
+    assert shown.keys() == set(SHOWN)
     for span, samples in shown.items():
         mine = [s for s in samples if s.labels["process"] == "frontend 1"]
         buckets = {s.labels["le"]: s.value for s in mine if "le" in s.labels}
@@ -96,3 +114,38 @@ def test_every_histogram_shows_its_own_span(board: Board) -> None:
         )
         others = [s.value for s in samples if s.labels["process"] == "frontend 0"]
         assert not any(others)
+
+
+def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> None:
+    board.slot("frontend", 0)[Field.FORWARDED_BYTES] = 30
+    board.slot("frontend", 1)[Field.FORWARDED_BYTES] = 20
+    board.slot("tokenizer")[Field.HANDLED_BYTES] = 45
+    board.slot("tokenizer")[MESSAGES_SENT + 1] = 5
+    board.slot("detokenizer")[MESSAGES_SENT + 1] = 7
+    board.slot("frontend", 1)[Field.MESSAGES_TAKEN] = 11
+    found = families(board)
+    assert values(found["headrace:tokenizer_queue_bytes"]) == {"tokenizer 0": 5}
+    queue = values(found["headrace:frontend_queue_messages"])
+    assert queue == {"frontend 0": 0, "frontend 1": 1}
+
+
+def test_processes_that_live_tell_their_processor_time_and_memory(board: Board) -> None:
+    board.slot("engine").enter(State.READY)  # this very process
+    board.slot("worker").enter(State.READY)
+    board.slot("worker")[Field.STATE] = State.DEAD
+    found = families(board)
+    cpu = values(found["headrace:process_cpu_seconds"])
+    assert cpu.keys() == {"engine 0"}
+    assert cpu["engine 0"] >= values(found["headrace:process_busy_seconds"])["engine 0"] > 0
+    assert values(found["headrace:process_resident_memory_bytes"])["engine 0"] > 1 << 20
+
+
+def test_a_name_with_spaces_and_brackets_is_no_obstacle(tmp_path: Path) -> None:
+    stat = "7 (a) b (c) S " + " ".join(str(n) for n in range(4, 30))
+    (tmp_path / "7/task/7").mkdir(parents=True)
+    for path in ("7/stat", "7/task/7/stat"):
+        (tmp_path / path).write_text(stat)
+    (tmp_path / "7/statm").write_text("100 3 0 0 0 0 0")
+    vitals = vitals_of(7, tmp_path)
+    assert vitals == Vitals((14 + 15) * TICK_S, (14 + 15) * TICK_S, 3 * PAGE_BYTES)
+    assert vitals_of(8, tmp_path) is None

@@ -1,0 +1,35 @@
+"""What the kernel says of a process. Nothing is measured in it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """Processor time since the start, and memory now."""
+
+    cpu_s: float  # of all threads
+    busy_s: float  # of the main thread, where a process of the ring does its work
+    resident_bytes: int
+
+
+def vitals_of(pid: int, proc: Path = PROC) -> Vitals | None:
+    """Return what /proc says of a process; None where there is none."""
+    try:
+        cpu_s = cpu_seconds(proc / str(pid) / "stat")
+        busy_s = cpu_seconds(proc / str(pid) / "task" / str(pid) / "stat")
+        resident = int((proc / str(pid) / "statm").read_text().split()[1])
+    except OSError:
+        return None
+    return Vitals(cpu_s, busy_s, resident * PAGE_BYTES)
+
+
+def cpu_seconds(stat: Path) -> float:
+    """Return utime and stime of a stat file (proc_pid_stat(5))."""
+    after_name = stat.read_text().rpartition(")")[2].split()  # a name may have spaces
+    return (int(after_name[11]) + int(after_name[12])) * TICK_S

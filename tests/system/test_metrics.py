@@ -1,0 +1,87 @@
+"""A served request shows in /metrics as vLLM would show it, and a Prometheus server can read it."""
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from servers import RunningServer, wait_until
+
+PROMETHEUS = shutil.which("prometheus")  # Debian's package
+COUNTS = (
+    *("request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds"),
+    *("request_prefill_time_seconds", "request_decode_time_seconds", "request_params_n"),
+    *("time_to_first_token_seconds", "e2e_request_latency_seconds"),
+)
+
+
+def samples(server: RunningServer) -> dict[str, float]:
+    """Return vLLM's samples by name and, where there are such, further labels."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [v for k, v in sample.labels.items() if k not in ("model_name", "engine")]
+            found[" ".join([sample.name.removeprefix("vllm:"), *labels])] = sample.value
+    return found
+
+
+def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> None:
+    before = samples(server)
+    body = {"prompt": "One, two,", "max_tokens": 6, "ignore_eos": True, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+
+    def grown() -> dict[str, float]:
+        return {name: value - before.get(name, 0) for name, value in samples(server).items()}
+
+    # A step is counted while the next one is computed, or when there is none.
+    wait_until(lambda: grown()["request_success_total length"] == 1, "the request is counted")
+    news = grown()
+    for name in COUNTS:
+        assert news[f"{name}_count"] == 1, name
+    assert news["generation_tokens_total"] == 6
+    assert news["prompt_tokens_total"] == answer["usage"]["prompt_tokens"]
+    assert news["inter_token_latency_seconds_count"] == 5
+    assert news["request_generation_tokens_sum"] == 6
+    parts = ("prefill", "decode", "queue")
+    total = sum(news[f"request_{part}_time_seconds_sum"] for part in parts)
+    assert 0 < total <= news["e2e_request_latency_seconds_sum"]
+    assert news["iteration_tokens_total_sum"] == answer["usage"]["prompt_tokens"] + 5
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="Debian's prometheus is not installed")
+def test_prometheus_scrapes_it(server: RunningServer, tmp_path: Path) -> None:
+    assert PROMETHEUS is not None
+    config = {
+        "global": {"scrape_interval": "1s"},
+        "scrape_configs": [
+            {"job_name": "llm", "static_configs": [{"targets": [urlsplit(server.url).netloc]}]}
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [PROMETHEUS, f"--config.file={tmp_path}/prometheus.yml"]
+    command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
+    scraper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def value(query: str) -> float | None:
+        try:
+            url = f"http://127.0.0.1:{port}/api/v1/query"
+            result = httpx.get(url, params={"query": query}).json()["data"]["result"]
+        except (httpx.HTTPError, KeyError, json.JSONDecodeError):
+            return None
+        return float(result[0]["value"][1]) if result else None
+
+    try:
+        wait_until(lambda: value('up{job="llm"}') == 1, "a scrape that succeeds")
+        wait_until(lambda: value("vllm:num_requests_running") == 0, "a metric")
+        assert value("sum(headrace:process_up)") == len(server.ring) - 1, "all but the supervisor"
+    finally:
+        scraper.terminate()
+        scraper.wait(20)
