@@ -1,15 +1,13 @@
 """Configuration: the flags, and what each process gets of them.
 
-`ServerConfig` is the command line: a field is a flag, its help is the documentation. Processes
-never see it; each gets the few values it needs in a config of its own.
+`ServerConfig` is the command line (`flags.py`): a field is a flag, its help is the documentation.
+Processes never see it; each gets the few values it needs in a config of its own.
 """
 
-import argparse
 import dataclasses
-import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
 from headrace.errors import ConfigError
@@ -138,59 +136,6 @@ def one_of(name: str, value: object, choices: Sequence[str] | None) -> None:
     if choices and value not in choices:
         allowed = ", ".join(choices)
         raise ConfigError(f"{flag_name(name)} {value} is not known; it must be one of {allowed}")
-
-
-def plain_type(hint: Any) -> Any:
-    """Return `int` for `int | None`."""
-    if get_origin(hint) is types.UnionType:
-        return next(t for t in get_args(hint) if t is not types.NoneType)
-    return hint
-
-
-def server_parser() -> argparse.ArgumentParser:
-    """Return the parser of `ServerConfig`: `model` by position, the rest by flag."""
-    parser = argparse.ArgumentParser(
-        prog="launch_server",
-        description="Serve a language model with an OpenAI-compatible API.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
-    hints = get_type_hints(ServerConfig)
-    for f in dataclasses.fields(ServerConfig):
-        if f.name == "model":
-            parser.add_argument("model", nargs="?", default=f.default, help=f.metadata["help"])
-            continue
-        if get_origin(hints[f.name]) is tuple:
-            parser.add_argument(
-                flag_name(f.name), action="append", default=[], help=f.metadata["help"]
-            )
-            continue
-        if hints[f.name] is bool:
-            action = argparse.BooleanOptionalAction
-            parser.add_argument(
-                flag_name(f.name), action=action, default=f.default, help=f.metadata["help"]
-            )
-            continue
-        parser.add_argument(
-            flag_name(f.name),
-            type=plain_type(hints[f.name]),
-            default=f.default,
-            help=f.metadata["help"],
-            choices=f.metadata["choices"],
-        )
-    return parser
-
-
-def from_flags(argv: Sequence[str] | None = None) -> ServerConfig:
-    """Build the configuration from the command line.
-
-    Raises:
-        ConfigError: a value cannot work. Unknown flags end the program as argparse does.
-    """
-    values: dict[str, Any] = vars(server_parser().parse_args(argv))
-    for name, value in values.items():
-        values[name] = tuple(value) if isinstance(value, list) else value
-    return ServerConfig(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from setproctitle import setproctitle
 
 from headrace import logs
 from headrace.api_keys import read_api_keys
-from headrace.config import ServerConfig, from_flags
+from headrace.config import ServerConfig
 from headrace.errors import HeadraceError
+from headrace.flags import from_flags
 from headrace.listeners import listen
 from headrace.model_card import read_card
 from headrace.supervisor import Supervisor
@@ -73,7 +74,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     setproctitle("headrace: supervisor")
     logs.setup("supervisor", "info")
     try:
-        serve(from_flags(argv))
+        serve(from_flags(sys.argv[1:] if argv is None else argv))
     except HeadraceError as error:
         print(f"launch_server: error: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.api_keys import VARIABLE, read_api_keys
-from headrace.config import ServerConfig, from_flags
+from headrace.config import ServerConfig
 from headrace.errors import ConfigError
+from headrace.flags import from_flags
 
 
 def test_a_server_without_keys_is_open() -> None:

@@ -1,42 +1,11 @@
-"""Flags become a configuration that can work, or one line that says why not."""
+"""A configuration can work, or one line says why not."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from headrace.config import ServerConfig, flag_name, from_flags, server_parser
+from headrace.config import ServerConfig, flag_name
 from headrace.errors import ConfigError
-
-
-def test_no_flags_are_the_defaults() -> None:
-    assert from_flags([]) == ServerConfig()
-
-
-def test_every_field_is_a_flag_with_help() -> None:
-    text = server_parser().format_help()
-    for field in dataclasses.fields(ServerConfig):
-        assert field.metadata["help"]
-        if field.name != "model":
-            assert flag_name(field.name) in text
-
-
-def test_flags_have_the_types_of_their_fields() -> None:
-    config = from_flags(["org/model", "--max-model-len", "128", "--served-model-name", "5"])
-    assert (config.model, config.max_model_len, config.served_model_name) == ("org/model", 128, "5")
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [["--nonsense", "1"], ["--max-num", "1"], ["--port", "x"], ["--dtype", "int3"], ["a", "b"]],
-)
-def test_what_is_no_flag_ends_the_program(
-    argv: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        from_flags(argv)
-    assert ended.value.code == 2
-    assert "error" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
