@@ -12,6 +12,8 @@ import msgspec
 from headrace.errors import ApiError
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 T = TypeVar("T")
 Messages = str | Sequence[dict[str, Any]]
@@ -209,6 +211,27 @@ class ScoreList(msgspec.Struct):
     usage: Usage
 
 
+class Tokens(msgspec.Struct):
+    """What a text is to the model. `token_strs` is how the vocabulary spells them, where asked."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Detokenized(msgspec.Struct):
+    """What `/detokenize` answers."""
+
+    prompt: str
+
+
+class Version(msgspec.Struct):
+    """What `/version` answers."""
+
+    version: str
+
+
 class Model(msgspec.Struct):
     """A model that the server has."""
 
@@ -299,6 +322,11 @@ def chat_body(messages: Messages, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return {"messages": list(messages)} | options
+
+
+def tokenize_body(text: Messages, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the body that asks for the tokens of a text, or of a conversation."""
+    return ({"prompt": text} if isinstance(text, str) else {"messages": list(text)}) | options
 
 
 def embedding_body(texts: Prompt, options: dict[str, Any]) -> dict[str, Any]:

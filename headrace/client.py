@@ -5,10 +5,15 @@
             print(text, end="")
 
 Options are the fields of OpenAI's requests (and `top_k`, `ignore_eos`, ... as in vLLM), sent as
-they are: the server checks them. What it refuses is raised as `ApiError`.
+they are: the server checks them. What it refuses is raised as `ApiError`; a server that is not
+there, or silent for too long, as one of httpx's errors. The examples are run by the tests.
 """
 
-from collections.abc import AsyncGenerator, Generator
+import asyncio
+import os
+import time
+import weakref
+from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -16,33 +21,53 @@ import httpx
 from headrace.answers import (
     CHAT,
     COMPLETIONS,
+    DETOKENIZE,
     EMBEDDINGS,
+    RERANK,
+    SCORE,
+    TOKENIZE,
     ChatChunk,
     ChatCompletion,
     Completion,
+    Detokenized,
     EmbeddingList,
-    EventParser,
     Messages,
     Model,
     ModelList,
     Prompt,
+    Ranking,
+    ScoreList,
+    Tokens,
+    Version,
     chat_body,
     decode,
     embedding_body,
     error_of,
-    first_text,
+    tokenize_body,
 )
+from headrace.errors import ApiError
+from headrace.local_server import LocalServer
+from headrace.retries import Retries, retry_after_s
+from headrace.text_streams import AsyncTextStream, Chunk, TextStream
 
 BASE_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0  # between two bytes; a long prompt is silent until its first token
+MAX_RETRIES = 2
 
 T = TypeVar("T")
+
+
+def refusal(response: httpx.Response, body: bytes) -> ApiError:
+    """Return the error that a response tells of."""
+    error = error_of(response.status_code, body)
+    error.retry_after_s = retry_after_s(response.headers, time.time())
+    return error
 
 
 def checked(response: httpx.Response) -> bytes:
     """Return the body of an answer, or raise what the server refused."""
     if response.status_code != 200:
-        raise error_of(response.status_code, response.content)
+        raise refusal(response, response.content)
     return response.content
 
 
@@ -60,10 +85,50 @@ class Client:
         base_url: str = BASE_URL,
         api_key: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        max_retries: int = MAX_RETRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`timeout_s` is how long the server may be silent."""
+        """Know where to ask; nothing is sent yet.
+
+        Args:
+            timeout_s: how long the server may be silent.
+            max_retries: how often to ask again where it has too much to do (429, 503), after as
+                long as its `Retry-After` says.
+        """
         self._http = httpx.Client(**settings(base_url, api_key, timeout_s), transport=transport)
+        self._retries = Retries(max_retries)
+
+    @classmethod
+    def launch(
+        cls, model: str | os.PathLike[str] | None = None, timeout_s: float = TIMEOUT_S, **flags: Any
+    ) -> Self:
+        """Start a server here and return its client; `close` ends both.
+
+        The server ends with this process, too, however it ends. Its port is a free one, and `url`
+        tells others where it is.
+
+        Args:
+            model: a Hugging Face folder, a .gguf file or a hub id; None is the demo model.
+            flags: those of `launch_server`, with underscores.
+        Raises:
+            ConfigError, ModelError: what a flag or the model's files have wrong, in one line.
+            EngineDied: a process could not start; the text says which and why.
+
+        >>> with Client.launch(max_num_seqs=4) as local:
+        ...     local.complete("1, 2, 3,", max_tokens=3, temperature=0).text
+        ' 4,'
+        """
+        server = LocalServer(model, flags)
+        client = cls(server.url, server.api_key, timeout_s)
+        client._end_server = weakref.finalize(client, server.stop)
+        return client
+
+    _end_server: "weakref.finalize[Any, Any] | None" = None
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return str(self._http.base_url).rstrip("/")
 
     def __enter__(self) -> Self:
         return self
@@ -72,67 +137,176 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and end the server if it was launched."""
         self._http.close()
+        if self._end_server is not None:
+            self._end_server()
 
     def chat(self, messages: Messages, **options: Any) -> ChatCompletion:
-        """Return the answer to a conversation, or to a string from the user."""
+        """Return the answer to a conversation, or to a string from the user.
+
+        >>> answer = client.chat("What is the capital of France?", temperature=0, max_tokens=8)
+        >>> answer.text, answer.choices[0].finish_reason, answer.usage.completion_tokens
+        ('The capital of France is Paris.', 'stop', 8)
+        """
         return self._post(CHAT, chat_body(messages, options), ChatCompletion)
 
-    def stream_chat(self, messages: Messages, **options: Any) -> Generator[str, None, None]:
-        """Yield the answer's text as it comes. Close the iterator early to stop the server."""
+    def stream_chat(self, messages: Messages, **options: Any) -> TextStream:
+        """Return an iterator of the answer's text as it comes; it can be canceled.
+
+        >>> texts = client.stream_chat("What is the capital of France?", temperature=0)
+        >>> next(texts), next(texts)
+        ('The', ' capital')
+        >>> texts.cancel()
+        >>> list(texts)
+        []
+        """
         return self._stream(CHAT, chat_body(messages, options), ChatChunk)
 
     def complete(self, prompt: Prompt, **options: Any) -> Completion:
-        """Return the continuation of a text, of token ids, or of several of either."""
+        """Return the continuation of a text, of token ids, or of several of either.
+
+        >>> answer = client.complete(["1, 2, 3,", "A, B, C,"], max_tokens=2, temperature=0)
+        >>> [choice.text for choice in answer.choices]
+        [' 4', ' D,']
+        """
         return self._post(COMPLETIONS, {"prompt": prompt} | options, Completion)
 
-    def stream_complete(self, prompt: Prompt, **options: Any) -> Generator[str, None, None]:
-        """Yield the continuation's text as it comes."""
+    def stream_complete(self, prompt: Prompt, **options: Any) -> TextStream:
+        """Return an iterator of the continuation's text as it comes; it can be canceled.
+
+        >>> "".join(client.stream_complete("1, 2, 3,", max_tokens=6, temperature=0))
+        ' 4, 5,'
+        """
         return self._stream(COMPLETIONS, {"prompt": prompt} | options, Completion)
 
     def embed(self, texts: Prompt, **options: Any) -> EmbeddingList:
-        """Return the embedding of a text, of token ids, or of several of either."""
+        """Return the embedding of a text, of token ids, or of several of either.
+
+        Each is a `vector` of f32 numbers, shape [dimensions]. Only embedding models have any.
+
+        >>> [len(embedding.vector) for embedding in embedder.embed(["sea", "ocean"]).data]
+        [384, 384]
+        """
         return self._post(EMBEDDINGS, embedding_body(texts, options), EmbeddingList)
 
+    def rerank(self, query: str, documents: Sequence[str], **options: Any) -> Ranking:
+        """Return documents by how alike they are to a query, the likest first; -1 to 1.
+
+        >>> ranking = embedder.rerank("the sea", ["a bus", "the ocean", "a tax"], top_n=1)
+        >>> ranking.results[0].index
+        1
+        """
+        body = {"query": query, "documents": list(documents)}
+        return self._post(RERANK, body | options, Ranking)
+
+    def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], **options: Any
+    ) -> ScoreList:
+        """Return how alike one text, or each of several, is to each of others; -1 to 1.
+
+        >>> round(embedder.score("the sea", "the sea").data[0].score, 3)
+        1.0
+        """
+        return self._post(SCORE, {"text_1": text_1, "text_2": text_2} | options, ScoreList)
+
+    def tokenize(self, text: Messages, **options: Any) -> Tokens:
+        """Return the token ids of a text, or of a conversation as the model sees it.
+
+        >>> client.tokenize("Hello there", return_token_strs=True).token_strs
+        ['Hello', 'Ġthere']
+        """
+        return self._post(TOKENIZE, tokenize_body(text, options), Tokens)
+
+    def detokenize(self, tokens: Sequence[int], **options: Any) -> str:
+        """Return the text of token ids, special tokens included.
+
+        >>> client.detokenize(client.tokenize("Hello there").tokens)
+        'Hello there'
+        """
+        body = {"tokens": list(tokens)} | options
+        return self._post(DETOKENIZE, body, Detokenized).prompt
+
     def models(self) -> list[Model]:
-        """Return the models that the server has."""
-        return decode(checked(self._http.get("/v1/models")), ModelList).data
+        """Return the models that the server has.
+
+        >>> [model.max_model_len for model in client.models()]
+        [8192]
+        """
+        return decode(checked(self._send("GET", "/v1/models")), ModelList).data
+
+    def version(self) -> str:
+        """Return the server's version."""
+        return decode(checked(self._send("GET", "/version")), Version).version
 
     def health(self) -> bool:
-        """Whether the server serves. A server that is not there raises `httpx.ConnectError`."""
+        """Whether the server serves. A server that is not there raises `httpx.ConnectError`.
+
+        >>> client.health()
+        True
+        """
         return self._http.get("/health").status_code == 200
 
     def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
-        return decode(checked(self._http.post(path, json=body)), kind)
+        return decode(checked(self._send("POST", path, body)), kind)
 
-    def _stream(
-        self, path: str, body: dict[str, Any], kind: type[ChatChunk] | type[Completion]
-    ) -> Generator[str, None, None]:
-        parser = EventParser()
-        with self._http.stream("POST", path, json=body | {"stream": True}) as response:
+    def _stream(self, path: str, body: dict[str, Any], kind: Chunk) -> TextStream:
+        def opening() -> httpx.Response:
+            response = self._send("POST", path, body | {"stream": True}, stream=True)
             if response.status_code != 200:
-                raise error_of(response.status_code, response.read())
-            for data in response.iter_bytes():
-                for event in parser.feed(data):
-                    if text := first_text(event, kind):
-                        yield text
-        parser.check_end()
+                raise refusal(response, response.read())
+            return response
+
+        return TextStream(opening, kind)
+
+    def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False
+    ) -> httpx.Response:
+        """Ask, again where that is worth it."""
+        request = self._http.build_request(method, path, json=body)
+        num_before = 0
+        while True:
+            response = self._http.send(request, stream=stream)
+            wait_s = self._retries.wait_s(response.status_code, response.headers, num_before)
+            if wait_s is None:
+                return response
+            response.close()
+            time.sleep(wait_s)
+            num_before += 1
 
 
 class AsyncClient:
-    """`Client` for asyncio: the same methods, awaited."""
+    """`Client` for asyncio: the same methods, awaited; streams are iterated with `async for`."""
 
     def __init__(
         self,
         base_url: str = BASE_URL,
         api_key: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        max_retries: int = MAX_RETRIES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`timeout_s` is how long the server may be silent."""
+        """Know where to ask, as `Client` does."""
         arguments = settings(base_url, api_key, timeout_s)
         self._http = httpx.AsyncClient(**arguments, transport=transport)
+        self._retries = Retries(max_retries)
+
+    @classmethod
+    async def launch(
+        cls, model: str | os.PathLike[str] | None = None, timeout_s: float = TIMEOUT_S, **flags: Any
+    ) -> Self:
+        """Start a server here and return its client, as `Client.launch` does."""
+        server = await asyncio.to_thread(LocalServer, model, flags)
+        client = cls(server.url, server.api_key, timeout_s)
+        client._end_server = weakref.finalize(client, server.stop)
+        return client
+
+    _end_server: "weakref.finalize[Any, Any] | None" = None
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return str(self._http.base_url).rstrip("/")
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,49 +315,86 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, and end the server if it was launched."""
         await self._http.aclose()
+        if self._end_server is not None:
+            await asyncio.to_thread(self._end_server)
 
     async def chat(self, messages: Messages, **options: Any) -> ChatCompletion:
         """Return the answer to a conversation, or to a string from the user."""
         return await self._post(CHAT, chat_body(messages, options), ChatCompletion)
 
-    def stream_chat(self, messages: Messages, **options: Any) -> AsyncGenerator[str, None]:
-        """Yield the answer's text as it comes. Close the iterator early to stop the server."""
+    def stream_chat(self, messages: Messages, **options: Any) -> AsyncTextStream:
+        """Return an iterator of the answer's text as it comes; it can be canceled."""
         return self._stream(CHAT, chat_body(messages, options), ChatChunk)
 
     async def complete(self, prompt: Prompt, **options: Any) -> Completion:
         """Return the continuation of a text, of token ids, or of several of either."""
         return await self._post(COMPLETIONS, {"prompt": prompt} | options, Completion)
 
-    def stream_complete(self, prompt: Prompt, **options: Any) -> AsyncGenerator[str, None]:
-        """Yield the continuation's text as it comes."""
+    def stream_complete(self, prompt: Prompt, **options: Any) -> AsyncTextStream:
+        """Return an iterator of the continuation's text as it comes; it can be canceled."""
         return self._stream(COMPLETIONS, {"prompt": prompt} | options, Completion)
 
     async def embed(self, texts: Prompt, **options: Any) -> EmbeddingList:
         """Return the embedding of a text, of token ids, or of several of either."""
         return await self._post(EMBEDDINGS, embedding_body(texts, options), EmbeddingList)
 
+    async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> Ranking:
+        """Return documents by how alike they are to a query, the likest first; -1 to 1."""
+        body = {"query": query, "documents": list(documents)}
+        return await self._post(RERANK, body | options, Ranking)
+
+    async def score(
+        self, text_1: str | Sequence[str], text_2: str | Sequence[str], **options: Any
+    ) -> ScoreList:
+        """Return how alike one text, or each of several, is to each of others; -1 to 1."""
+        return await self._post(SCORE, {"text_1": text_1, "text_2": text_2} | options, ScoreList)
+
+    async def tokenize(self, text: Messages, **options: Any) -> Tokens:
+        """Return the token ids of a text, or of a conversation as the model sees it."""
+        return await self._post(TOKENIZE, tokenize_body(text, options), Tokens)
+
+    async def detokenize(self, tokens: Sequence[int], **options: Any) -> str:
+        """Return the text of token ids, special tokens included."""
+        body = {"tokens": list(tokens)} | options
+        return (await self._post(DETOKENIZE, body, Detokenized)).prompt
+
     async def models(self) -> list[Model]:
         """Return the models that the server has."""
-        return decode(checked(await self._http.get("/v1/models")), ModelList).data
+        return decode(checked(await self._send("GET", "/v1/models")), ModelList).data
+
+    async def version(self) -> str:
+        """Return the server's version."""
+        return decode(checked(await self._send("GET", "/version")), Version).version
 
     async def health(self) -> bool:
         """Whether the server serves. A server that is not there raises `httpx.ConnectError`."""
         return (await self._http.get("/health")).status_code == 200
 
     async def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
-        return decode(checked(await self._http.post(path, json=body)), kind)
+        return decode(checked(await self._send("POST", path, body)), kind)
 
-    async def _stream(
-        self, path: str, body: dict[str, Any], kind: type[ChatChunk] | type[Completion]
-    ) -> AsyncGenerator[str, None]:
-        parser = EventParser()
-        async with self._http.stream("POST", path, json=body | {"stream": True}) as response:
+    def _stream(self, path: str, body: dict[str, Any], kind: Chunk) -> AsyncTextStream:
+        async def opening() -> httpx.Response:
+            response = await self._send("POST", path, body | {"stream": True}, stream=True)
             if response.status_code != 200:
-                raise error_of(response.status_code, await response.aread())
-            async for data in response.aiter_bytes():
-                for event in parser.feed(data):
-                    if text := first_text(event, kind):
-                        yield text
-        parser.check_end()
+                raise refusal(response, await response.aread())
+            return response
+
+        return AsyncTextStream(opening, kind)
+
+    async def _send(
+        self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False
+    ) -> httpx.Response:
+        """Ask, again where that is worth it."""
+        request = self._http.build_request(method, path, json=body)
+        num_before = 0
+        while True:
+            response = await self._http.send(request, stream=stream)
+            wait_s = self._retries.wait_s(response.status_code, response.headers, num_before)
+            if wait_s is None:
+                return response
+            await response.aclose()
+            await asyncio.sleep(wait_s)
+            num_before += 1

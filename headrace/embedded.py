@@ -1,6 +1,7 @@
-"""An embedded ring: a supervisor without frontends, started by the process that uses it.
+"""An embedded ring: a supervisor started by the process that uses it.
 
-The owner takes the frontend's seat (`ring.py`). It says what to serve on the supervisor's standard
+There are no frontends: the owner takes their seat (`ring.py`), unless it wants a server of its own
+(`local_server.py`). It says what to serve on the supervisor's standard
 input; over a socket the supervisor says where the ring is, that it is ready, and why it ended.
 """
 
@@ -20,6 +21,7 @@ from headrace.board import Board
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import EngineDied, HeadraceError
 from headrace.launch_server import Progress
+from headrace.listeners import listen
 from headrace.model_card import read_card
 from headrace.supervisor import STOP_S, Supervisor, seats_of
 
@@ -32,6 +34,7 @@ class Order(msgspec.Struct):
     owner: int
     config: ServerConfig
     card: ModelCard
+    api_keys: list[str] | None = None  # of a ring with frontends; None is without
 
 
 class Started(msgspec.Struct, tag=True):
@@ -42,6 +45,8 @@ class Started(msgspec.Struct, tag=True):
 
 class Ready(msgspec.Struct, tag=True):
     """Every process has loaded what it needs: supervisor -> owner."""
+
+    url: str = ""  # where the frontends listen
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -59,7 +64,8 @@ def serve(order: Order, control: socket.socket) -> None:
     owner = os.pidfd_open(order.owner)
     if os.getppid() != order.owner:  # it died before the call
         return
-    supervisor = Supervisor(order.config, order.card)
+    listeners = None if order.api_keys is None else listen(order.config)
+    supervisor = Supervisor(order.config, order.card, listeners, order.api_keys or ())
     supervisor.stop_with(owner)
     started = msgspec.msgpack.encode(Started(supervisor.run_dir))
     socket.send_fds(control, [started], [supervisor.board.fd])
@@ -67,7 +73,7 @@ def serve(order: Order, control: socket.socket) -> None:
 
     def on_ready() -> None:
         progress.clear()
-        control.send(msgspec.msgpack.encode(Ready()))
+        control.send(msgspec.msgpack.encode(Ready(listeners.url if listeners else "")))
 
     supervisor.run(on_ready, progress.show)
 
@@ -88,8 +94,10 @@ def main() -> None:
 class EmbeddedServer:
     """The owner's handle of a ring: its supervisor, its run directory, its board."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, api_keys: list[str] | None = None) -> None:
         """Start a ring, which is ready once the owner has taken the frontend's seat.
+
+        With `api_keys`, even none, it has frontends of its own, which take these.
 
         Raises:
             ConfigError, ModelError: there is no such model, or it cannot be used.
@@ -106,7 +114,7 @@ class EmbeddedServer:
             )
         self.run_dir = ""
         try:
-            order = msgspec.msgpack.encode(Order(os.getpid(), config, card))
+            order = msgspec.msgpack.encode(Order(os.getpid(), config, card, api_keys))
             assert self.process.stdin is not None
             with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
                 pipe.write(order)

@@ -129,7 +129,12 @@ class QueueFull(RequestError):
 
 
 class ApiError(HeadraceError):
-    """What a server told `headrace.Client`: the HTTP status and OpenAI's `code` and `param`."""
+    """What a server told `headrace.Client`: the HTTP status and OpenAI's `code` and `param`.
+
+    `retry_after_s` is when it says that to ask again is of use, if it does.
+    """
+
+    retry_after_s: float | None = None
 
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None

@@ -244,6 +244,160 @@ def test_an_answer_of_another_server_is_an_error() -> None:
         client.chat("Hi")
 
 
+RANKING = IDENTITY | {
+    "results": [{"index": 1, "relevance_score": 0.5, "document": {"text": "b"}}],
+    "usage": USAGE,
+}
+SCORES = IDENTITY | {"data": [{"index": 0, "object": "score", "score": 0.25}], "usage": USAGE}
+TOKENS = {"count": 2, "max_model_len": 9, "tokens": [5, 6], "token_strs": None}
+
+
+def test_rerank_and_score_send_texts_and_return_how_alike_they_are() -> None:
+    server = serving(RANKING)
+    with connect(server) as client:
+        (best,) = client.rerank("q", ("a", "b"), top_n=1).results
+    assert (server.path, server.body) == (
+        "/v1/rerank",
+        {"query": "q", "documents": ["a", "b"], "top_n": 1},
+    )
+    assert (best.index, best.relevance_score) == (1, 0.5)
+    server = serving(SCORES)
+    with connect(server) as client:
+        assert client.score("a", ["b"]).data[0].score == 0.25
+    assert (server.path, server.body) == ("/v1/score", {"text_1": "a", "text_2": ["b"]})
+
+
+def test_texts_and_conversations_are_tokenized_and_back() -> None:
+    server = serving(TOKENS)
+    messages = [{"role": "user", "content": "Hi"}]
+    with connect(server) as client:
+        assert client.tokenize("Hi", add_special_tokens=False).tokens == [5, 6]
+        assert server.body == {"prompt": "Hi", "add_special_tokens": False}
+        client.tokenize(messages)
+        assert (server.path, server.body) == ("/tokenize", {"messages": messages})
+    server = serving({"prompt": "Hi"})
+    with connect(server) as client:
+        assert client.detokenize((5, 6)) == "Hi"
+    assert (server.path, server.body) == ("/detokenize", {"tokens": [5, 6]})
+
+
+async def test_async_has_all_of_them_too() -> None:
+    async with connect_async(serving(RANKING)) as client:
+        assert (await client.rerank("q", ["a"])).results[0].index == 1
+    async with connect_async(serving(SCORES)) as client:
+        assert (await client.score("a", "b")).data[0].index == 0
+    async with connect_async(serving(TOKENS)) as client:
+        assert (await client.tokenize("Hi")).count == 2
+    async with connect_async(serving({"prompt": "Hi"})) as client:
+        assert await client.detokenize([5]) == "Hi"
+    async with connect_async(serving({"version": "1"})) as client:
+        assert await client.version() == "1"
+
+
+class Busy(Server):
+    """Refuses twice, then gives its response."""
+
+    def __init__(
+        self, response: Callable[[], httpx.Response], status: int = 429, after: str = "7"
+    ) -> None:
+        super().__init__(response)
+        self._refusal = (status, {"retry-after": after})
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        super().__call__(request)
+        if len(self.requests) > 2:
+            return self._response()
+        status, headers = self._refusal
+        return httpx.Response(status, json=REFUSAL, headers=headers)
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long the clients slept, which takes no time."""
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("headrace.client.time.sleep", waits.append)
+    monkeypatch.setattr("headrace.client.asyncio.sleep", sleep)
+    return waits
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_who_is_busy_is_asked_again_when_it_says(status: int, slept: list[float]) -> None:
+    server = Busy(lambda: httpx.Response(200, json=CHAT), status)
+    with connect(server) as client:
+        assert client.chat("Hi").text == "Paris."
+    assert (slept, len(server.requests)) == ([7, 7], 3)
+    assert len({request.content for request in server.requests}) == 1
+
+
+def test_a_stream_is_asked_for_again(slept: list[float]) -> None:
+    body = sse(chat_events(PIECES))
+    server = Busy(lambda: httpx.Response(200, stream=Dribble(body)))
+    with connect(server) as client:
+        assert list(client.stream_chat("Hi")) == PIECES
+    assert slept == [7, 7]
+
+
+async def test_async_asks_again_too(slept: list[float]) -> None:
+    async with connect_async(Busy(lambda: httpx.Response(200, json=CHAT))) as client:
+        assert (await client.chat("Hi")).text == "Paris."
+    body = sse(chat_events(PIECES))
+    server = Busy(lambda: httpx.Response(200, stream=Dribble(body)))
+    async with connect_async(server) as client:
+        assert [text async for text in client.stream_chat("Hi")] == PIECES
+    assert slept == [7, 7, 7, 7]
+
+
+def test_who_is_busy_for_long_is_not_waited_for(slept: list[float]) -> None:
+    server = Busy(lambda: httpx.Response(200, json=CHAT), after="61")
+    with connect(server) as client, pytest.raises(ApiError) as refused:
+        client.chat("Hi")
+    assert (slept, refused.value.retry_after_s) == ([], 61)
+
+
+def test_retries_come_to_an_end_and_may_be_none(slept: list[float]) -> None:
+    server = Server(lambda: httpx.Response(429, json=REFUSAL))
+    with connect(server) as client, pytest.raises(ApiError) as refused:
+        client.chat("Hi")
+    assert (slept, refused.value.retry_after_s) == ([0.5, 1], None)
+    busy = Busy(lambda: httpx.Response(200, json=CHAT))
+    impatient = Client(max_retries=0, transport=httpx.MockTransport(busy))
+    with impatient, pytest.raises(ApiError):
+        impatient.chat("Hi")
+    assert len(busy.requests) == 1
+
+
+def test_a_canceled_stream_is_at_its_end() -> None:
+    with connect(streaming(sse(chat_events(PIECES)))) as client:
+        stream = client.stream_chat("Hi")
+        assert next(stream) == PIECES[0]
+        stream.cancel()
+        assert list(stream) == []
+        never = client.stream_chat("Hi")
+        never.cancel()
+        assert list(never) == []
+
+
+async def test_an_async_stream_is_canceled_and_closed() -> None:
+    server = streaming(sse(chat_events(PIECES)))
+    async with connect_async(server) as client:
+        stream = client.stream_chat("Hi")
+        assert await anext(stream) == PIECES[0]
+        stream.cancel()
+        assert [text async for text in stream] == []
+        other = client.stream_chat("Hi")
+        await anext(other)
+        await other.aclose()
+        assert [text async for text in other] == []
+        never = client.stream_chat("Hi")
+        never.cancel()
+        assert [text async for text in never] == []
+    assert len(server.requests) == 2
+
+
 def test_models_are_listed() -> None:
     model = {"id": "tiny", "object": "model", "created": 5, "owned_by": "headrace"}
     server = serving({"object": "list", "data": [model | {"max_model_len": 128}]})
@@ -322,7 +476,8 @@ def test_events_may_end_lines_as_windows_does_and_hold_comments() -> None:
 def test_importing_headrace_does_not_import_httpx() -> None:
     code = (
         "import sys, headrace; assert not {'httpx', 'msgspec'} & set(sys.modules);"
-        "from headrace import ApiError, AsyncClient, Client; assert 'httpx' in sys.modules"
+        "from headrace import ApiError, AsyncClient, Client; assert 'httpx' in sys.modules;"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -74,7 +74,7 @@ def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str)
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("--model-path org/m --tp-size 1 --context-length 9", {"model": "org/m", "max_model_len": 9}),
+        ("--model-path m --tp-size 1 --context-length 9", {"model": "m", "max_model_len": 9}),
         ("--max-running-requests 8 --random-seed 3", {"max_num_seqs": 8, "seed": 3}),
         ("--chunked-prefill-size 256 --disable-radix-cache",
          {"max_num_batched_tokens": 256, "enable_prefix_caching": False}),

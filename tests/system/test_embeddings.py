@@ -13,8 +13,10 @@ import pytest
 import torch
 import transformers
 from embedding_models import LAST, TEXTS, add_modules, minilm
+from examples import run_examples
 from servers import RunningServer
 
+import headrace.client
 from headrace import Client, Engine
 from headrace.model_card import find_demo_model
 from headrace.tokenizer_json import read_tokenizer_json
@@ -51,6 +53,11 @@ def test_the_official_client_gets_the_reference_s_vectors(
     assert [item.index for item in answer.data] == list(range(len(TEXTS)))
     assert ((vectors * expected).sum(axis=1) >= 0.9999).all()
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(TEXTS)
+
+
+def test_the_examples_of_the_client_are_true(server: RunningServer) -> None:
+    with Client(server.url) as client:
+        assert run_examples(headrace.client, embedder=client) > 2
 
 
 def test_floats_and_base64_are_the_same_numbers(server: RunningServer) -> None:
