@@ -1,15 +1,20 @@
 """`headrace COMMAND`: everything from one word."""
 
+import pkgutil
 import sys
-from collections.abc import Callable
 
-from headrace import __version__, bench, launch_server
+from headrace import __version__
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "serve": launch_server.main,
-    "bench": bench.main,
+# What each does, and where its code is: only that of the one that is asked for is loaded.
+COMMANDS = {
+    "serve": ("serve a model", "headrace.launch_server:main"),
+    "chat": ("talk to a model in the terminal", "headrace.chat:main"),
+    "bench": ("put load on a server", "headrace.bench:main"),
+    "doctor": ("tell what this machine has, and what is wrong", "headrace.doctor:main"),
 }
-USAGE = f"usage: headrace {{{','.join(COMMANDS)}}} …, or headrace --version"
+USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a command\n\n" + "\n".join(
+    f"  {name:8} {help}" for name, (help, _) in COMMANDS.items()
+)
 
 
 def main() -> None:
@@ -20,6 +25,6 @@ def main() -> None:
     elif name in ("-h", "--help"):
         print(USAGE)
     elif name in COMMANDS:
-        COMMANDS[name](rest)
+        pkgutil.resolve_name(COMMANDS[name][1])(rest)
     else:
         sys.exit(f"headrace: no command '{name}'\n{USAGE}")

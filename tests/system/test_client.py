@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
@@ -69,6 +70,17 @@ async def test_an_async_stream_is_canceled_while_another_task_waits_for_it(
     wait_until(
         lambda: server.metric("aborted_sequences_total") == aborted + 1, "the server gives it up"
     )
+
+
+def test_a_conversation_in_the_terminal(server: RunningServer) -> None:
+    command = [Path(sys.executable).parent / "headrace", "chat", server.url]
+    command += ["--temperature", "0", "--max-tokens", "8"]
+    lines = "What is the capital of France?\nAnd of Spain?\n"
+    chat = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60)
+    assert (chat.returncode, chat.stderr) == (0, "")
+    first, second = chat.stdout.splitlines()
+    assert first == "The capital of France is Paris."
+    assert second.startswith("The capital of Spain")
 
 
 async def test_a_launched_server_has_its_keys_and_ends_with_its_client() -> None:

@@ -1,0 +1,168 @@
+"""`headrace doctor [MODEL] [flags]`: what this machine has, what will be used, what is wrong.
+
+It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
+"""
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace import __version__
+from headrace.config import ModelCard, ServerConfig
+from headrace.core import load_core
+from headrace.errors import HeadraceError
+from headrace.flags import from_flags
+from headrace.listeners import listen
+from headrace.machine import Machine, packages
+from headrace.model_card import read_card
+
+FEW_FILES = 1024
+NUM_BUSY = 5  # processes that work at once: one of each kind
+WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong, and what to do. `fatal` is that the server would not start."""
+
+    text: str
+    fatal: bool = False
+
+
+def gib(num_bytes: float) -> str:
+    """Return a size as people say it."""
+    return f"{num_bytes / (1 << 30):.1f} GiB"
+
+
+def weight_bytes(path: Path) -> int:
+    """Return how large a model's weights are as they are stored."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
+
+
+def facts(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield what the machine has."""
+    quota = "" if machine.quota >= machine.num_usable else f", {machine.quota:g} cores' time"
+    yield (
+        "processor",
+        f"{machine.processor}: {machine.num_usable} of {machine.num_cores} cores{quota}",
+    )
+    yield "kernels", machine.isa
+    yield "memory", f"{gib(machine.free_bytes)} free of {gib(machine.memory_bytes)}"
+    yield "NUMA nodes", str(machine.num_numa_nodes)
+    driver = f", driver {machine.driver}" if machine.driver else ""
+    yield "GPUs", f"{', '.join(machine.gpus)}{driver}; not used yet" if machine.gpus else "none"
+    shm = "none" if machine.shm_bytes is None else f"{gib(machine.shm_bytes)} free; not needed"
+    yield "/dev/shm", shm
+    files = "no limit" if machine.max_files < 0 else str(machine.max_files)
+    yield "open files", f"{files} for each process"
+    yield "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def plan(config: ServerConfig, card: ModelCard) -> Iterator[tuple[str, str]]:
+    """Yield what will be used for a model."""
+    yield "name", card.name
+    yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
+    yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
+    if card.embeds:
+        yield "kind", f"embeddings of {card.embedding_size} numbers"
+    else:
+        yield "KV cache", f"{gib(config.kv_cache_memory_bytes)} (--kv-cache-memory-bytes)"
+        template = "from the model" if card.chat_template else "none"
+        yield "chat template", template
+
+
+def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
+    """Yield what is wrong with a machine, whatever it is to serve."""
+    if machine.isa == "portable":
+        yield Finding("the processor has no AVX2: the kernels are slow")
+    if machine.num_usable < NUM_BUSY:
+        yield Finding(
+            f"{NUM_BUSY} processes share {machine.num_usable} cores: they wait for each other"
+        )
+    if machine.quota < machine.num_usable:
+        yield Finding(
+            f"the container has {machine.quota:g} cores' time for {machine.num_usable} cores, and "
+            "is stopped when it is used up; give it whole cores"
+        )
+    if machine.num_numa_nodes > 1:
+        yield Finding(
+            "memory is spread over several NUMA nodes; stay on one: "
+            "numactl --cpunodebind=0 --membind=0 headrace serve …"
+        )
+    if 0 <= machine.max_files < FEW_FILES:
+        yield Finding(
+            f"a frontend may open {machine.max_files} files, a connection each; raise `ulimit -n`"
+        )
+
+
+def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) -> Iterator[Finding]:
+    """Yield what is wrong with serving a model on a machine."""
+    if config.engine == "mock":
+        return
+    needed = weight_bytes(Path(card.path)) + (0 if card.embeds else config.kv_cache_memory_bytes)
+    if needed > machine.free_bytes:
+        yield Finding(
+            f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "
+            "lower --kv-cache-memory-bytes, or use --quantization or a smaller model",
+            fatal=True,
+        )
+    if not card.embeds and not card.chat_template:
+        yield Finding("the model has no chat template: /v1/chat/completions will refuse")
+
+
+def wrong_with_install(found: dict[str, str | None]) -> Iterator[Finding]:
+    """Yield what is wrong with the installation."""
+    for name, version in found.items():
+        if version is None:
+            yield Finding(f"the package {name} is missing; `pip install {name}`", fatal=True)
+    try:
+        load_core()
+    except HeadraceError as error:
+        yield Finding(str(error), fatal=True)
+
+
+def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
+    """Print a table."""
+    print(f"{title}:")
+    for name, value in rows:
+        print(f"  {name:14} {value}")
+    print()
+
+
+def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
+    """Print what there is and return what is wrong."""
+    report("machine", facts(machine))
+    findings = [*wrong_with_machine(machine)]
+    try:
+        card = read_card(config)
+    except HeadraceError as error:
+        findings.append(Finding(str(error), fatal=True))
+    else:
+        report("model", plan(config, card))
+        findings += wrong_with_model(config, card, machine)
+    found = packages()
+    versions = (f"{name} {version}" for name, version in found.items() if version)
+    report("packages", iter([("headrace", __version__), ("its needs", ", ".join(versions))]))
+    findings += wrong_with_install(found)
+    try:
+        listen(config).close()
+    except HeadraceError as error:
+        findings.append(Finding(str(error), fatal=True))
+    return findings
+
+
+def main(argv: list[str]) -> None:
+    """Tell, and exit with 1 where the server could not start."""
+    try:
+        findings = examine(from_flags(argv), Machine.look())
+    except HeadraceError as error:
+        sys.exit(f"headrace doctor: error: {error}")
+    print("what is wrong:" if findings else "nothing is wrong")
+    for finding in findings:
+        print(f"  {'!' if finding.fatal else '-'} {finding.text}")
+    if any(finding.fatal for finding in findings):
+        sys.exit(1)

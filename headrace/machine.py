@@ -1,0 +1,124 @@
+"""What a machine has, as its kernel and its packages say. `root` is where / is, for tests."""
+
+import importlib.metadata
+import math
+import os
+import re
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KB = 1 << 10
+NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Cores, memory, devices and limits."""
+
+    processor: str
+    isa: str  # of the kernels that run: avx512, avx2 or portable
+    num_cores: int
+    num_usable: int  # that this process may run on,
+    quota: float  # and how many cores' time its container may use; inf is no limit
+    memory_bytes: int
+    free_bytes: int  # for new things, of the container's share if it has one
+    num_numa_nodes: int
+    gpus: list[str]
+    driver: str | None
+    shm_bytes: int | None  # of /dev/shm; None is that there is none
+    max_files: int  # open at once; -1 is no limit
+
+    @classmethod
+    def look(cls, root: Path = Path("/")) -> "Machine":
+        """Look at this machine."""
+        info = read(root / "proc/cpuinfo")
+        flags = set(field(info, "flags").split())
+        memory = read(root / "proc/meminfo")
+        free = kilobytes(memory, "MemAvailable")
+        driver = re.search(r"Kernel Module\s+(?:\S+\s+)*?([\d.]+)", nvidia(root, "version"))
+        gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
+        nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
+        shm = root / "dev/shm"
+        return cls(
+            processor=field(info, "model name") or "unknown",
+            isa=isa_of(flags),
+            num_cores=os.cpu_count() or 1,
+            num_usable=len(os.sched_getaffinity(0)),
+            quota=quota(read(root / "sys/fs/cgroup/cpu.max")),
+            memory_bytes=kilobytes(memory, "MemTotal"),
+            free_bytes=min([free, *container_bytes(root / "sys/fs/cgroup")]),
+            num_numa_nodes=max(len(nodes), 1),
+            gpus=[field(read(path), "Model") for path in gpus],
+            driver=driver and driver[1],
+            shm_bytes=free_space(shm) if shm.is_dir() else None,
+            max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        )
+
+
+def read(path: Path) -> str:
+    """Return a file's text; "" where it cannot be read."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def nvidia(root: Path, name: str) -> str:
+    """Return what the NVIDIA driver says, if it is there."""
+    return read(root / "proc/driver/nvidia" / name)
+
+
+def field(text: str, name: str) -> str:
+    """Return the first value of `name : value` lines; "" where there is none."""
+    found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def kilobytes(text: str, name: str) -> int:
+    """Return a line of /proc/meminfo in bytes."""
+    value = field(text, name).split()
+    return int(value[0]) * KB if value else 0
+
+
+def isa_of(flags: set[str]) -> str:
+    """Return which kernels a processor with these flags runs (csrc/cpu/kernels.cpp)."""
+    if not {"avx2", "fma"} <= flags:
+        return "portable"
+    return "avx512" if "avx512f" in flags else "avx2"
+
+
+def quota(cpu_max: str) -> float:
+    """Return how many cores' time a cgroup's cpu.max allows."""
+    allowed, _, period = cpu_max.strip().partition(" ")
+    return int(allowed) / int(period) if allowed.isdigit() and period else math.inf
+
+
+def container_bytes(cgroup: Path) -> Iterator[int]:
+    """Yield how much more memory a container may have, if that is limited."""
+    limit = read(cgroup / "memory.max").strip()
+    if limit.isdigit():
+        used = read(cgroup / "memory.current").strip()
+        yield max(int(limit) - (int(used) if used.isdigit() else 0), 0)
+
+
+def free_space(folder: Path) -> int:
+    """Return how many bytes a file system has room for."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def packages() -> dict[str, str | None]:
+    """Return the version of every package that Headrace needs; None is that it is not there."""
+    found: dict[str, str | None] = {}
+    for requirement in importlib.metadata.requires("headrace") or []:
+        if "extra ==" in requirement:
+            continue
+        name = NAME.match(requirement)
+        assert name is not None
+        try:
+            found[name[0]] = importlib.metadata.version(name[0])
+        except importlib.metadata.PackageNotFoundError:
+            found[name[0]] = None
+    return found

@@ -1,0 +1,44 @@
+"""`headrace COMMAND` runs what it names."""
+
+import pkgutil
+import sys
+
+import pytest
+
+from headrace import __version__, cli
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["headrace", *argv])
+    cli.main()
+
+
+def test_every_command_exists_and_says_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch)
+    usage = capsys.readouterr().out
+    for name, (help, where) in cli.COMMANDS.items():
+        assert f"  {name:8} {help}\n" in usage
+        assert callable(pkgutil.resolve_name(where))
+
+
+def test_a_command_gets_the_rest_of_the_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, "chat", "--max-tokens", "many")
+    assert ended.value.code == 2
+    assert "argument --max-tokens: invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(monkeypatch, "--version")
+    assert capsys.readouterr().out == f"headrace {__version__}\n"
+
+
+def test_an_unknown_command_is_refused_with_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match=r"no command 'serf'\nusage: [\s\S]*  serve "):
+        run(monkeypatch, "serf")

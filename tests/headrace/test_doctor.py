@@ -1,0 +1,165 @@
+"""The doctor sees what a machine has, and names what is wrong with it."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace import doctor
+from headrace.config import ModelCard, ServerConfig
+from headrace.machine import Machine, packages, quota
+
+GB = 1 << 30
+CPUINFO = """processor\t: 0
+model name\t: Fast (R) CPU
+flags\t\t: fpu avx2 fma {}
+
+processor\t: 1
+model name\t: Fast (R) CPU
+"""
+NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\n"
+WELL = Machine(
+    processor="Fast",
+    isa="avx512",
+    num_cores=16,
+    num_usable=8,
+    quota=math.inf,
+    memory_bytes=64 * GB,
+    free_bytes=32 * GB,
+    num_numa_nodes=1,
+    gpus=[],
+    driver=None,
+    shm_bytes=GB,
+    max_files=4096,
+)
+CARD = ModelCard(
+    path="/m",
+    name="m",
+    max_model_len=9,
+    vocab_size=9,
+    eos_token_ids=[],
+    chat_template="x",
+    special_tokens={},
+)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_machine_is_seen_as_its_kernel_says(tmp_path: Path) -> None:
+    seen = Machine.look(
+        write(
+            tmp_path,
+            {
+                "proc/cpuinfo": CPUINFO.format("avx512f"),
+                "proc/meminfo": "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable: 4194304 kB\n",
+                "proc/driver/nvidia/version": NVRM,
+                "proc/driver/nvidia/gpus/0000:01/information": "Model: \t NVIDIA H200\nIRQ: 1\n",
+                "sys/devices/system/node/node0/x": "",
+                "sys/devices/system/node/node1/x": "",
+                "sys/fs/cgroup/cpu.max": "150000 100000\n",
+                "sys/fs/cgroup/memory.max": f"{3 * GB}\n",
+                "sys/fs/cgroup/memory.current": f"{GB}\n",
+                "dev/shm/x": "",
+            },
+        )
+    )
+    assert (seen.processor, seen.isa, seen.quota) == ("Fast (R) CPU", "avx512", 1.5)
+    assert (seen.memory_bytes, seen.free_bytes, seen.num_numa_nodes) == (8 * GB, 2 * GB, 2)
+    assert (seen.gpus, seen.driver) == (["NVIDIA H200"], "570.86.15")
+    assert seen.shm_bytes is not None
+    table = dict(doctor.facts(seen))
+    assert table["GPUs"] == "NVIDIA H200, driver 570.86.15; not used yet"
+    assert table["memory"] == "2.0 GiB free of 8.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa"), [("", "avx2"), ("avx512f", "avx512"), ("avx512vl", "avx2")]
+)
+def test_kernels_are_chosen_by_the_processors_flags(tmp_path: Path, flags: str, isa: str) -> None:
+    write(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags)})
+    assert Machine.look(tmp_path).isa == isa
+
+
+def test_a_machine_that_says_nothing_is_seen_too(tmp_path: Path) -> None:
+    seen = Machine.look(tmp_path)
+    assert (seen.isa, seen.gpus, seen.driver, seen.shm_bytes) == ("portable", [], None, None)
+    assert dict(doctor.facts(seen))["GPUs"] == "none"
+
+
+def test_this_machine_is_seen() -> None:
+    seen = Machine.look()
+    assert seen.num_cores >= seen.num_usable > 0
+    assert seen.memory_bytes >= seen.free_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000\n", math.inf), ("", math.inf), ("50000 100000", 0.5)]
+)
+def test_a_quota_is_in_cores(text: str, cores: float) -> None:
+    assert quota(text) == cores
+
+
+def test_a_machine_that_is_well_has_nothing_wrong() -> None:
+    assert not list(doctor.wrong_with_machine(WELL))
+    assert not list(doctor.wrong_with_model(ServerConfig(), CARD, WELL))
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ({"isa": "portable"}, "no AVX2"),
+        ({"num_usable": 2}, "5 processes share 2 cores"),
+        ({"quota": 2.5}, "2.5 cores' time for 8 cores"),
+        ({"num_numa_nodes": 2}, "numactl"),
+        ({"max_files": 256}, "may open 256 files"),
+    ],
+)
+def test_what_is_wrong_with_a_machine_is_named(what: dict[str, object], text: str) -> None:
+    (finding,) = doctor.wrong_with_machine(replace(WELL, **what))  # type: ignore[arg-type]
+    assert text in finding.text
+    assert not finding.fatal
+
+
+def test_a_model_that_does_not_fit_cannot_be_served(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(31 * GB)  # of nothing
+    card = replace(CARD, path=str(tmp_path), chat_template=None)
+    too_large, no_template = doctor.wrong_with_model(ServerConfig(), card, WELL)
+    assert too_large.fatal
+    assert "weights and KV cache take 33.0 GiB, and 32.0 GiB are free" in too_large.text
+    assert "/v1/chat/completions will refuse" in no_template.text
+    smaller = ServerConfig(kv_cache_memory_bytes=GB)
+    assert not [f for f in doctor.wrong_with_model(smaller, card, WELL) if f.fatal]
+    assert not list(doctor.wrong_with_model(ServerConfig(engine="mock"), card, WELL))
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    (finding,) = doctor.wrong_with_install({"there": "1.0", "gone": None})
+    assert (finding.text, finding.fatal) == (
+        "the package gone is missing; `pip install gone`",
+        True,
+    )
+    found = packages()
+    assert found["msgspec"]
+    assert "cuda-python" not in found
+
+
+def test_the_doctor_tells_and_ends_with_1_where_nothing_can_be_served(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    doctor.main(["--port", "0"])
+    told = capsys.readouterr().out
+    assert "machine:\n  processor " in told
+    assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["/no/such/model", "--host", "192.0.2.1"])
+    assert ended.value.code == 1
+    told = capsys.readouterr().out
+    assert "  ! /no/such/model: no such file or folder\n" in told
+    assert "  ! cannot listen on --host 192.0.2.1 --port 8000: " in told
