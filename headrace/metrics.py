@@ -73,8 +73,13 @@ LABELS = ["model_name", "process"]
 DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
 VITALS = [
     (CounterMetricFamily, "process_cpu_seconds", "Processor time of all threads", "cpu_s"),
-    (CounterMetricFamily, "process_busy_seconds", "Of the thread that does the work", "busy_s"),
-    (GaugeMetricFamily, "process_resident_memory_bytes", "Memory", "resident_bytes"),
+    (
+        CounterMetricFamily,
+        "process_busy_seconds",
+        "Processor time of the thread that does the work",
+        "busy_s",
+    ),
+    (GaugeMetricFamily, "process_resident_memory_bytes", "Memory in use", "resident_bytes"),
 ]
 
 
@@ -125,14 +130,18 @@ class BoardCollector(Collector):
     def _backlogs(self) -> Iterator[Metric]:
         """What is on its way: bodies to tokenizer processes, messages to frontends."""
         bodies = GaugeMetricFamily(
-            "headrace:tokenizer_queue_bytes", "Bodies sent to it and not handled", labels=LABELS
+            "headrace:tokenizer_queue_bytes",
+            "Bytes of bodies sent to a tokenizer and not handled",
+            labels=LABELS,
         )
         for place, slot in enumerate(self._board.of("tokenizer")):
             sent = self._sum("frontend", Field.FORWARDED_BYTES + place)
             bodies.add_metric([self._model, str(slot.seat)], sent - slot[Field.HANDLED_BYTES])
         yield bodies
         messages = GaugeMetricFamily(
-            "headrace:frontend_queue_messages", "Sent to it and not handled", labels=LABELS
+            "headrace:frontend_queue_messages",
+            "Messages sent to a frontend and not handled",
+            labels=LABELS,
         )
         for place, slot in enumerate(self._board.of("frontend")):
             senders = ("tokenizer", "detokenizer")

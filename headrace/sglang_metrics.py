@@ -33,7 +33,7 @@ HISTOGRAMS = [
     ),
     (
         "request_time_per_output_token_seconds",
-        "A sequence's mean of these",
+        "Mean time between a sequence's tokens",
         *("engine", Span.PER_TOKEN, buckets.SGLANG_TOKEN),
     ),
     (
@@ -43,7 +43,7 @@ HISTOGRAMS = [
     ),
     (
         "uncached_prompt_tokens_histogram",
-        "Those that no cache had",
+        "Tokens of a sequence's prompt that no cache had",
         *("engine", Span.COMPUTED, buckets.SGLANG_TOKENS),
     ),
     (
@@ -73,7 +73,7 @@ class SglangCollector(Collector):
         for name, help, role, span, bounds in HISTOGRAMS:
             yield self._front.histogram(name, help, readings.spread(role, span), bounds)
         waited = readings.spread("engine", Span.WAITED)
-        help = "Until a sequence's first step"
+        help = "From a sequence's arrival to its first step"
         yield self._scheduler.histogram("queue_time_seconds", help, waited, buckets.SGLANG_QUEUE)
 
     def _gauges(self) -> Iterator[Metric]:
@@ -86,10 +86,10 @@ class SglangCollector(Collector):
             ("num_queue_reqs", "Sequences that wait", engine(Field.WAITING)),
             ("token_usage", "Share of the KV cache in use, 0 to 1", self._readings.kv_usage),
             ("num_used_tokens", "Tokens that the KV cache has in use", total - free),
-            ("kv_available_tokens", "Tokens that it has room for", free),
-            ("max_total_num_tokens", "Tokens that it holds", total),
-            ("num_pages", "Its pages", pages),
-            ("page_size", "Tokens that a page holds", page_tokens),
+            ("kv_available_tokens", "Tokens that the KV cache has room for", free),
+            ("max_total_num_tokens", "Tokens that the KV cache holds", total),
+            ("num_pages", "Pages of the KV cache", pages),
+            ("page_size", "Tokens that a page of the KV cache holds", page_tokens),
             ("context_len", "The longest sequence, tokens", self._card.max_model_len),
             (
                 "cache_hit_rate",
@@ -108,12 +108,14 @@ class SglangCollector(Collector):
             ("prompt_tokens", "Tokens of prompts that have a first token", computed + cached),
             ("generation_tokens", "Tokens generated", generated),
             ("num_requests", "Sequences that ended", ended),
-            ("num_aborted_requests", "Those of them whose client left", aborted),
+            ("num_aborted_requests", "Sequences whose client left", aborted),
             ("spec_verify_calls", "Steps of sequences with guesses", engine(Field.DRAFT_ROUNDS)),
         ]:
             yield self._front.counter(name, help, [({}, value)])
         source = {"cache_source": "device"}
-        yield self._front.counter("cached_tokens", "Found in the cache", [(source, cached)])
+        yield self._front.counter(
+            "cached_tokens", "Tokens of prompts found in the cache", [(source, cached)]
+        )
         modes: list[tuple[Labels, float]] = [
             ({"mode": "prefill_compute"}, computed),
             ({"mode": "prefill_cache"}, cached),

@@ -23,7 +23,7 @@ COUNTERS = [
     ("prompt_tokens_cached", "Tokens of prompts found in the cache", Field.CACHED_TOKENS),
     ("generation_tokens", "Tokens generated", Field.GENERATED_TOKENS),
     ("prefix_cache_queries", "Tokens looked up in the prefix cache", Field.PREFIX_QUERIES),
-    ("prefix_cache_hits", "Tokens found there", Field.PREFIX_HITS),
+    ("prefix_cache_hits", "Tokens found in the prefix cache", Field.PREFIX_HITS),
     ("spec_decode_num_drafts", "Steps of sequences with guesses", Field.DRAFT_ROUNDS),
     ("spec_decode_num_draft_tokens", "Tokens guessed", Field.DRAFTS),
     ("spec_decode_num_accepted_tokens", "Guesses that were right", Field.RIGHT_DRAFTS),
@@ -47,22 +47,22 @@ HISTOGRAMS = [
     ),
     (
         "request_time_per_output_token_seconds",
-        "A sequence's mean of these",
+        "Mean time between a sequence's tokens",
         *("engine", Span.PER_TOKEN, buckets.VLLM_TOKEN),
     ),
     (
         "request_queue_time_seconds",
-        "Until a sequence's first step",
+        "From a sequence's arrival to its first step",
         *("engine", Span.WAITED, buckets.VLLM_REQUEST),
     ),
     (
         "request_prefill_time_seconds",
-        "From there to its first token",
+        "From a sequence's first step to its first token",
         *("engine", Span.PREFILLED, buckets.VLLM_REQUEST),
     ),
     (
         "request_decode_time_seconds",
-        "From there to its last",
+        "From a sequence's first token to its last",
         *("engine", Span.DECODED, buckets.VLLM_REQUEST),
     ),
     (
@@ -89,10 +89,14 @@ HISTOGRAMS = [
 # Histograms of tokens, up to the context's length.
 TOKENS = [
     ("request_prompt_tokens", "Tokens of a sequence's prompt", Span.PROMPT),
-    ("request_prefill_kv_computed_tokens", "Those that no cache had", Span.COMPUTED),
+    (
+        "request_prefill_kv_computed_tokens",
+        "Tokens of a sequence's prompt that no cache had",
+        Span.COMPUTED,
+    ),
     ("request_generation_tokens", "Tokens generated for a sequence", Span.GENERATED),
-    ("request_max_num_generation_tokens", "The same, by its older name", Span.GENERATED),
-    ("request_params_max_tokens", "How many it might have had", Span.MAX_TOKENS),
+    ("request_max_num_generation_tokens", "As request_generation_tokens", Span.GENERATED),
+    ("request_params_max_tokens", "Tokens that a sequence might have had", Span.MAX_TOKENS),
 ]
 
 
@@ -122,7 +126,7 @@ class VllmCollector(Collector):
         yield gauge("num_requests_waiting", "Sequences that wait", [({}, waiting)])
         yield gauge(
             "num_requests_waiting_by_reason",
-            "Why they wait: all of them for room",
+            "Sequences that wait, by why: for room",
             [({"reason": "capacity"}, waiting), ({"reason": "deferred"}, 0)],
         )
         usage = self._readings.kv_usage

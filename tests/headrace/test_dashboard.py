@@ -1,4 +1,4 @@
-"""The dashboard asks for nothing that /metrics does not have."""
+"""The dashboard asks for nothing that /metrics does not have; the page about it, too."""
 
 import json
 import os
@@ -75,3 +75,13 @@ def test_panels_are_numbered_and_do_not_overlap() -> None:
         }
         assert not cells & taken, panel["title"]
         taken |= cells
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_the_page_about_metrics_has_every_one_of_them(dialect: str) -> None:
+    page = (DASHBOARD.parent / "metrics.md").read_text()
+    board = Board.create(seats_of(ServerConfig()))
+    text = render_metrics(board, CARD, dialect).decode()
+    os.close(board.fd)
+    for family in text_string_to_metric_families(text):
+        assert f"| `{family.name}` | {family.type} | {family.documentation} |\n" in page
