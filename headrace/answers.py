@@ -177,7 +177,7 @@ class Document(msgspec.Struct):
 
 
 class Rank(msgspec.Struct):
-    """How alike a document is to the query: the cosine of their embeddings, -1 to 1."""
+    """How alike a document is to the query: a cosine of embeddings, or a cross-encoder's score."""
 
     index: int
     relevance_score: float
@@ -195,7 +195,7 @@ class Ranking(msgspec.Struct):
 
 
 class Score(msgspec.Struct):
-    """How alike two texts are: the cosine of their embeddings, -1 to 1."""
+    """How alike two texts are: the cosine of embeddings, or a cross-encoder's score."""
 
     index: int
     score: float

@@ -191,7 +191,7 @@ class Client:
         return self._post(EMBEDDINGS, embedding_body(texts, options), EmbeddingList)
 
     def rerank(self, query: str, documents: Sequence[str], **options: Any) -> Ranking:
-        """Return documents by how alike they are to a query, the likest first; -1 to 1.
+        """Return documents by how alike they are to a query, the likest first.
 
         >>> ranking = embedder.rerank("the sea", ["a bus", "the ocean", "a tax"], top_n=1)
         >>> ranking.results[0].index
@@ -203,7 +203,7 @@ class Client:
     def score(
         self, text_1: str | Sequence[str], text_2: str | Sequence[str], **options: Any
     ) -> ScoreList:
-        """Return how alike one text, or each of several, is to each of others; -1 to 1.
+        """Return how alike one text, or each of several, is to each of others.
 
         >>> round(embedder.score("the sea", "the sea").data[0].score, 3)
         1.0
@@ -341,14 +341,14 @@ class AsyncClient:
         return await self._post(EMBEDDINGS, embedding_body(texts, options), EmbeddingList)
 
     async def rerank(self, query: str, documents: Sequence[str], **options: Any) -> Ranking:
-        """Return documents by how alike they are to a query, the likest first; -1 to 1."""
+        """Return documents by how alike they are to a query, the likest first."""
         body = {"query": query, "documents": list(documents)}
         return await self._post(RERANK, body | options, Ranking)
 
     async def score(
         self, text_1: str | Sequence[str], text_2: str | Sequence[str], **options: Any
     ) -> ScoreList:
-        """Return how alike one text, or each of several, is to each of others; -1 to 1."""
+        """Return how alike one text, or each of several, is to each of others."""
         return await self._post(SCORE, {"text_1": text_1, "text_2": text_2} | options, ScoreList)
 
     async def tokenize(self, text: Messages, **options: Any) -> Tokens:
