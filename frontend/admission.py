@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from headrace.frontend.refusals import Refusal, overloaded
 
+MAX_REQUESTS, MAX_TOKENS = "--max-num-queued", "--max-queued-tokens"
 SHORTEST_S = 1
 LONGEST_S = 60
 UNKNOWN_S = 5  # to wait where nothing has been done yet
@@ -74,13 +75,15 @@ class Admission:
             excess = load.num_requests - limits.num_requests // 2
             return overloaded(
                 self.requests.seconds_for(excess),
-                "too many requests are waiting (--max-num-queued)",
+                "too many requests are waiting",
+                MAX_REQUESTS,
             )
         if limits.num_waiting_tokens and load.num_waiting_tokens >= limits.num_waiting_tokens:
             excess = load.num_waiting_tokens - limits.num_waiting_tokens // 2
             return overloaded(
                 self.tokens.seconds_for(excess),
-                "too many prompt tokens are waiting (--max-queued-tokens)",
+                "too many prompt tokens are waiting",
+                MAX_TOKENS,
             )
         # One body is always taken: it is within --max-body-bytes.
         num_bytes = load.num_body_bytes

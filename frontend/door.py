@@ -1,13 +1,14 @@
 """The door: who may come in at all, and whether there is room, which the board says."""
 
 from headrace.board import Board, Field, Slot
-from headrace.frontend.admission import Admission, Load
+from headrace.frontend.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.refusals import UNAUTHORIZED, Refusal, too_large
 from headrace.frontend.request_head import RequestHead
 from headrace.links import Links
 
 POST = "POST"
+LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOADS}
 
 
 class Door:
@@ -44,6 +45,8 @@ class Door:
             self._slot.add(Field.ADMITTED)
         else:
             self._slot.add(Field.OVERLOADS)
+            if refusal.limit in LIMITS:
+                self._slot.add(LIMITS[refusal.limit])
         return refusal
 
     def leave(self, method: str) -> None:

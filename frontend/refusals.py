@@ -12,6 +12,7 @@ class Refusal:
     type: str
     code: str
     retry_after_s: int | None = None
+    limit: str = ""  # the flag of what there is no room for
 
 
 def error_body(refusal: Refusal) -> bytes:
@@ -40,12 +41,14 @@ def too_large(max_body_bytes: int) -> Refusal:
     )
 
 
-def overloaded(retry_after_s: int, why: str) -> Refusal:
-    """Return the refusal of a request for which there is no room now."""
+def overloaded(retry_after_s: int, why: str, limit: str = "") -> Refusal:
+    """Return the refusal of a request for which there is no room now, by the flag `limit`."""
+    named = f" ({limit})" if limit else ""
     return Refusal(
         429,
-        f"{why}; try again in {retry_after_s} s",
+        f"{why}{named}; try again in {retry_after_s} s",
         "rate_limit_error",
         "rate_limit_exceeded",
         retry_after_s,
+        limit,
     )

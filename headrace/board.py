@@ -47,7 +47,9 @@ class Field(enum.IntEnum):
     HELD_BYTES = 14  # gauge, of bodies being read
     UNSENT_BYTES = 15  # gauge, of responses whose clients read too slowly
     CONNECTIONS = 16  # gauge
-    OVERLOADS = 17  # requests refused since there is too much to do
+    OVERLOADS = 17  # requests refused since there is too much to do,
+    REQUEST_OVERLOADS = 22  # of which there were too many requests,
+    TOKEN_OVERLOADS = 23  # or too many tokens that wait
     UNAUTHORIZED = 18
     ADMITTED = 20  # gauge: requests that take a place, let in and not answered
     MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole

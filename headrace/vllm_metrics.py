@@ -107,6 +107,7 @@ class VllmCollector(Collector):
         self._readings = Readings(board)
         self._card = card
         self._families = Families("vllm:", {"model_name": card.name, "engine": "0"})
+        self._doors = Families("vllm:", {"model_name": card.name})
 
     def collect(self) -> Iterator[Metric]:
         """Yield all families."""
@@ -161,5 +162,13 @@ class VllmCollector(Collector):
             ({"position": str(place)}, engine(Field.RIGHT_AT + place))
             for place in range(MAX_DRAFTS)
         ]
+        front = self._readings.total
+        too_many = front("frontend", Field.REQUEST_OVERLOADS) + engine(Field.QUEUE_REFUSALS)
+        rejections: list[tuple[Labels, float]] = [
+            ({"reason": "max_num_queued_reqs"}, too_many),
+            ({"reason": "max_num_queued_tokens"}, front("frontend", Field.TOKEN_OVERLOADS)),
+        ]
+        help = "Requests refused for want of room"
+        yield self._doors.counter("admission_rejections", help, rejections)
         help = "Right guesses, by place"
         yield counter("spec_decode_num_accepted_tokens_per_pos", help, right)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.board import Board, Field, Seat
+from headrace.board import Board, Field, Seat, Span
 from headrace.config import EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.leases import LEASE_S
@@ -126,6 +126,30 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
 def generate(id: int = FIRST, detokenizer: int = 0, **options: object) -> GenerateRequest:
     sampling = Sampling(logprobs=0, **options)  # type: ignore[arg-type]
     return GenerateRequest(id, detokenizer, 2, sampling, [], b"plan %d" % id)
+
+
+def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
+    def told(*spans: Span) -> list[int]:
+        return [sum(rig.slot.histogram(span).counts) for span in spans]
+
+    rig.take(generate())
+    rig.step()
+    assert (told(Span.STEP), rig.slot[Field.PREFILLED_TOKENS]) == ([1], 0)
+    rig.step()
+    assert rig.slot[Field.PREFILLED_TOKENS] == 3
+    assert told(Span.GENERATED, Span.BETWEEN) == [0, 0]
+    rig.take(Stop(FIRST))  # nothing is left to do
+    assert told(Span.GENERATED, Span.BETWEEN, Span.WAITED, Span.STEP) == [1, 1, 1, 2]
+    assert rig.slot[Field.ENDED + FinishReason.LENGTH] == 1
+    assert rig.slot[Field.PAGE_TOKENS] == READY.page_tokens
+
+
+def test_a_sequence_that_a_stop_string_ends_is_told_of_at_once(rig: Rig) -> None:
+    rig.take(generate())
+    rig.step()
+    rig.take(Stop(FIRST))
+    assert rig.slot[Field.ENDED + FinishReason.STOP] == rig.slot[Field.FINISHED] == 1
+    assert rig.slot.histogram(Span.GENERATED).sum == 1
 
 
 def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:

@@ -1,6 +1,7 @@
 """`headrace COMMAND` runs what it names."""
 
 import pkgutil
+import subprocess
 import sys
 
 import pytest
@@ -42,3 +43,10 @@ def test_the_version_is_the_packages(
 def test_an_unknown_command_is_refused_with_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match=r"no command 'serf'\nusage: [\s\S]*  serve "):
         run(monkeypatch, "serf")
+
+
+def test_servers_start_as_sglangs_do() -> None:
+    command = [sys.executable, "-m", "headrace.launch_server", "--model-path", "/no/such"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == "launch_server: error: /no/such: no such file or folder\n"

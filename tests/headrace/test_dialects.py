@@ -173,6 +173,17 @@ def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
     assert value(found["spec_decode_num_accepted_tokens_per_pos"], position="2") == 8
 
 
+def test_refusals_are_told_by_what_there_is_no_room_for(board: Board) -> None:
+    for index in range(2):
+        board.slot("frontend", index)[Field.REQUEST_OVERLOADS] = 2
+        board.slot("frontend", index)[Field.TOKEN_OVERLOADS] = 3
+    board.slot("engine")[Field.QUEUE_REFUSALS] = 5
+    refused = families(board, "vllm")["admission_rejections"]
+    assert value(refused, reason="max_num_queued_reqs") == 9
+    assert value(refused, reason="max_num_queued_tokens") == 6
+    assert refused.samples[0].labels.keys() == {"model_name", "reason"}
+
+
 def test_there_is_a_word_for_every_place_of_a_guess() -> None:
     assert MAX_DRAFTS == MAX_LENGTH
     assert Field.RIGHT_AT + MAX_LENGTH <= 64

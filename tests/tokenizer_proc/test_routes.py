@@ -37,7 +37,7 @@ class FakePlanner(GenerationPlanner):
     completion = chat
 
 
-def make_routes() -> Routes:
+def make_routes(dialect: str = "vllm") -> Routes:
     card = ModelCard(
         path="/models/tiny",
         name="org/tiny",
@@ -58,6 +58,7 @@ def make_routes() -> Routes:
         num_tokenizers=1,
         max_batch_size=32,
         batch_wait_ms=2,
+        metrics_dialect=dialect,
     )
     tokens = TokenRoutes(card, ChatTemplate(card.chat_template, {}), ByteEncoder())
     embedding = EmbeddingPlanner(card, ByteEncoder(), 1)
@@ -158,6 +159,15 @@ def test_metrics_are_prometheus_text() -> None:
     assert isinstance(outcome, Answer)
     assert outcome.content_type.startswith("text/plain; version=")
     assert b'headrace:process_up{model_name="org/tiny",process="engine 0"} 0.0' in outcome.body
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_metrics_speak_the_dialect_that_is_asked_for(dialect: str) -> None:
+    found = make_routes(dialect).handle(HttpRequest(0, "GET", "/metrics", 0.0), b"")
+    outcome = finish(found, ByteEncoder())
+    assert isinstance(outcome, Answer)
+    told = {line.split(":")[0] for line in outcome.body.decode().splitlines() if line[0] != "#"}
+    assert told == {"headrace", dialect}
 
 
 def post(path: str, **fields: Any) -> tuple[int, Any]:
