@@ -491,6 +491,8 @@ async def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -
     assert int(connection.headers[b"retry-after"]) > 0
     assert json.loads(connection.body)["error"]["code"] == "rate_limit_exceeded"
     assert site.slot[Field.OVERLOADS] == 1
+    by_limit = [site.slot[Field.REQUEST_OVERLOADS], site.slot[Field.TOKEN_OVERLOADS]]
+    assert by_limit == [what == "requests", what == "tokens"]
 
 
 async def test_what_there_is_to_know_is_told_under_load(site: Site) -> None:
