@@ -19,9 +19,11 @@ struct SampleStep { // sampler.py
     const float *logits;
     const SamplingRow *rows;
     RowContext context;
-    int32_t *token_ids; // out, [rows]
-    char *logprobs;     // out, 8 * (num_logprobs + 1) bytes per row
-    int64_t stride;
+    const uint32_t *masks;    // [masks, mask_words], a bit for each token that may be chosen
+    const int32_t *mask_rows; // [rows], the row of `masks`, or -1; null where there are none
+    int32_t *token_ids;       // out, [rows]
+    char *logprobs;           // out, 8 * (num_logprobs + 1) bytes per row
+    int64_t stride, mask_words;
     int32_t num_rows, num_history, num_bias;
 };
 
@@ -56,7 +58,9 @@ public:
         const auto sample_row = [&](int i, int thread) {
             const SamplingRow &row = step.rows[i];
             const float *logits = step.logits + i * step.stride;
-            step.token_ids[i] = threads_[thread].choose(logits, row, step.context);
+            const int32_t mask_row = step.mask_rows ? step.mask_rows[i] : -1;
+            const uint32_t *mask = mask_row < 0 ? nullptr : step.masks + mask_row * step.mask_words;
+            step.token_ids[i] = threads_[thread].choose(logits, row, step.context, mask);
             if (row.num_logprobs >= 0) {
                 threads_[thread].report(logits, step.token_ids[i], row.num_logprobs, logprobs_[i]);
             }

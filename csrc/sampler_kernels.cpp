@@ -103,6 +103,19 @@ INLINED uint64_t bits_above(const float *logits, int n, float limit) {
     return uint64_t(high) << 32 | low;
 }
 
+INLINED void mask(const float *logits, const uint32_t *bits, int n, float *masked) {
+    int first = 0;
+    for (; first + mask_tokens <= n; first += mask_tokens) {
+        const uint32_t word = bits[first / mask_tokens];
+        for (int i = 0; i < mask_tokens; ++i) {
+            masked[first + i] = word >> i & 1 ? logits[first + i] : -INFINITY;
+        }
+    }
+    for (int i = first; i < n; ++i) {
+        masked[i] = bits[first / mask_tokens] >> (i - first) & 1 ? logits[i] : -INFINITY;
+    }
+}
+
 INLINED void weigh(const float *logits, int n, const Softmax &softmax, double *weights) {
     const Softmax local = softmax; // `weights` cannot alias it
     for (int i = 0; i < n; ++i) {
@@ -158,11 +171,14 @@ INLINED bool any_within(uint64_t key, uint64_t distance) {
     __VA_ARGS__ double sum_weights(const float *logits, int n, const Softmax &softmax) {           \
         return headrace::sum_weights(logits, n, softmax);                                          \
     }                                                                                              \
+    __VA_ARGS__ void mask(const float *logits, const uint32_t *bits, int n, float *masked) {       \
+        headrace::mask(logits, bits, n, masked);                                                   \
+    }                                                                                              \
     __VA_ARGS__ bool any_within(uint64_t key, uint64_t distance) {                                 \
         return headrace::any_within(key, distance);                                                \
     }                                                                                              \
     const SamplerKernels kernels = {Isa::name, block_maxima, count_above, bits_above,              \
-                                    weigh,     sum_weights,  any_within};                          \
+                                    weigh,     sum_weights,  mask,        any_within};             \
     }
 
 namespace {

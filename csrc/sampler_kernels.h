@@ -10,6 +10,7 @@
 namespace headrace {
 
 constexpr int block_tokens = 64;
+constexpr int mask_tokens = 32; // of a word
 
 inline int num_blocks_of(int num_tokens) {
     return (num_tokens + block_tokens - 1) / block_tokens;
@@ -41,6 +42,8 @@ struct SamplerKernels {
     // exp(score - highest), relative error below 1e-13; 1e-304 stands for all that is less.
     void (*weigh)(const float *logits, int n, const Softmax &, double *weights);
     double (*sum_weights)(const float *logits, int n, const Softmax &);
+    // The logits whose bit is set; minus infinity for the others.
+    void (*mask)(const float *logits, const uint32_t *bits, int n, float *masked);
     // Whether one of the 64 counters from `key` on has its upper 52 random bits, read as a number,
     // no more than `distance` below the largest.
     bool (*any_within)(uint64_t key, uint64_t distance);

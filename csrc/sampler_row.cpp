@@ -86,12 +86,18 @@ RowSampler::RowSampler(int vocab_size, const SamplerKernels &kernels)
     seen_.reserve(vocab_size);
 }
 
-int32_t RowSampler::choose(const float *logits, const SamplingRow &row, const RowContext &context) {
+int32_t RowSampler::choose(const float *logits, const SamplingRow &row, const RowContext &context,
+                           const uint32_t *mask) {
     if (row.target >= 0) {
         return row.target;
     }
-    logits = adjust(logits, row, context);
-    const float highest = find_highest(logits);
+    const float *adjusted = adjust(logits, row, context, mask);
+    float highest = find_highest(adjusted);
+    if (mask && highest == -infinity) {
+        kernels_.mask(logits, mask, vocab_size_, adjusted_.data());
+        highest = find_highest(adjusted);
+    }
+    logits = adjusted;
     const int32_t likeliest = first_with(logits, highest);
     if (!(row.temperature > 0) || !std::isfinite(highest)) {
         return likeliest;
@@ -159,13 +165,17 @@ void RowSampler::report(const float *logits, int32_t token, int num_top, char *o
     }
 }
 
-// Biases, then penalties, in a copy.
+// The mask, then biases, then penalties, in a copy.
 const float *RowSampler::adjust(const float *logits, const SamplingRow &row,
-                                const RowContext &context) {
-    if (row.num_bias == 0 && row.num_history == 0) {
+                                const RowContext &context, const uint32_t *mask) {
+    if (!mask && row.num_bias == 0 && row.num_history == 0) {
         return logits;
     }
-    std::copy(logits, logits + vocab_size_, adjusted_.begin());
+    if (mask) {
+        kernels_.mask(logits, mask, vocab_size_, adjusted_.data());
+    } else {
+        std::copy(logits, logits + vocab_size_, adjusted_.begin());
+    }
     for (int i = row.bias_start; i < row.bias_start + row.num_bias; ++i) {
         const uint32_t token = uint32_t(context.bias_tokens[i]);
         if (token < uint32_t(vocab_size_)) {

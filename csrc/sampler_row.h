@@ -32,14 +32,18 @@ class RowSampler {
 public:
     RowSampler(int vocab_size, const SamplerKernels &kernels);
 
-    int32_t choose(const float *logits, const SamplingRow &row, const RowContext &context);
+    // `mask` has a bit for each token that may be chosen, or is null: all may. Where biases and
+    // penalties leave none of them, they do not count.
+    int32_t choose(const float *logits, const SamplingRow &row, const RowContext &context,
+                   const uint32_t *mask);
 
     // Write f32 logprob and i32 rank of `token`, then `num_top` pairs of i32 token and f32 logprob,
     // best first. Where the vocabulary has fewer, the token is -1.
     void report(const float *logits, int32_t token, int num_top, char *out);
 
 private:
-    const float *adjust(const float *logits, const SamplingRow &row, const RowContext &context);
+    const float *adjust(const float *logits, const SamplingRow &row, const RowContext &context,
+                        const uint32_t *mask);
     void penalize(const SamplingRow &row, const int32_t *history);
 
     // Candidates are numbers whose order is that of the sampler: by logit, then by lower token.

@@ -17,6 +17,8 @@ from headrace.core import load_core
 from headrace.engine_proc.worker.cpu_executor import ISAS, Isa
 from headrace.engine_proc.worker.executor import Floats, Int32s
 
+Masks = npt.NDArray[np.uint32]
+
 ROW = np.dtype(  # messages.SAMPLING_ROW
     [
         *((name, "<u8") for name in ("seed", "position")),
@@ -30,6 +32,8 @@ ROW = np.dtype(  # messages.SAMPLING_ROW
 MAX_THREADS = 8
 NO_TOKENS = np.empty(0, np.int32)
 NO_BIAS = np.empty(0, np.float32)
+NO_MASKS = np.empty((0, 0), np.uint32)
+MASK_TOKENS = 32  # of a word of a mask
 
 
 class SampleStep(Structure):
@@ -37,8 +41,8 @@ class SampleStep(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "rows", "history", "bias_tokens", "bias")),
-        *((name, c_void_p) for name in ("token_ids", "logprobs")),
-        ("stride", c_int64),
+        *((name, c_void_p) for name in ("masks", "mask_rows", "token_ids", "logprobs")),
+        *((name, c_int64) for name in ("stride", "mask_words")),
         *((name, c_int32) for name in ("num_rows", "num_history", "num_bias")),
     )
 
@@ -77,16 +81,22 @@ class Sampler:
         history: Int32s = NO_TOKENS,
         bias_tokens: Int32s = NO_TOKENS,
         bias: Floats = NO_BIAS,
+        masked_rows: Int32s = NO_TOKENS,
+        masks: Masks = NO_MASKS,
     ) -> tuple[Int32s, bytes]:
         """Choose a token for each row.
 
-        A row whose logits are all minus infinity gets token 0. Tokens beyond the vocabulary, in
+        A row whose logits are all minus infinity gets token 0. Biases and penalties that leave no
+        token of a mask do not count in its row. Tokens beyond the vocabulary, in
         `history` or among the biases, are passed over.
 
         Args:
             logits: [rows, vocab_size], not changed.
             rows: [rows] of `ROW`.
             history, bias_tokens, bias: what the rows point into.
+            masked_rows: the rows in which only some tokens may be chosen.
+            masks: [masked_rows, words], a bit for each of these tokens, the lowest first. What they
+                do not reach, as in models that have more logits than tokens, is not chosen.
 
         Returns:
             The token of each row, [rows], and `messages.StepResult.logprobs`.
@@ -98,6 +108,16 @@ class Sampler:
         assert logits.dtype == np.float32
         assert rows.dtype == ROW
         assert bias_tokens.shape == bias.shape
+        assert len(masked_rows) == len(masks)
+        mask_rows = None
+        if len(masked_rows):
+            assert masks.dtype == np.uint32
+            num_missing = -(-self.vocab_size // MASK_TOKENS) - masks.shape[1]
+            if num_missing > 0:
+                masks = np.pad(masks, ((0, 0), (0, num_missing)))
+            assert masks.flags.c_contiguous
+            mask_rows = np.full(len(rows), -1, np.int32)
+            mask_rows[masked_rows] = np.arange(len(masks))
         if logits.strides[1] != logits.itemsize:
             logits = np.ascontiguousarray(logits)
         arrays = [np.ascontiguousarray(array) for array in (rows, history, bias_tokens, bias)]
@@ -107,9 +127,12 @@ class Sampler:
         step = SampleStep(
             logits.ctypes.data,
             *(array.ctypes.data for array in arrays),
+            masks.ctypes.data,
+            None if mask_rows is None else mask_rows.ctypes.data,
             token_ids.ctypes.data,
             ctypes.addressof(logprobs),
             logits.strides[0] // logits.itemsize,
+            masks.shape[1],
             len(rows),
             len(history),
             len(bias),

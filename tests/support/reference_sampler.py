@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.engine_proc.worker.executor import Floats, Int32s
-from headrace.engine_proc.worker.sampler import ROW
+from headrace.engine_proc.worker.sampler import NO_MASKS, NO_TOKENS, ROW, Masks
 
 Doubles = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]
@@ -25,19 +25,36 @@ def make_rows(num_rows: int, **fields: float) -> Rows:
 
 
 def sample(
-    logits: Floats, rows: Rows, history: Int32s, bias_tokens: Int32s, bias: Floats
+    logits: Floats,
+    rows: Rows,
+    history: Int32s,
+    bias_tokens: Int32s,
+    bias: Floats,
+    masked_rows: Int32s = NO_TOKENS,
+    masks: Masks = NO_MASKS,
 ) -> tuple[Int32s, bytes]:
     """Return what `Sampler.sample` does."""
     tokens, logprobs = np.empty(len(rows), np.int32), b""
+    mask_of = dict(zip(masked_rows.tolist(), masks, strict=True))
     for place, row in enumerate(rows):
         if row["target"] >= 0:
             tokens[place] = row["target"]
         else:
-            biased = add_biases(logits[place], row, bias_tokens, bias)
-            tokens[place] = choose(penalize(biased, row, history), row)
+            masked = apply_mask(logits[place], mask_of.get(place))
+            biased = penalize(add_biases(masked, row, bias_tokens, bias), row, history)
+            nothing_left = place in mask_of and biased.max() == -np.inf
+            tokens[place] = choose(masked if nothing_left else biased, row)
         if row["num_logprobs"] >= 0:
             logprobs += report(logits[place], int(tokens[place]), int(row["num_logprobs"]))
     return tokens, logprobs
+
+
+def apply_mask(logits: Floats, mask: Masks | None) -> Floats:
+    """Return the logits of the tokens whose bit is set, the lowest token's first."""
+    if mask is None:
+        return logits
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(logits)]
+    return np.where(bits, logits, np.float32(-np.inf))
 
 
 def add_biases(logits: Floats, row: np.void, tokens: Int32s, bias: Floats) -> Floats:

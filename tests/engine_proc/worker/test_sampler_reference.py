@@ -13,9 +13,11 @@ from reference_sampler import Rows, candidates, gumbel, make_rows
 
 from headrace.engine_proc.worker.cpu_executor import Isa
 from headrace.engine_proc.worker.executor import Floats, Int32s
-from headrace.engine_proc.worker.sampler import Sampler
+from headrace.engine_proc.worker.sampler import Masks, Sampler
 
-Step = tuple[Floats, Rows, Int32s, Int32s, Floats]
+Masked = tuple[Floats, Rows, Int32s, Int32s, Floats, Int32s, Masks]
+
+Step = tuple[Floats, Rows, Int32s, Int32s, Floats] | Masked
 
 make_sampler = functools.cache(Sampler)
 REPORTED = np.dtype([("id", "<i4"), ("logprob", "<f4")])
@@ -66,6 +68,19 @@ def make_step(
     return logits, rows, history, bias_tokens, bias
 
 
+def masked(rng: np.random.Generator, step: Step) -> Step:
+    """Return a step in half of whose rows only some tokens may be drawn, the likeliest or not."""
+    logits = step[0]
+    num_rows, vocab_size = logits.shape
+    rows = np.flatnonzero(rng.random(num_rows) < 0.5).astype(np.int32)
+    bits = np.zeros((len(rows), -(-vocab_size // 32) * 32), bool)
+    bits[:, :vocab_size] = rng.random((len(rows), vocab_size)) < rng.choice([0.01, 0.5, 1])
+    bits[np.arange(len(rows)), logits[rows].argmax(axis=1)] |= rng.random(len(rows)) < 0.5
+    bits[np.arange(len(rows)), logits[rows].argmin(axis=1)] = True
+    masks = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+    return (*step[:5], rows, masks)
+
+
 def float32s(low: float, high: float) -> st.SearchStrategy[float]:
     return st.floats(np.float32(low), np.float32(high), width=32)
 
@@ -111,6 +126,8 @@ def test_any_rows(
     drop[:, rng.integers(vocab_size)] = False  # the reference needs one
     logits[drop] = -np.inf
     step = make_step(rng, logits, fields)
+    assert_same(step, make_sampler(vocab_size).sample(*step))
+    step = masked(rng, step)
     assert_same(step, make_sampler(vocab_size).sample(*step))
 
 
@@ -176,14 +193,14 @@ def test_every_instruction_set_gives_the_same_bits(isa: Isa) -> None:
     except MemoryError:
         pytest.skip(f"this processor has no {isa}")
     for spread in (0.3, 3):
-        step = large_step(spread, rounds=1)
+        step = masked(np.random.default_rng(3), large_step(spread, rounds=1))
         assert_equal(sampler.sample(*step), make_sampler(20011).sample(*step))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
     sampler = Sampler(20011, threads=threads)
-    step = large_step(3)
+    step = masked(np.random.default_rng(4), large_step(3))
     for _ in range(3):
         assert_equal(sampler.sample(*step), make_sampler(20011).sample(*step))
 
@@ -199,6 +216,36 @@ def test_rows_do_not_depend_on_batch_mates_or_their_order() -> None:
     alone = [sampler.sample(logits[i : i + 1], rows[i : i + 1], *others) for i in range(len(rows))]
     assert [int(tokens[0]) for tokens, _ in alone] == together.tolist()
     assert b"".join(part for _, part in alone) == logprobs
+
+
+def test_a_mask_is_of_its_row_alone() -> None:
+    step = large_step(3)
+    free, _ = make_sampler(20011).sample(*step)
+    logits, rows, *others = masked(np.random.default_rng(5), step)
+    tokens, _ = make_sampler(20011).sample(logits, rows, *others)
+    masked_rows = others[3]
+    assert 0 < len(masked_rows) < len(rows)
+    assert np.delete(tokens, masked_rows).tolist() == np.delete(free, masked_rows).tolist()
+
+
+def test_bans_that_leave_nothing_of_a_mask_do_not_count() -> None:
+    logits = np.array([[3, 2, 1, 0]], np.float32)
+    rows = make_rows(1, temperature=0, num_bias=2)
+    banned, bias = np.array([1, 2], np.int32), np.full(2, -np.inf, np.float32)
+    history, row = np.empty(0, np.int32), np.zeros(1, np.int32)
+    for allowed, token in ((0b0110, 1), (0b1110, 3), (0b0100, 2)):
+        mask = np.array([[allowed]], np.uint32)
+        drawn, _ = make_sampler(4).sample(logits, rows, history, banned, bias, row, mask)
+        assert drawn.tolist() == [token]
+
+
+def test_what_a_mask_is_too_short_for_is_not_drawn() -> None:
+    logits = np.arange(70, dtype=np.float32)[None]
+    rows, row = make_rows(1, temperature=0), np.zeros(1, np.int32)
+    drawn, _ = make_sampler(70).sample(
+        logits, rows, masked_rows=row, masks=np.array([[0b1010]], np.uint32)
+    )
+    assert drawn.tolist() == [3]
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
