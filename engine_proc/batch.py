@@ -3,6 +3,7 @@
 from array import array
 
 from headrace.engine_proc.chunk import Chunk
+from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.sampling_rows import SamplingRows
 from headrace.messages import Step
 
@@ -10,7 +11,7 @@ from headrace.messages import Step
 def build_step(chunks: list[Chunk]) -> Step:
     """Flatten chunks into the message that workers run. See `messages.Step`."""
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
-    logit_rows, pooled_rows = array("i"), array("i")
+    logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
     sampling = SamplingRows()
     max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
     table = []
@@ -35,6 +36,8 @@ def build_step(chunks: list[Chunk]) -> Step:
             sampling.watch(sequence, position + 1)
         if chunk.is_last:
             for num_drafts in range(len(chunk.drafts) + 1):
+                if sequence.request.grammar:
+                    masked_rows.append(len(logit_rows))
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
                 sampling.draw(sequence, chunk.drafts[:num_drafts])
     return Step(
@@ -49,6 +52,7 @@ def build_step(chunks: list[Chunk]) -> Step:
         sampling.bias.tobytes(),
         pooled_rows.tobytes(),
         token_types(chunks) if pooled_rows else b"",
+        masked_rows.tobytes(),
     )
 
 
@@ -62,3 +66,18 @@ def token_types(chunks: list[Chunk]) -> bytes:
         positions = range(chunk.start, chunk.start + chunk.num_tokens)
         types.extend(position >= second for position in positions)
     return types.tobytes()
+
+
+def fill_masks(chunks: list[Chunk], area: MaskArea) -> None:
+    """Write the masks of a step's `masked_rows`."""
+    first = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        if not sequence.request.grammar or not chunk.is_last:
+            continue
+        if sequence.matcher is None:
+            for row in range(first, first + len(chunk.drafts) + 1):
+                area.allow_all(row)
+        else:
+            sequence.matcher.fill(sequence.generated, chunk.drafts, area, first)
+        first += len(chunk.drafts) + 1

@@ -5,15 +5,16 @@ import pkgutil
 import time
 from array import array
 from collections.abc import Callable
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
 from headrace.board import Field, Slot, Span
 from headrace.config import EngineConfig
 from headrace.engine_proc.accounts import Accounts
-from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
@@ -37,7 +38,11 @@ from headrace.messages import (
 from headrace.process import Context
 from headrace.sockets import Frame, Inbox, address
 
+if TYPE_CHECKING:
+    from headrace.grammar import GrammarCompiler
+
 IDLE_MS = 500
+COMPILING_MS = 1  # between looks at whether a grammar has been compiled, where nothing else runs
 ITEM_BYTES = 4  # of the columns of a `Step`
 
 
@@ -122,15 +127,21 @@ class Engine:
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
         self._clock = clock
+        self._grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
         self._intake = Intake()
         self._show()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
+        wait_ms = 0
         if not self._scheduler.has_work:
             self._detokenizers.flush()
             self._accounts.settle()
-        received = inbox.receive(0 if self._scheduler.has_work else IDLE_MS)
+            wait_ms = COMPILING_MS if self._grammars.is_busy else IDLE_MS
+        received = inbox.receive(wait_ms)
+        if self._grammars.is_busy:
+            for sequence in self._grammars.ready():
+                self._scheduler.add(sequence)
         if received is None:
             return
         while received is not None:
@@ -159,7 +170,7 @@ class Engine:
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)
-        ended = self._scheduler.abort(request)
+        ended = self._scheduler.abort(request) + self._grammars.abort(request)
         self._slot.add(Field.ABORTED, len(ended))
         self._tell([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
 
@@ -172,7 +183,8 @@ class Engine:
     def _add(self, sequence: Sequence) -> None:
         match self._intake.judge(sequence.id, self._scheduler.is_full):
             case Verdict.TAKEN:
-                self._scheduler.add(sequence)
+                if not sequence.request.grammar or self._grammars.prepare(sequence):
+                    self._scheduler.add(sequence)
             case Verdict.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._tell([News(sequence, [], FinishReason.REFUSED)])
@@ -187,6 +199,9 @@ class Engine:
         started_at = time.perf_counter()
         step = build_step(chunks)
         worker.start(step)
+        if step.masked_rows:
+            fill_masks(chunks, worker.masks)
+            worker.masks_written()
         self._detokenizers.send_ready()
         self._accounts.settle()
         result = worker.finish()
@@ -234,6 +249,13 @@ class Engine:
         if counts.right_drafts:
             for place, num_right in enumerate(counts.right_at):
                 self._slot[Field.RIGHT_AT + place] = num_right
+
+
+def load_compiler(config: EngineConfig) -> "GrammarCompiler":
+    """Load what compiles grammars, which few servers need."""
+    from headrace.grammar import GrammarCompiler
+
+    return GrammarCompiler(config.model_path, config.vocab_size, config.eos_token_ids)
 
 
 def step_output(news: list[News]) -> tuple[StepOutput, bytes]:

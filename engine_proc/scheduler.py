@@ -305,10 +305,14 @@ class Scheduler:
             chunk.sequence.prompt_logprobs.append(outcome.logprob(num_top))
 
     def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
-        """Take the tokens that a step drew: one, and one more for every guess that was right."""
+        """Take the tokens that a step drew: one, and one more for every guess that was right.
+
+        What was drawn without a grammar that should have been followed is not told: the text is
+        cut off there.
+        """
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs
-        news = News(sequence, [])
+        news = News(sequence, [], FinishReason.LENGTH if sequence.is_stuck else None)
         logprobs = []
         is_right = True
         for place in range(len(chunk.drafts) + 1):
@@ -323,7 +327,7 @@ class Scheduler:
             news.finished = finish_reason(sequence, token)
             is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
         news.logprobs = logprobs
-        num_right = len(news.tokens) - 1
+        num_right = max(0, len(news.tokens) - 1)
         sequence.num_computed += num_right
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)

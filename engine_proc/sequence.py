@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
+from headrace.engine_proc.matcher import Matcher
 from headrace.messages import GenerateRequest, Sampling, TokenLogprob
 
 # The fields of `Sampling` for which more has to be known, or told, than the last token.
@@ -39,6 +40,7 @@ class Sequence:
     last_token_ns: int = 0
     num_preemptions: int = 0
     has_started: bool = False  # its plan has gone to the detokenizer
+    matcher: Matcher | None = None  # where it has a grammar, see `Grammars`
 
     @classmethod
     def of(
@@ -48,7 +50,7 @@ class Sequence:
         tokens = array("i")
         tokens.frombytes(prompt)
         plain = Sampling()
-        is_plain = not request.embeds and all(
+        is_plain = not (request.embeds or request.grammar) and all(
             getattr(request.sampling, name) == getattr(plain, name) for name in MORE
         )
         return cls(request, tokens, len(tokens), is_plain, queued_ns=queued_ns)
@@ -60,8 +62,18 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated so far."""
+        """How many tokens have been generated."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def generated(self) -> "array[int]":
+        """Tokens generated so far."""
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has a grammar that cannot be followed any further."""
+        return bool(self.request.grammar) and (self.matcher is None or self.matcher.is_stuck)
 
     @property
     def num_missing(self) -> int:

@@ -2,6 +2,7 @@
 
 from headrace.board import Seat
 from headrace.config import EngineConfig, WorkerConfig
+from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.speculation import TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.errors import HeadraceError
@@ -10,6 +11,7 @@ from headrace.messages import (
     MAX_LOGPROBS,
     SAMPLING_ROW,
     FromWorker,
+    Masks,
     Step,
     StepResult,
     ToWorker,
@@ -31,9 +33,13 @@ def step_bytes(config: EngineConfig) -> int:
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
     per_token = 16 + SAMPLING_ROW.size
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
-    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES
-    num_draws = config.max_num_seqs + TOKENS_PER_STEP
-    return table + per_token * num_tokens + per_draw * num_draws + 4096
+    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4
+    return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
+
+
+def max_draws(config: EngineConfig) -> int:
+    """Return an upper bound of the tokens a step draws."""
+    return config.max_num_seqs + TOKENS_PER_STEP
 
 
 def result_bytes(config: EngineConfig) -> int:
@@ -44,7 +50,7 @@ def result_bytes(config: EngineConfig) -> int:
 
 
 class Worker:
-    """One worker process and its two channels."""
+    """One worker process, its two channels and its masks."""
 
     def __init__(self, config: EngineConfig, context: Context, rank: int) -> None:
         self._context = context
@@ -53,6 +59,7 @@ class Worker:
         self._results: StepChannel[FromWorker] = StepChannel.create(
             FromWorker, result_bytes(config)
         )
+        self.masks = MaskArea.create(max_draws(config), config.vocab_size)
         worker_config = WorkerConfig(
             model_path=config.model_path,
             model_impl=config.model_impl,
@@ -61,15 +68,17 @@ class Worker:
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             kv_cache_dtype=config.kv_cache_dtype,
             max_model_len=config.max_model_len,
+            vocab_size=config.vocab_size,
             step_fd=self._steps.fd,
             result_fd=self._results.fd,
+            mask_fd=self.masks.fd,
         )
         self._process = spawn(
             Seat("worker", rank),
             worker_config,
             context.board,
             context.log_level,
-            (self._steps.fd, self._results.fd),
+            (self._steps.fd, self._results.fd, self.masks.fd),
         )
 
     def wait_ready(self) -> WorkerReady:
@@ -81,6 +90,10 @@ class Worker:
     def start(self, step: Step) -> None:
         """Let the worker run a step; `finish` has to follow."""
         self._steps.send(step)
+
+    def masks_written(self) -> None:
+        """Say that the masks of the step that was started are there."""
+        self._steps.send(Masks())
 
     def finish(self) -> StepResult:
         """Wait for the result of the step that was started."""

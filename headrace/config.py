@@ -195,6 +195,7 @@ class TokenizerConfig:
     batch_wait_ms: int
     trust_request_chat_template: bool = False
     metrics_dialect: str = "vllm"
+    follows_grammars: bool = True  # the engine does; a mock does not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +209,10 @@ class WorkerConfig:
     kv_cache_memory_bytes: int
     kv_cache_dtype: str
     max_model_len: int
+    vocab_size: int
     step_fd: int
     result_fd: int
+    mask_fd: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +238,8 @@ class EngineConfig:
     quantization: str
     kv_cache_memory_bytes: int
     kv_cache_dtype: str
+    vocab_size: int
+    eos_token_ids: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,8 +102,9 @@ class Times(Message, frozen=True):
 class Sampling(Message, frozen=True):
     """How the tokens of a sequence are chosen. The defaults are greedy and change nothing.
 
-    In order: `logit_bias`, bans (`min_tokens`, `bad_words`), penalties, temperature, min_p, top_k,
-    top_p (as in vLLM). Log probabilities are those of the model, before any of these.
+    In order: the grammar's mask, `logit_bias`, bans (`min_tokens`, `bad_words`), penalties,
+    temperature, min_p, top_k, top_p (as in vLLM). Log probabilities are those of the model, before
+    any of these.
     """
 
     temperature: float = 0.0  # 0 is greedy
@@ -139,6 +140,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     embeds: bool = False  # nothing is generated: the prompt's embedding is the answer
     times: Times | None = None
     second_text: int = 0  # of two texts in one, at which token the second begins
+    grammar: bytes = b""  # llguidance's, checked: what is generated follows it; empty is anything
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -347,6 +349,14 @@ class Step(Message, tag="step", frozen=True):
     bias: bytes = b""  # f32, added to those tokens' logits; minus infinity bans
     pooled_rows: bytes = b""  # i32, the last token of each sequence whose embedding is wanted
     token_types: bytes = b""  # i32, 1 in the second of two texts; empty where no sequence has two
+    masked_rows: bytes = b""  # i32, the logit rows in which a grammar allows some tokens only
+
+
+class Masks(Message, tag="masks", frozen=True):
+    """The masks of the last step's `masked_rows` are in shared memory: engine -> every worker.
+
+    They are made while the step is computed. See `mask_area.py`.
+    """
 
 
 # How one row is sampled. Its noise is a function of seed and position, the new token's, so batch
@@ -381,7 +391,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
     whole_prompts: bool = False  # an encoder: all tokens of a text see each other, in one step
 
 
-ToWorker = Step
+ToWorker = Step | Masks
 FromWorker = StepResult | WorkerReady
 
 

@@ -167,6 +167,7 @@ class Supervisor:
                 batch_wait_ms=c.tokenizer_batch_wait_ms,
                 trust_request_chat_template=c.trust_request_chat_template,
                 metrics_dialect=c.metrics_dialect,
+                follows_grammars=c.engine != "mock",
             )
         if role == "engine":
             return EngineConfig(
@@ -189,6 +190,8 @@ class Supervisor:
                 quantization=c.quantization,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,
                 kv_cache_dtype=c.kv_cache_dtype,
+                vocab_size=self._card.vocab_size,
+                eos_token_ids=self._card.eos_token_ids,
             )
         return DetokenizerConfig(
             run_dir=self.run_dir,

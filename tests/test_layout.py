@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
-HEAVY = {"torch", "transformers", "tokenizers", "fastokens"}
+HEAVY = {"torch", "transformers", "tokenizers", "fastokens", "llguidance"}
 JSON_CODECS = {"json", "orjson", "msgspec.json"}
 NAMELESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 
@@ -64,7 +64,8 @@ def test_process_imports_no_other_process(folder: str) -> None:
 
 def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
     for path in python_files("headrace"):
-        assert not {name.split(".")[0] for name in imports(path)} & HEAVY, path
+        if path.name != "grammar.py":  # which only those import who need it
+            assert not {name.split(".")[0] for name in imports(path)} & HEAVY, path
         assert not imported_processes(path), path
 
 
@@ -87,6 +88,14 @@ def test_a_worker_that_needs_no_torch_loads_none() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert not {"torch", "transformers"} & set(result.stdout.split())
+
+
+def test_who_may_never_see_a_grammar_does_not_load_llguidance() -> None:
+    for main in ("engine_proc.main", "tokenizer_proc.main", "tokenizer_proc.service"):
+        code = f"import headrace.{main}, sys; print(*sys.modules)"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert "llguidance" not in result.stdout.split()
 
 
 def uses(path: Path, package: str) -> bool:

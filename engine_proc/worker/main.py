@@ -1,11 +1,15 @@
 """Worker process: runs the model on the steps it is given; decides nothing.
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
+import numpy as np
+
 from headrace.board import Field
 from headrace.config import WorkerConfig
+from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
-from headrace.messages import FromWorker, ToWorker, WorkerReady
+from headrace.engine_proc.worker.sampler import Masks
+from headrace.messages import FromWorker, Step, ToWorker, WorkerReady
 from headrace.process import Context
 
 IDLE_S = 0.5
@@ -16,9 +20,16 @@ def main(config: WorkerConfig, context: Context) -> None:
     """Load the model, then execute steps until SIGTERM."""
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
+    area = MaskArea(config.mask_fd, config.vocab_size)
 
     def progress(done: int, total: int) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
+
+    def masks_of(num_rows: int) -> Masks:
+        while steps.receive(IDLE_S) is None:
+            context.slot.beat()
+        masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
+        return masks.reshape(num_rows, area.num_words)
 
     loaded = load(config, progress)
     context.ready()
@@ -27,4 +38,5 @@ def main(config: WorkerConfig, context: Context) -> None:
         context.slot.beat()
         step = steps.receive(IDLE_S)
         if step is not None:
-            results.send(loaded.runner.run(step))
+            assert isinstance(step, Step)
+            results.send(loaded.runner.run(step, masks_of))

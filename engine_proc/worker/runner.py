@@ -1,19 +1,28 @@
 """Runs steps on a loaded model: to tokens, or to embeddings."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Batch, Executor
-from headrace.engine_proc.worker.sampler import ROW, Sampler
+from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
 from headrace.messages import Step, StepResult
+
+MaskSource = Callable[[int], Masks]  # waits for so many masks
+
+
+def no_masks(num_rows: int) -> Masks:
+    """Return the masks of a step that has none."""
+    assert num_rows == 0
+    return NO_MASKS
 
 
 class Runner(Protocol):
     """What a worker does with a step."""
 
-    def run(self, step: Step) -> StepResult: ...
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult: ...
 
 
 class GenerationRunner:
@@ -23,14 +32,18 @@ class GenerationRunner:
         self._executor = executor
         self._sampler = sampler
 
-    def run(self, step: Step) -> StepResult:
-        """Run one step."""
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult:
+        """Run one step. The masks are asked for when the logits are there."""
+        logits = self._executor.forward(batch_of(step, step.logit_rows))
+        masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
-            self._executor.forward(batch_of(step, step.logit_rows)),
+            logits,
             np.frombuffer(step.rows, ROW),
             np.frombuffer(step.history, np.int32),
             np.frombuffer(step.bias_tokens, np.int32),
             np.frombuffer(step.bias, np.float32),
+            masked_rows,
+            masks_of(len(masked_rows)) if len(masked_rows) else NO_MASKS,
         )
         return StepResult(token_ids.tobytes(), logprobs)
 
@@ -41,7 +54,7 @@ class EmbeddingRunner:
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
 
-    def run(self, step: Step) -> StepResult:
+    def run(self, step: Step, _masks_of: MaskSource = no_masks) -> StepResult:
         """Run one step."""
         vectors = self._embedder.embed(batch_of(step, step.pooled_rows))
         return StepResult(b"", b"", np.ascontiguousarray(vectors, np.float32).tobytes())

@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 
 from headrace.config import EngineConfig
-from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.chunk import Chunk
+from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.workers import MIN_PAGE_TOKENS, step_bytes
 from headrace.messages import (
@@ -116,6 +117,38 @@ def test_a_sequence_that_embeds_has_its_last_token_pooled_and_none_drawn() -> No
     assert build_step([Chunk(sequence, 0, 2)]).pooled_rows == b""
 
 
+class Played:
+    """A matcher that writes 1 for the first mask, 2 for the next, and so on."""
+
+    is_stuck = False
+
+    def fill(self, generated: Any, drafts: Any, area: MaskArea, first: int) -> None:
+        for place in range(len(drafts) + 1):
+            start = (first + place) * area.mask_bytes
+            area.buffer[start : start + 4] = (place + 1).to_bytes(4, "little")
+
+
+def constrained(tokens: list[int], matcher: Any) -> Sequence:
+    request = msgspec.structs.replace(make_sequence([], []).request, grammar=b"g")
+    sequence = Sequence.of(request, array("I", tokens).tobytes())
+    sequence.pages, sequence.matcher = array("i", [0]), matcher
+    return sequence
+
+
+def test_the_rows_that_draw_under_a_grammar_have_masks_in_their_order() -> None:
+    drafted = Chunk(constrained([1, 2], Played()), 1, 1, array("i", [3, 4]))
+    free = Chunk(make_sequence([5, 6], [1]), 0, 2)
+    unfinished = Chunk(constrained([1, 2, 3], Played()), 0, 2)
+    lost = Chunk(constrained([7], None), 0, 1)
+    chunks = [free, drafted, unfinished, lost]
+    step = build_step(chunks)
+    assert np.frombuffer(step.logit_rows, np.int32).tolist() == [1, 2, 3, 4, 7]
+    assert np.frombuffer(step.masked_rows, np.int32).tolist() == [1, 2, 3, 4]
+    area = MaskArea.create(4, 32)
+    fill_masks(chunks, area)
+    assert np.frombuffer(area.buffer, np.uint32).tolist() == [1, 2, 3, 2**32 - 1]
+
+
 def test_the_largest_step_fits_its_channel() -> None:
     config = EngineConfig(
         run_dir="",
@@ -137,6 +170,8 @@ def test_the_largest_step_fits_its_channel() -> None:
         dtype="auto",
         kv_cache_memory_bytes=0,
         kv_cache_dtype="auto",
+        vocab_size=8,
+        eos_token_ids=[],
     )
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))
     counts = [93] + [1] * 6 + [100]

@@ -1,17 +1,22 @@
 """The engine between its links: what it takes, refuses, drops and tells."""
 
 import os
+import threading
+import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.board import Board, Field, Seat, Span
 from headrace.config import EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
+from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.outcome import ROW
 from headrace.errors import ConfigError
 from headrace.messages import (
@@ -40,10 +45,19 @@ FIRST = request_id(0, 1)
 class Sevens:
     """A worker whose model says 7, with probability 1."""
 
+    def __init__(self) -> None:
+        self.masks = MaskArea.create(4, 8)
+        self.events: list[str] = []
+
     def start(self, step: Step) -> None:
         self.step = step
+        self.events.append("start")
+
+    def masks_written(self) -> None:
+        self.events.append("masks")
 
     def finish(self) -> StepResult:
+        self.events.append("finish")
         num_rows = len(self.step.logit_rows) // 4
         return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
 
@@ -72,6 +86,8 @@ class Rig:
             dtype="auto",
             kv_cache_dtype="auto",
             kv_cache_memory_bytes=0,
+            vocab_size=8,
+            eos_token_ids=[],
         )
         seat = Seat("engine", 0)
         self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
@@ -100,9 +116,12 @@ class Rig:
             self.engine.receive_all(self.inbox)
         self.links.flush()
 
-    def step(self) -> None:
-        self.engine.step(Sevens())  # type: ignore[arg-type]
+    def step(self) -> list[str]:
+        """Take a step; return what became of it in the worker."""
+        worker = Sevens()
+        self.engine.step(worker)  # type: ignore[arg-type]
         self.links.flush()
+        return worker.events
 
     def heard(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
         """Return what a detokenizer is told next."""
@@ -244,3 +263,78 @@ def test_what_happened_is_on_the_board(rig: Rig) -> None:
 def test_a_cache_too_small_for_one_sequence_is_refused(rig: Rig) -> None:
     with pytest.raises(ConfigError, match="holds 48 tokens, less than one sequence"):
         make_pool(WorkerReady(3, 16), rig.config)
+
+
+class Slow:
+    """A compiler that does nothing until it is let, and then what a `Grammars` needs of it."""
+
+    is_stuck = False
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+
+    def compile(self, grammar: str) -> "Slow":
+        assert self.let.wait(WAIT_MS / 1000)
+        if grammar == "wrong":
+            raise ValueError("not a grammar")
+        return self
+
+    def deep_copy(self) -> "Slow":
+        return self
+
+    def is_error(self) -> bool:
+        return False
+
+    def consume_tokens(self, tokens: list[int]) -> None: ...
+
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None: ...
+
+
+@pytest.fixture
+def compiler(rig: Rig) -> Slow:
+    made = Slow()
+    rig.engine._grammars = Grammars(lambda: made, [0])  # type: ignore[arg-type,return-value]
+    return made
+
+
+def receive_compiled(rig: Rig) -> None:
+    """Let the engine look for what has been compiled until nothing is being compiled any more."""
+    deadline = time.monotonic() + WAIT_MS / 1000
+    while rig.engine._grammars.is_busy:
+        assert time.monotonic() < deadline
+        rig.engine.receive_all(rig.inbox)
+
+
+def with_grammar(id: int, grammar: bytes = b"grammar") -> GenerateRequest:
+    return msgspec.structs.replace(generate(id), grammar=grammar)
+
+
+def test_a_grammar_that_is_compiled_holds_up_nobody_else(rig: Rig, compiler: Slow) -> None:
+    other = request_id(0, 2)
+    rig.take(with_grammar(FIRST), with_grammar(FIRST + 1), generate(other))
+    assert rig.step() == ["start", "finish"]
+    assert [id for id, _, _ in rig.heard()[0].rows()] == [other]
+    compiler.let.set()
+    receive_compiled(rig)
+    assert rig.step() == ["start", "masks", "finish"]
+    assert [id for id, _, _ in rig.heard()[0].rows()] == [other, FIRST]
+    rig.take(with_grammar(request_id(0, 3)))
+    assert not rig.engine._grammars.is_busy, "what has been compiled is kept"
+
+
+def test_an_abort_reaches_what_waits_for_its_grammar(rig: Rig, compiler: Slow) -> None:
+    rig.take(with_grammar(FIRST), with_grammar(request_id(0, 2)), Abort(FIRST))
+    assert list(rig.heard()[0].rows()) == [(FIRST, 0, FinishReason.ABORT)]
+    compiler.let.set()
+    receive_compiled(rig)
+    assert list(rig.scheduler.requests) == [request_id(0, 2)]
+
+
+def test_what_was_drawn_without_its_grammar_is_not_told(rig: Rig, compiler: Slow) -> None:
+    compiler.let.set()
+    rig.take(with_grammar(FIRST, b"wrong"))
+    receive_compiled(rig)
+    rig.step()
+    output, tokens = rig.heard()
+    assert (list(output.rows()), tokens) == ([(FIRST, 0, FinishReason.LENGTH)], [])
+    assert not rig.scheduler.has_work

@@ -76,6 +76,8 @@ class Rig:
             quantization="none",
             kv_cache_dtype="auto",
             kv_cache_memory_bytes=0,
+            vocab_size=8,
+            eos_token_ids=[],
         )
         self.board = Board.create([Seat("engine", 0)])
         self.slot = self.board.slot("engine")

@@ -3,6 +3,7 @@
 from array import array
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner
-from headrace.engine_proc.worker.sampler import Sampler
+from headrace.engine_proc.worker.sampler import Masks, Sampler
 from headrace.messages import GenerateRequest, Sampling, Step
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
@@ -39,9 +40,9 @@ def sequence_of(generated: list[int], **sampling: Any) -> Sequence:
     return sequence
 
 
-def run(rows: SamplingRows, num_rows: int) -> Outcome:
+def step_of(rows: SamplingRows, num_rows: int) -> Step:
     tokens = np.arange(max(1, num_rows), dtype=np.int32)
-    step = Step(
+    return Step(
         token_ids=tokens.tobytes(),
         positions=tokens.tobytes(),
         sequences=np.zeros_like(tokens).tobytes(),
@@ -52,7 +53,26 @@ def run(rows: SamplingRows, num_rows: int) -> Outcome:
         bias_tokens=rows.bias_tokens.tobytes(),
         bias=rows.bias.tobytes(),
     )
+
+
+def run(rows: SamplingRows, num_rows: int) -> Outcome:
+    step = step_of(rows, num_rows)
     return Outcome(GenerationRunner(Unmoved(), Sampler(len(LOGITS))).run(step), num_pooled=0)
+
+
+def test_masks_are_asked_for_once_the_logits_are_there() -> None:
+    rows = SamplingRows()
+    for _ in range(2):
+        rows.draw(sequence_of([]), NO_DRAFTS)
+    asked = []
+
+    def masks_of(num_rows: int) -> Masks:
+        asked.append(num_rows)
+        return np.array([[0b0100]], np.uint32)
+
+    step = msgspec.structs.replace(step_of(rows, 2), masked_rows=np.array([1], "<i4").tobytes())
+    result = GenerationRunner(Unmoved(), Sampler(len(LOGITS))).run(step, masks_of)
+    assert (list(array("i", result.token_ids)), asked) == ([0, 2], [1])
 
 
 def test_each_sequence_is_sampled_as_it_asks() -> None:

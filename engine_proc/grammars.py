@@ -1,0 +1,103 @@
+"""The grammars of sequences that have come, compiled beside the steps.
+
+llguidance is loaded when the first one comes. A thread compiles, without the interpreter's lock;
+who waits for it is not scheduled yet, and holds up nobody. Sequences of one grammar share what is
+compiled of it.
+"""
+
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.engine_proc.matcher import Matcher
+from headrace.engine_proc.sequence import Sequence
+from headrace.messages import request_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from headrace.grammar import GrammarCompiler
+
+MAX_KEPT = 64  # compiled grammars; the one that was used longest ago goes first
+
+log = logging.getLogger(__name__)
+
+
+class Grammars:
+    """Sequences that wait for their matchers, and what has been compiled.
+
+    Args:
+        load: makes a compiler, in the thread that uses it.
+        ends: EOS ids.
+    """
+
+    def __init__(self, load: "Callable[[], GrammarCompiler]", ends: list[int]) -> None:
+        self._load = load
+        self._ends = frozenset(ends)
+        self._kept: OrderedDict[bytes, LLMatcher] = OrderedDict()
+        self._waiting: dict[bytes, list[Sequence]] = {}  # by grammar
+        self._wanted: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[tuple[bytes, LLMatcher | None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sequence waits for its matcher."""
+        return bool(self._waiting)
+
+    def prepare(self, sequence: Sequence) -> bool:
+        """Give a sequence its matcher; return False where it comes later, from `ready`."""
+        grammar = sequence.request.grammar
+        if grammar in self._kept:
+            self._kept.move_to_end(grammar)
+            sequence.matcher = Matcher(self._kept[grammar].deep_copy(), self._ends)
+            return True
+        if grammar not in self._waiting:
+            self._wanted.put(grammar)
+        self._waiting.setdefault(grammar, []).append(sequence)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._compile_all, name="grammars", daemon=True)
+            self._thread.start()
+        return False
+
+    def ready(self) -> list[Sequence]:
+        """Return the sequences whose grammars have been compiled since the last time.
+
+        A grammar that cannot be compiled leaves them without a matcher, which ends them.
+        """
+        found = []
+        while not self._made.empty():
+            grammar, compiled = self._made.get()
+            for sequence in self._waiting.pop(grammar):
+                if compiled is not None:
+                    sequence.matcher = Matcher(compiled.deep_copy(), self._ends)
+                found.append(sequence)
+            if compiled is not None:
+                self._kept[grammar] = compiled
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def abort(self, request: int) -> list[Sequence]:
+        """Let go of the sequences of a request; return those there were."""
+        gone = []
+        for waiting in self._waiting.values():
+            gone += [s for s in waiting if request_of(s.id) == request]
+            waiting[:] = [s for s in waiting if request_of(s.id) != request]
+        return gone
+
+    def _compile_all(self) -> None:
+        """Compile grammars as long as the process lives."""
+        compiler: GrammarCompiler | None = None
+        while True:
+            grammar = self._wanted.get()
+            compiled = None
+            try:
+                compiler = compiler or self._load()
+                compiled = compiler.compile(grammar.decode())
+            except ValueError as error:
+                log.error("a grammar that was checked cannot be followed: %s", error)
+            self._made.put((grammar, compiled))

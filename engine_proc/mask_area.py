@@ -1,0 +1,43 @@
+"""Which tokens may be drawn, in shared memory: from the engine to its workers.
+
+An inherited memfd of masks, one bit per token of the vocabulary, the lowest first. Those of a step
+are written while the workers compute it, and `messages.Masks` says when they are there.
+"""
+
+import ctypes
+import mmap
+import os
+
+WORD_BYTES, WORD_BITS = 4, 32
+
+
+class MaskArea:
+    """One end of the area; which end is a matter of use.
+
+    Args:
+        fd: made by `create`.
+        vocab_size: tokens that a mask tells of.
+    """
+
+    def __init__(self, fd: int, vocab_size: int) -> None:
+        self.fd = fd
+        self.num_words = -(-vocab_size // WORD_BITS)  # of each mask, u32
+        self.mask_bytes = WORD_BYTES * self.num_words
+        self.buffer = mmap.mmap(fd, 0)
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
+
+    @classmethod
+    def create(cls, num_masks: int, vocab_size: int) -> "MaskArea":
+        """Make an area of `num_masks`. It takes only the memory that is written."""
+        fd = os.memfd_create("headrace-masks", os.MFD_CLOEXEC)
+        os.ftruncate(fd, num_masks * WORD_BYTES * -(-vocab_size // WORD_BITS))
+        return cls(fd, vocab_size)
+
+    def address(self, row: int) -> int:
+        """Return where a mask begins in this process."""
+        assert 0 <= row < len(self.buffer) // self.mask_bytes
+        return self._base + row * self.mask_bytes
+
+    def allow_all(self, row: int) -> None:
+        """Write a mask that bans nothing."""
+        ctypes.memset(self.address(row), 0xFF, self.mask_bytes)
