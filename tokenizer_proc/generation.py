@@ -10,6 +10,8 @@ from headrace.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue
 from headrace.messages import Api, GenerateRequest, HttpRequest, ReplyPlan, Sampling
 from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.grammar_fields import constraint_of
+from headrace.tokenizer_proc.grammars import Grammars
 from headrace.tokenizer_proc.openai_requests import (
     COMPLETION_MAX_TOKENS,
     ChatRequest,
@@ -57,12 +59,14 @@ class GenerationPlanner:
         vocabulary: Vocabulary,
         num_detokenizers: int,
         seed: int,
+        grammars: Grammars | None = None,
     ) -> None:
         self._card = card
         self._template = template
         self._prompts = Prompts(card, vocabulary)
         self._num_detokenizers = num_detokenizers
         self._seed = seed
+        self._grammars = grammars or Grammars(card)
         self._plans = msgspec.msgpack.Encoder()
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
@@ -117,6 +121,9 @@ class GenerationPlanner:
         first = self._reply_plan(http, request, len(prompts) * num_each)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         sampling = self._sampling(http, request, bad_words)
+        grammar = yield from self._grammar(request)
+        if grammar and request.ignore_eos:
+            sampling = without(sampling, self._card.eos_token_ids)
         requests = []
         for index in range(len(prompts) * num_each):
             prompt = prompts[index // num_each]
@@ -136,11 +143,12 @@ class GenerationPlanner:
                     detokenizer=detokenizer_of(http, self._num_detokenizers),
                     max_tokens=max_tokens,
                     sampling=sampling_of(sampling, index, plan),
-                    stop_token_ids=self._stop_token_ids(request),
+                    stop_token_ids=self._stop_token_ids(request, bool(grammar)),
                     plan=self._plans.encode(plan),
                     priority=request.priority or 0,
                     key=key_of(http, request.user),
                     salt=salt_of(request.cache_salt),
+                    grammar=grammar,
                 )
             )
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
@@ -217,10 +225,17 @@ class GenerationPlanner:
         left = limit - num_prompt
         return wanted or min(default or left, left)
 
-    def _stop_token_ids(self, request: Generation) -> list[int]:
+    def _grammar(self, request: Generation) -> Encoding[bytes]:
+        """Return the grammar a request's texts have to follow, or nothing."""
+        constraint = constraint_of(request)
+        return b"" if constraint is None else (yield from self._grammars.compiled(*constraint))
+
+    def _stop_token_ids(self, request: Generation, has_grammar: bool) -> list[int]:
+        """Return what ends a text. EOS does at the end of a grammar, ignored or not."""
         stops = request.stop_token_ids or []
         check_token_ids("stop_token_ids", stops, self._card.vocab_size)
-        eos = [] if request.ignore_eos else self._card.eos_token_ids
+        ignores = request.ignore_eos and not has_grammar
+        eos = [] if ignores else self._card.eos_token_ids
         return [*eos, *stops]
 
 
@@ -235,6 +250,12 @@ def sampling_of(sampling: Sampling, index: int, plan: ReplyPlan) -> Sampling:
         seed=(sampling.seed + index) & SEED_MASK,
         prompt_logprobs=sampling.prompt_logprobs if watches else None,
     )
+
+
+def without(sampling: Sampling, tokens: list[int]) -> Sampling:
+    """Return `sampling` with `tokens` banned: they come only where a grammar allows no others."""
+    bias = sampling.logit_bias | dict.fromkeys(tokens, float("-inf"))
+    return msgspec.structs.replace(sampling, logit_bias=bias)
 
 
 def check_number(num_prompts: int, num_each: int, param: str) -> None:

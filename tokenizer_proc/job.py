@@ -2,22 +2,24 @@
 
 import logging
 import time
+from typing import Any
 
 from headrace.errors import InternalError, RequestError
 from headrace.messages import HttpRequest, Times
-from headrace.tokenizer_proc.stages import Ids, Outcome, Stages, Text, error_answer
+from headrace.tokenizer_proc.stages import Check, Ids, Outcome, Stages, Text, error_answer
 
 log = logging.getLogger(__name__)
 
 
 class Job:
-    """A request that wants `texts` encoded until it has an `outcome`. It fails alone."""
+    """A request that wants `texts` encoded, or waits, until it has an `outcome`. It fails alone."""
 
     def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
         """Begin with the first of `stages`; `num_bytes` is the length of the body."""
         self.request = request
         self.num_bytes = num_bytes
         self.texts: list[Text] = []
+        self._check: Check[Any] | None = None
         self.outcome: Outcome | None = None
         self._stages = stages
         self._begun = time.monotonic_ns()
@@ -29,10 +31,17 @@ class Job:
         """When this process took the request, knew its texts and, now, their ids."""
         return Times(self._begun, self._parsed, time.monotonic_ns())
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for what is made elsewhere."""
+        return self._check is not None and self._check.found is None
+
     def advance(self, ids: list[Ids] | None) -> None:
         """Go on, with the ids of `texts` where these were wanted."""
         try:
-            self.texts = next(self._stages) if ids is None else self._stages.send(ids)
+            wanted = next(self._stages) if ids is None else self._stages.send(ids)
+            self._check = wanted if isinstance(wanted, Check) else None
+            self.texts = [] if isinstance(wanted, Check) else wanted
         except StopIteration as end:
             self.outcome = end.value
         except RequestError as error:

@@ -19,12 +19,6 @@ MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
 LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
 
 
-class ResponseFormat(msgspec.Struct):
-    """`response_format`."""
-
-    type: str = "text"
-
-
 class TextPart(msgspec.Struct):
     """One part of a message's content."""
 
@@ -48,7 +42,6 @@ class ChatRequest(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    response_format: ResponseFormat | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -186,12 +179,6 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
     if request.documents:
         raise Unsupported("documents: not supported by this server yet", "documents")
     check_continued(request)
-    if request.response_format is not None and request.response_format.type != "text":
-        raise Unsupported(
-            f"response_format: '{request.response_format.type}' is not supported by this server "
-            "yet; 'text' is",
-            "response_format",
-        )
     return request
 
 

@@ -7,6 +7,7 @@ import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.grammar_fields import GrammarFields
 
 MAX_SEQUENCES_PER_REQUEST = 128
 MAX_STOP_STRINGS = 32
@@ -42,7 +43,7 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool = False  # vLLM's: in every event, where there is usage at all
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(GrammarFields, kw_only=True):
     """What both kinds of generation take. The second group is vLLM's and SGLang's."""
 
     model: str | None = None

@@ -1,7 +1,8 @@
 """Requests taken from an inbox and handled together; what comes of them, sent around the ring.
 
 A lone request goes at once. Where others wait, a batch takes them until it is full or has been
-filled for long enough; it never waits for what has not come.
+filled for long enough; it never waits for what has not come. A request that waits for something
+else is laid aside, and looked at again with the next batch.
 """
 
 import itertools
@@ -26,10 +27,13 @@ from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.grammars import Grammars
 from headrace.tokenizer_proc.job import Job
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.stages import Answer, Ids, Sequences
 from headrace.tokenizer_proc.tokens import TokenRoutes
+
+LOOK_MS = 1  # between looks at what is laid aside
 
 
 class Service:
@@ -47,14 +51,16 @@ class Service:
         self._inbox = inbox
         self._max_batch_size = max_batch_size
         self._max_wait_s = max_wait_s
+        self._aside: list[Job] = []
         card, encoder = config.card, Encoder(config.card.path)
         template = ChatTemplate(
             card.chat_template,
             card.special_tokens,
             trusts_requests=config.trust_request_chat_template,
         )
-        num = config.num_detokenizers
-        generation = GenerationPlanner(card, template, encoder, num, config.seed)
+        self.grammars = Grammars(card, config.follows_grammars)
+        num, seed = config.num_detokenizers, config.seed
+        generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars)
         embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder)
         self._encoder = encoder
@@ -70,9 +76,12 @@ class Service:
 
     def handle(self, timeout_ms: int) -> None:
         """Handle the requests that wait, or return after `timeout_ms` without any."""
-        jobs = self._receive(timeout_ms)
-        while waiting := [job for job in jobs if job.outcome is None]:
-            self._encode(waiting)
+        jobs = self._receive(min(timeout_ms, LOOK_MS) if self._aside else timeout_ms)
+        jobs += self._aside
+        while ready := [job for job in jobs if job.outcome is None and not job.is_waiting]:
+            self._encode(ready)
+        self._aside = [job for job in jobs if job.outcome is None]
+        jobs = [job for job in jobs if job.outcome is not None]
         for job in jobs:
             if isinstance(job.outcome, Answer):
                 self._answer(job.request, job.outcome)

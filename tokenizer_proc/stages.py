@@ -1,14 +1,15 @@
 """A request's way through this process: the texts it needs encoded, their ids, what it comes to.
 
 A handler is a generator: it yields texts and is sent their ids, as often as it needs to, and
-returns an outcome. So whoever runs handlers can encode the texts of many requests at once. A
-handler that needs no ids may be a plain function.
+returns an outcome. So whoever runs handlers can encode the texts of many requests at once. It may
+also yield a `Check`, and is taken up again when that has been made. A handler that needs no ids may
+be a plain function.
 """
 
 from array import array
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +26,13 @@ class Text(NamedTuple):
 
     text: str
     add_special_tokens: bool
+
+
+@dataclass(eq=False, slots=True)
+class Check(Generic[T]):
+    """Something that is being looked into elsewhere."""
+
+    found: T | None = None  # what came of it; set once
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ class Sequences:
 
 
 Outcome = Answer | Sequences
-Encoding = Generator[list[Text], list[Ids], T]  # needs texts encoded to return a T
+Encoding = Generator[list[Text] | Check[Any], list[Ids], T]  # needs texts encoded to return a T
 Stages = Encoding[Outcome]
 Handler = Callable[[HttpRequest, Body], Stages | Answer]
 

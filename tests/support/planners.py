@@ -1,5 +1,7 @@
 """Planners of a model whose tokens are bytes."""
 
+from typing import Any
+
 from byte_encoder import ByteEncoder, finish
 
 from headrace.config import ModelCard
@@ -8,7 +10,8 @@ from headrace.pooling import Pooling, PoolingKind
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
-from headrace.tokenizer_proc.stages import Sequences
+from headrace.tokenizer_proc.grammar_fields import Constraint
+from headrace.tokenizer_proc.stages import Encoding, Sequences
 from headrace.tokenizer_proc.token_bytes import TokenBytes
 
 ID = request_id(0, 5)
@@ -33,6 +36,14 @@ class Planner:
         return sequences
 
 
+class Echo:
+    """Grammars that are their own sources, and known at once."""
+
+    def compiled(self, param: str, constraint: Constraint) -> Encoding[bytes]:
+        return f"{param}: {constraint.source}".encode()
+        yield []
+
+
 def make_planner(
     max_model_len: int = 100,
     num_detokenizers: int = 1,
@@ -52,9 +63,10 @@ def make_planner(
     )
     encoder = encoder or ByteEncoder()
     template = ChatTemplate(card.chat_template, card.special_tokens)
+    grammars: Any = Echo()
     return Planner(
         encoder,
-        GenerationPlanner(card, template, encoder, num_detokenizers, seed=1000),
+        GenerationPlanner(card, template, encoder, num_detokenizers, 1000, grammars),
         EmbeddingPlanner(card, encoder, num_detokenizers),
     )
 

@@ -370,3 +370,17 @@ def test_a_chat_that_goes_on_begins_no_answer() -> None:
     with pytest.raises(InvalidValue, match="continue_final_message: not together"):
         chat(continue_final_message=True, add_generation_prompt=True)
     assert bytes(chat(continue_final_message=True).prompts[0].tolist()) == b"Hi"
+
+
+def test_every_sequence_follows_the_grammar_of_its_request() -> None:
+    for planned in (chat(guided_regex="a+", n=2), completion(guided_regex="a+", n=2)):
+        assert [request.grammar for request in planned.requests] == [b"guided_regex: a+"] * 2
+    assert only(chat()).grammar == b""
+
+
+def test_eos_ends_a_text_with_a_grammar_even_where_it_is_ignored() -> None:
+    ignoring = only(chat(guided_regex="a+", ignore_eos=True))
+    assert ignoring.stop_token_ids == [EOS]
+    assert ignoring.sampling.logit_bias == {EOS: float("-inf")}
+    request = only(chat(guided_regex="a+", logit_bias={"5": 1}))
+    assert (request.stop_token_ids, request.sampling.logit_bias) == ([EOS], {5: 1})

@@ -208,7 +208,6 @@ def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> Non
     [
         ("tools", [{"type": "function"}]),
         ("documents", [{"text": "x"}]),
-        ("response_format", {"type": "json_object"}),
     ],
 )
 def test_what_a_chat_asks_for_in_vain_is_refused(name: str, value: object) -> None:

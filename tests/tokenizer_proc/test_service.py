@@ -14,8 +14,9 @@ from headrace.messages import HttpRequest, ToEngine, ToFrontend, ToTokenizer, re
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc import service as service_module
+from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.service import Service
-from headrace.tokenizer_proc.stages import Ids, Text
+from headrace.tokenizer_proc.stages import Check, Encoding, Ids, Text
 
 DEADLINE_MS = 20_000
 PATH = "/v1/completions"
@@ -32,6 +33,18 @@ class Recorder(ByteEncoder):
         if any(text.text == "poison" for text in texts):
             raise RuntimeError("poisoned")
         return super().encode(texts)
+
+
+class Undecided:
+    """Grammars that are looked into until a test says what came of it."""
+
+    def __init__(self, *_: object) -> None:
+        self.check: Check[bytes] = Check()
+
+    def compiled(self, _param: str, _constraint: Constraint) -> Encoding[bytes]:
+        yield self.check
+        assert self.check.found is not None
+        return self.check.found
 
 
 class Bench:
@@ -75,6 +88,12 @@ class Bench:
         assert isinstance(encoder, Recorder)
         return encoder.batches
 
+    @property
+    def grammars(self) -> Undecided:
+        grammars = self.service.grammars
+        assert isinstance(grammars, Undecided)
+        return grammars
+
     def send(self, *prompts: str, **fields: Any) -> None:
         """Send a request for each prompt, and wait until all have arrived."""
         for prompt in prompts:
@@ -98,6 +117,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr(service_module, "Encoder", Recorder)
+    monkeypatch.setattr(service_module, "Grammars", Undecided)
     made = Bench(str(tmp_path))
     yield made
     made.close()
@@ -157,3 +177,20 @@ def test_a_request_may_want_texts_twice(bench: Bench) -> None:
     assert received is not None
     request = received[0]
     assert request.sampling.bad_words == [list(b"no"), list(b" no")]  # type: ignore[union-attr]
+
+
+def test_a_request_that_waits_for_its_grammar_holds_up_nobody(bench: Bench) -> None:
+    bench.send("slow", guided_regex="a")
+    bench.service.handle(DEADLINE_MS)
+    bench.send("other")
+    while bench.slot[Field.HANDLED] < 1:
+        bench.service.handle(DEADLINE_MS)
+    assert bench.prompts(1) == [b"other"]
+    bench.service.handle(DEADLINE_MS)  # would sit out its 20 s if it did not look again
+    assert bench.slot[Field.HANDLED] == 1
+    bench.grammars.check.found = b"grammar"
+    bench.service.handle(DEADLINE_MS)
+    received = bench.engine.receive(DEADLINE_MS)
+    assert received is not None
+    assert received[0].grammar == b"grammar"  # type: ignore[union-attr]
+    assert bench.slot[Field.HANDLED] == 2

@@ -1,0 +1,198 @@
+"""A constraint becomes a grammar or a refusal, and none harms the process that serves."""
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from servers import wait_until
+
+from headrace.errors import InvalidValue, RequestError, Unsupported
+from headrace.model_card import find_demo_model, read_gguf
+from headrace.tokenizer_proc import grammar_checker
+from headrace.tokenizer_proc.grammar_fields import Constraint
+from headrace.tokenizer_proc.grammars import MAX_KEPT, Grammars
+from headrace.tokenizer_proc.stages import Check
+
+MODEL = find_demo_model()
+assert MODEL is not None
+CARD = read_gguf(MODEL)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(CARD)
+    yield made
+    end(made)
+
+
+def end(grammars: Grammars) -> None:
+    process = grammars._process
+    if process is not None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        assert process.wait(20) == 0, "it ends with its input"
+        process.stdout.close()
+
+
+def compiled(grammars: Grammars, constraint: Constraint) -> bytes:
+    """Return what a constraint comes to, as soon as that is known."""
+    stages = grammars.compiled("field", constraint)
+    try:
+        check = next(stages)
+        assert isinstance(check, Check)
+        wait_until(lambda: check.found is not None, "no verdict", 60)
+        stages.send([])
+    except StopIteration as end:
+        grammar: bytes = end.value
+        return grammar
+    raise AssertionError("it waits twice")
+
+
+def refusal(grammars: Grammars, constraint: Constraint) -> RequestError:
+    with pytest.raises(RequestError) as refused:
+        compiled(grammars, constraint)
+    assert refused.value.param == "field"
+    return refused.value
+
+
+def schema(**keywords: Any) -> Constraint:
+    return Constraint("json_schema", json.dumps(keywords))
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        schema(type="object"),
+        Constraint("regex", "[0-9]{3}/[a-z]+"),
+        Constraint("lark", 'start: "a" | "b"'),
+        Constraint("grammar", "start: NUMBER\n%import common.NUMBER"),
+        Constraint("grammar", 'root ::= "a" root | "b"'),
+    ],
+)
+def test_each_kind_is_compiled_and_kept(grammars: Grammars, constraint: Constraint) -> None:
+    grammar = compiled(grammars, constraint)
+    assert grammar
+    with pytest.raises(StopIteration) as known:
+        next(grammars.compiled("field", msgspec.structs.replace(constraint)))
+    assert known.value.value == grammar
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"uniqueItems": True},
+        {"not": {}},
+        {"contains": {}},
+        {"propertyNames": {}},
+        {"dependentRequired": {}},
+        {"unevaluatedProperties": False},
+        {"if": {}, "then": {}},
+    ],
+)
+def test_a_keyword_that_is_not_followed_is_named(
+    grammars: Grammars, keywords: dict[str, Any]
+) -> None:
+    error = refusal(grammars, schema(type="array", **keywords))
+    assert str(error) == f"field: not supported in a schema: {', '.join(keywords)}"
+    assert refusal(grammars, schema(properties={"a": keywords})).code == "invalid_value"
+
+
+@pytest.mark.parametrize(
+    ("constraint", "why"),
+    [
+        (schema(type="string", format="iban"), "Unknown format: iban"),
+        (schema(oneOf=[{"type": "number"}, {"type": "integer"}]), "use anyOf"),
+        (schema(type="integer", minimum=5, maximum=3), "Unsatisfiable"),
+        (schema(**{"$ref": "http://localhost/x"}), "not present"),
+        (schema(type="string", pattern="(?=a)"), "look-around"),
+        (Constraint("json_schema", "nonsense"), "expected ident"),
+        (Constraint("json_schema", "[]"), "object"),
+        (Constraint("json_schema", '{"x-guidance": {"lenient": true}, "not": {}}'), "not"),
+        (Constraint("regex", "(a"), "unclosed group"),
+        (Constraint("regex", "(a{1000}){1000}"), "too many expressions"),
+        (Constraint("lark", 'start: start "a"'), "no text matches"),
+        (Constraint("grammar", "start: undefined"), "unknown name"),
+        (Constraint("grammar", "root ::= ("), "GBNF"),
+        (Constraint("grammar", "root ::= " + "(" * 9000 + ")" * 9000), "recursion"),
+        (Constraint("lark", "start: " + "(" * 9000 + ")" * 9000), "nested"),
+        (Constraint("json_schema", "[" * 100_000), "recursion"),
+    ],
+)
+def test_what_is_wrong_is_told_shortly(
+    grammars: Grammars, constraint: Constraint, why: str
+) -> None:
+    error = refusal(grammars, constraint)
+    assert isinstance(error, InvalidValue)
+    assert why in str(error)
+    assert len(str(error)) < 500
+    assert "\n" not in str(error)
+
+
+# Whether a text can match all of these patterns takes minutes to find out.
+HOSTILE = schema(
+    allOf=[
+        {"type": "string", "pattern": f"(a|b|c)*{'abc'[i % 3]}(a|b|c){{{i + 3}}}"}
+        for i in range(30)
+    ]
+)
+
+
+def test_what_takes_too_long_is_ended_by_the_kernel_and_others_are_served() -> None:
+    grammars = Grammars(CARD)
+    error = refusal(grammars, HOSTILE)
+    assert str(error) == "field: takes more than 1 s of CPU time to compile"
+    assert grammars._process is None
+    assert refusal(grammars, HOSTILE).args == error.args, "that is known now"
+    assert grammars._process is None
+    assert compiled(grammars, Constraint("regex", "a"))
+    end(grammars)
+
+
+def test_a_checker_that_dies_is_replaced(grammars: Grammars) -> None:
+    compiled(grammars, Constraint("regex", "first"))
+    process = grammars._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    assert "memory" in str(refusal(grammars, Constraint("regex", "second")))
+    assert compiled(grammars, Constraint("regex", "third"))
+
+
+def test_memory_is_bounded(grammars: Grammars) -> None:
+    compiled(grammars, Constraint("regex", "a"))
+    assert grammars._process is not None
+    process = psutil.Process(grammars._process.pid)
+    limit, _ = process.rlimit(psutil.RLIMIT_AS)
+    assert 0 < limit < process.memory_info().vms + 2 * grammar_checker.MEMORY_BYTES
+    assert process.cmdline()[0] == f"headrace: grammars of {os.getpid()}"
+
+
+def test_what_is_kept_is_bounded() -> None:
+    grammars = Grammars(CARD)
+    grammars._thread = threading.current_thread()  # nothing is checked
+    for number in range(MAX_KEPT + 10):
+        next(grammars.compiled("field", Constraint("regex", str(number))))
+    assert len(grammars._kept) == MAX_KEPT
+    assert grammars._wanted.qsize() == MAX_KEPT + 10
+
+
+@pytest.mark.parametrize(
+    ("grammars", "why"),
+    [
+        (Grammars(CARD, follows=False), "--engine mock follows no grammar"),
+        (Grammars(dataclasses.replace(CARD, eos_token_ids=[])), "no token that ends a text"),
+        (Grammars(dataclasses.replace(CARD, vocab_size=9)), "tokenizer allows no grammar: vocab"),
+    ],
+)
+def test_a_server_that_follows_no_grammar_says_why(grammars: Grammars, why: str) -> None:
+    error = refusal(grammars, Constraint("regex", "a"))
+    assert isinstance(error, Unsupported)
+    assert why in str(error)
+    end(grammars)

@@ -1,0 +1,142 @@
+"""A process that tries grammars out, so that none can harm the one that serves requests.
+
+What a grammar may take is bounded: CPU time, at which the kernel ends this process, and memory.
+Whoever started it sees it gone, and starts another for the next grammar. It reads `Constraint`s
+from standard input and writes `Verdict`s to standard output, each after its length, u32; the first
+message is a `Task`.
+"""
+
+import re
+import resource
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+import setproctitle
+
+from headrace.tokenizer_proc.grammar_fields import Constraint
+
+T = TypeVar("T")
+
+CPU_S = 1.0  # of a grammar; the largest that people write take 0.1 s
+MEMORY_BYTES = 1 << 30  # beyond what is needed to begin
+MAX_ERROR = 400  # characters
+LENGTH = struct.Struct("<I")
+KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+class Task(msgspec.Struct, frozen=True, array_like=True):
+    """Whose tokens grammars are for."""
+
+    model_path: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    title: str  # of the process
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What came of a grammar: what the engine is given, or what is wrong with it."""
+
+    grammar: bytes = b""
+    error: str = ""
+    is_supported: bool = True  # no grammar is, for tokenizers that llguidance does not know
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    task = read(source, Task)
+    if task is None:
+        return
+    setproctitle.setproctitle(task.title)
+    from headrace.grammar import GrammarCompiler
+
+    compiler, reason = None, ""
+    try:
+        compiler = GrammarCompiler(task.model_path, task.vocab_size, task.eos_token_ids)
+    except ValueError as error:
+        reason = str(error)
+    limit_memory()
+    while (constraint := read(source, Constraint)) is not None:
+        if compiler is None:
+            write(sink, Verdict(error=reason, is_supported=False))
+            continue
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        try:
+            grammar = grammar_of(constraint)
+            compiler.check(grammar)
+            verdict = Verdict(grammar.encode())
+        except (ValueError, RecursionError) as error:
+            verdict = Verdict(error=reworded(str(error)))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write(sink, verdict)
+
+
+def limit_memory() -> None:
+    """Have the kernel refuse this process much more memory than it has now."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def grammar_of(constraint: Constraint) -> str:
+    """Return a constraint in llguidance's form.
+
+    Raises:
+        ValueError: it is not JSON, or not GBNF. The rest is found when it is compiled.
+    """
+    from llguidance import LLMatcher, grammar_from
+
+    match constraint.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(
+                constraint.source,
+                overrides={
+                    "whitespace_flexible": bool(constraint.space),
+                    "whitespace_pattern": constraint.space or None,
+                    "lenient": False,
+                    "coerce_one_of": False,
+                },
+            )
+        case "regex":
+            return LLMatcher.grammar_from_regex(constraint.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(constraint.source)
+        case "grammar":
+            return grammar_from("grammar", constraint.source)
+
+
+def reworded(error: str) -> str:
+    """Return what is wrong with a grammar, short and in terms of what the client wrote."""
+    keywords = KEYWORDS.search(error)
+    if keywords:
+        return f"not supported in a schema: {keywords[1].replace(chr(34), '')}"
+    if "oneOf" in error:
+        return "oneOf is supported only where no two of its schemas can hold at once; use anyOf"
+    if error.startswith("NoExtension"):
+        return "no text matches it"
+    return " ".join(error.removesuffix("<non-verbose/>").split())[:MAX_ERROR]
+
+
+def write(sink: IO[bytes], message: msgspec.Struct) -> None:
+    """Write a message."""
+    data = msgspec.msgpack.encode(message)
+    sink.write(LENGTH.pack(len(data)) + data)
+    sink.flush()
+
+
+def read(source: IO[bytes], kind: type[T]) -> T | None:
+    """Read a message; return None at the end, be it in the middle of one."""
+    head = source.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    data = source.read(length)
+    return msgspec.msgpack.decode(data, type=kind) if len(data) == length else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The fields that ask for structured output, and what they come to: one grammar, or none.
+
+`response_format` is OpenAI's, `structured_outputs` and `guided_*` are vLLM's, `json_schema`,
+`regex` and `ebnf` SGLang's.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.errors import InvalidValue, Unsupported
+
+MAX_GRAMMAR_CHARACTERS = 1 << 17  # each sequence carries its grammar
+MAX_CHOICES = 4096
+ANY_OBJECT = '{"type":"object"}'
+# Bounded: a model that has nothing to say goes on with spaces for ever.
+SOME_SPACE = r"[ \n\r\t]{1,32}"
+NO_SPACE = ""
+
+Schema = dict[str, Any] | str  # JSON Schema, as JSON or as JSON in a string
+
+
+class JsonSchemaFormat(msgspec.Struct):
+    """`response_format.json_schema`. Schemas are kept to whether or not they are `strict`."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`response_format`."""
+
+    type: str = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct):
+    """`structured_outputs`: one of the first six says what is allowed."""
+
+    json: Schema | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+
+class GrammarFields(msgspec.Struct, kw_only=True):
+    """What any request that generates may have."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+class Constraint(msgspec.Struct, frozen=True, array_like=True):
+    """What a text has to be. `lark` is llguidance's syntax; `grammar` is that, or GBNF."""
+
+    kind: Literal["json_schema", "regex", "lark", "grammar"]
+    source: str
+    space: str = SOME_SPACE  # a regex: what may be between the parts of JSON
+
+
+def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:
+    """Return the field that says what the text has to be, and what it says; None is no such field.
+
+    Raises:
+        InvalidValue: several fields say so, or one has no such value.
+        Unsupported: a field asks for what there is not.
+    """
+    found = constraints(fields)
+    if not found:
+        return None
+    param, constraint = found.popitem()
+    if found:
+        raise InvalidValue(
+            f"{param}: only one field may say what the text has to be; there is {min(found)}, too",
+            param,
+        )
+    size = len(constraint.source)
+    if size > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidValue(
+            f"{param}: must have at most {MAX_GRAMMAR_CHARACTERS} characters, not {size}", param
+        )
+    return param, constraint
+
+
+def constraints(fields: GrammarFields) -> dict[str, Constraint]:
+    """Return what the text has to be, by the fields that say so."""
+    found = {}
+    if fields.response_format is not None and fields.response_format.type != "text":
+        found["response_format"] = of_format(fields.response_format)
+    if fields.structured_outputs is not None:
+        found |= of_outputs(fields.structured_outputs)
+    space = fields.guided_whitespace_pattern or SOME_SPACE
+    for param, schema in (("guided_json", fields.guided_json), ("json_schema", fields.json_schema)):
+        if schema is not None:
+            found[param] = of_schema(schema, space)
+    for param, regex in (("guided_regex", fields.guided_regex), ("regex", fields.regex)):
+        if regex is not None:
+            found[param] = Constraint("regex", regex)
+    for param, grammar in (("guided_grammar", fields.guided_grammar), ("ebnf", fields.ebnf)):
+        if grammar is not None:
+            found[param] = Constraint("grammar", grammar)
+    if fields.guided_choice is not None:
+        found["guided_choice"] = of_choice(fields.guided_choice, "guided_choice")
+    return found
+
+
+def of_format(wanted: ResponseFormat) -> Constraint:
+    """Return what a `response_format` other than text comes to."""
+    if wanted.type == "json_object":
+        return Constraint("json_schema", ANY_OBJECT)
+    if wanted.type != "json_schema":
+        raise Unsupported(
+            f"response_format: must be of type 'text', 'json_object' or 'json_schema', not "
+            f"'{wanted.type}'",
+            "response_format",
+        )
+    if wanted.json_schema is None or wanted.json_schema.schema is None:
+        where = "response_format.json_schema.schema"
+        raise InvalidValue(f"{where}: must be there, with type 'json_schema'", where)
+    return of_schema(wanted.json_schema.schema, SOME_SPACE)
+
+
+def of_outputs(outputs: StructuredOutputs) -> dict[str, Constraint]:
+    """Return what `structured_outputs` comes to, by its fields."""
+    for name in ("structural_tag", "disable_additional_properties"):
+        if getattr(outputs, name):
+            where = f"structured_outputs.{name}"
+            raise Unsupported(f"{where}: not supported by this server", where)
+    space = outputs.whitespace_pattern or SOME_SPACE
+    if outputs.disable_any_whitespace:
+        space = NO_SPACE
+    found = {}
+    if outputs.json is not None:
+        found["json"] = of_schema(outputs.json, space)
+    if outputs.json_object:
+        found["json_object"] = Constraint("json_schema", ANY_OBJECT)
+    if outputs.regex is not None:
+        found["regex"] = Constraint("regex", outputs.regex)
+    if outputs.grammar is not None:
+        found["grammar"] = Constraint("grammar", outputs.grammar)
+    if outputs.choice is not None:
+        found["choice"] = of_choice(outputs.choice, "structured_outputs.choice")
+    if not found:
+        raise InvalidValue(
+            "structured_outputs: must have one of json, json_object, regex, choice and grammar",
+            "structured_outputs",
+        )
+    return {f"structured_outputs.{name}": constraint for name, constraint in found.items()}
+
+
+def of_schema(schema: Schema, space: str) -> Constraint:
+    """Return what a JSON Schema comes to."""
+    source = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    return Constraint("json_schema", source, space)
+
+
+def of_choice(choices: list[str], param: str) -> Constraint:
+    """Return what a choice between texts comes to."""
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidValue(f"{param}: must have 1 to {MAX_CHOICES} entries", param)
+    texts = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
+    return Constraint("lark", f"start: {texts}")
