@@ -52,7 +52,8 @@ def survivors(server: RunningServer, ring: list[psutil.Process]) -> list[str]:
 
 
 def test_process_table_is_the_ring(server: RunningServer) -> None:
-    assert sorted(server.ring) == [
+    checkers = {title for title in server.ring if title.startswith("headrace: grammars of ")}
+    assert sorted(set(server.ring) - checkers) == [
         "headrace: detokenizer 0",
         "headrace: detokenizer 1",
         "headrace: engine",

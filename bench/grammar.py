@@ -1,0 +1,101 @@
+"""What does a grammar cost each step?
+
+Method: the whole ring, embedded, with the demo model. B sequences generate the same number of
+        tokens each, either freely or under a JSON Schema that has them go on; both are sampled.
+        "step" is the time of all, by tokens of a sequence: masks are made while the worker
+        computes, and what shows here is what could not be hidden, and applying them. "mask" is the
+        time of one mask in the engine, by the text of such a sequence, token by token.
+Run:    python bench/grammar.py --rounds 5
+"""
+
+import json
+import statistics
+import time
+from array import array
+
+from llguidance import LLMatcher
+from tokenizers import Tokenizer
+
+from headrace import Engine, SamplingParams
+from headrace.engine_proc.mask_area import MaskArea
+from headrace.engine_proc.matcher import Matcher
+from headrace.grammar import GrammarCompiler
+from headrace.model_card import read_gguf
+from headrace.tokenizer_json import read_tokenizer_json
+from support.models import demo_model
+from support.report import Quantity, Report, parser
+
+BATCHES = (1, 8, 32)
+NUM_TOKENS = 64
+PROMPT = "People and what they do, as JSON: "
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "format": "email"},
+        "roles": {"type": "array", "items": {"enum": ["admin", "author", "reader"]}},
+    },
+    "required": ["name", "age", "email", "roles"],
+    "additionalProperties": False,
+}
+SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
+SYSTEMS = {"free": {}, "JSON Schema": {"structured_outputs": {"json": SCHEMA}}}
+
+
+def generate(engine: Engine, batch: int, options: dict[str, object]) -> tuple[float, str]:
+    """Return the milliseconds of a step of `batch` sequences, and the first text."""
+    params = [
+        SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=seed) for seed in range(batch)
+    ]
+    started_at = time.perf_counter()
+    outputs = engine.generate([PROMPT] * batch, params, use_tqdm=False, **options)
+    ms = (time.perf_counter() - started_at) * 1e3 / NUM_TOKENS
+    assert sum(output.usage.completion_tokens for output in outputs) == batch * NUM_TOKENS
+    return ms, outputs[0].text
+
+
+def mask_us(compiler: GrammarCompiler, area: MaskArea, ids: list[int]) -> float:
+    """Return the mean microseconds of the masks of a text."""
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
+    matcher = Matcher(compiler.compile(grammar), frozenset())
+    tokens, none = array("i", ids), array("i")
+    times = []
+    for end in range(len(tokens) + 1):
+        started_at = time.perf_counter()
+        matcher.fill(tokens[:end], none, area, 0)
+        times.append((time.perf_counter() - started_at) * 1e6)
+    assert not matcher.is_stuck
+    return statistics.mean(times)
+
+
+def main() -> None:
+    """Run."""
+    args = parser(__doc__, rounds=5).parse_args()
+    report = Report("grammar", args)
+    steps = [
+        Quantity(f"step, {batch} sequences", "ms", {system: [] for system in SYSTEMS})
+        for batch in BATCHES
+    ]
+    masks = Quantity("mask", "us", {"JSON Schema": []})
+    card = read_gguf(demo_model())
+    compiler = GrammarCompiler(card.path, card.vocab_size, card.eos_token_ids)
+    tokenizer = Tokenizer.from_buffer(read_tokenizer_json(demo_model()))
+    area = MaskArea.create(1, card.vocab_size)
+    with Engine(demo_model(), max_model_len=1024) as engine:
+        for options in SYSTEMS.values():
+            generate(engine, 8, options)
+        for _ in range(args.rounds):
+            for batch, quantity in zip(BATCHES, steps, strict=True):
+                for system, options in SYSTEMS.items():
+                    ms, text = generate(engine, batch, options)
+                    quantity.samples[system].append(ms)
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            masks.samples["JSON Schema"].append(mask_us(compiler, area, ids))
+    for quantity in (*steps, masks):
+        report.add(quantity)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""What is asked for in a form comes in that form, however it is generated."""
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+from schemas import Schema, schemas
+from servers import RunningServer
+
+TIMEOUT_S = 120
+NUM_TOGETHER = 10  # of whose texts only some fit the memory of a cramped server
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+DOCS = Path(__file__).parents[2] / "docs" / "structured_output.md"
+PERSON: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 4},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+HOSTILE = {
+    "allOf": [
+        {"type": "string", "pattern": f"(a|b|c)*{'abc'[i % 3]}(a|b|c){{{i + 3}}}"}
+        for i in range(30)
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def cramped() -> Iterator[RunningServer]:
+    """A server that guesses tokens, and has memory for some 600 of them."""
+    running = RunningServer(
+        *("--speculative", "ngram", "--max-model-len", "320", "--kv-cache-dtype", "float32"),
+        *("--kv-cache-memory-bytes", str(20 * 32 * 30 * 2 * 3 * 64 * 4)),
+    )
+    yield running
+    assert running.stop() == 0
+
+
+def ask(server: RunningServer, path: str, **fields: Any) -> list[Any]:
+    """Return the choices of an answer."""
+    body = {"max_tokens": 150, "seed": 1} | fields
+    if path == CHAT:
+        body = {"messages": [{"role": "user", "content": "Describe Ada as JSON."}]} | body
+    response = httpx.post(f"{server.url}{path}", json=body, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    choices: list[Any] = response.json()["choices"]
+    return choices
+
+
+def texts_of(choices: list[Any]) -> list[str]:
+    """Return the texts that have not been cut off."""
+    return [c["message"]["content"] for c in choices if c["finish_reason"] == "stop"]
+
+
+def wanted(schema: Schema) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+
+@settings(
+    max_examples=5,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(several=st.lists(schemas, min_size=4, max_size=4), seed=st.integers(0, 1000))
+def test_what_a_model_says_under_a_schema_is_valid(
+    server: RunningServer, several: list[Schema], seed: int
+) -> None:
+    def check(schema: Schema) -> int:
+        fields = {"max_tokens": 80, "seed": seed, "response_format": wanted(schema)}
+        texts = texts_of(ask(server, CHAT, **fields))
+        for text in texts:
+            jsonschema.validate(json.loads(text), schema)
+        return len(texts)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(check, several)) > 0, "all were cut off"
+
+
+def test_every_spelling_is_followed(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"temperature": 1.5, "prompt": "It is"}
+    for form in (
+        {"guided_regex": "[0-9]{3}-[A-F]{2}"},
+        {"regex": "[0-9]{3}-[A-F]{2}"},
+        {"structured_outputs": {"regex": "[0-9]{3}-[A-F]{2}"}},
+        {"ebnf": 'root ::= d d d "-" l l\nd ::= [0-9]\nl ::= [A-F]'},
+        {"guided_grammar": 'start: D D D "-" /[A-F]/ /[A-F]/\nD: /[0-9]/'},
+    ):
+        (choice,) = ask(server, TEXT, **fields, **form)
+        assert re.fullmatch("[0-9]{3}-[A-F]{2}", choice["text"])
+        assert choice["finish_reason"] == "stop"
+    choices = ask(server, TEXT, **fields, n=4, guided_choice=["yes", "no", "maybe so"])
+    assert {choice["text"] for choice in choices} <= {"yes", "no", "maybe so"}
+    (choice,) = ask(server, CHAT, temperature=0, response_format={"type": "json_object"})
+    assert choice["message"]["content"].startswith("{")
+
+
+def test_a_stream_says_what_a_whole_answer_does(server: RunningServer) -> None:
+    fields = {"response_format": wanted(PERSON), "temperature": 1, "n": 3}
+    whole = [choice["message"]["content"] for choice in ask(server, CHAT, **fields)]
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x")
+    stream = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": "Describe Ada as JSON."}],
+        max_tokens=150,
+        seed=1,
+        stream=True,
+        **fields,  # type: ignore[arg-type]
+    )
+    texts = ["", "", ""]
+    for event in stream:
+        for choice in event.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == whole
+    assert len(set(whole)) == 3
+
+
+def test_neither_guesses_nor_preemption_nor_batch_mates_change_a_text(
+    server: RunningServer, cramped: RunningServer
+) -> None:
+    def text(server: RunningServer, seed: int) -> str:
+        fields = {"response_format": wanted(PERSON), "temperature": 1, "max_tokens": 90}
+        (choice,) = ask(server, CHAT, seed=seed, **fields)
+        return str(choice["message"]["content"])
+
+    alone = [text(server, seed) for seed in range(NUM_TOGETHER)]
+    with ThreadPoolExecutor(NUM_TOGETHER) as pool:
+        together = list(pool.map(lambda seed: text(cramped, seed), range(NUM_TOGETHER)))
+    assert together == alone
+    assert cramped.metric("num_preemptions_total") > 0
+    assert cramped.metric("spec_decode_num_draft_tokens_total") > 0
+
+
+def test_other_fields_give_way_to_the_grammar(server: RunningServer) -> None:
+    for fields in ({"min_tokens": 20}, {"ignore_eos": True}, {"bad_words": ["a", "aa", "aaa"]}):
+        (choice,) = ask(server, TEXT, prompt="a", regex="a{3}", **fields)
+        assert (choice["text"], choice["finish_reason"]) == ("aaa", "stop")
+    (choice,) = ask(server, TEXT, prompt="a", regex="a+", ignore_eos=True, max_tokens=5)
+    assert choice["finish_reason"] == "length"
+    (choice,) = ask(server, TEXT, prompt="a", regex="ab*c", stop="b", temperature=0)
+    assert choice["text"] == "a" or choice["text"] == "ac"
+    (free,) = ask(server, TEXT, prompt="1, 2,", logprobs=0, temperature=0, max_tokens=1)
+    (bound,) = ask(server, TEXT, prompt="1, 2,", logprobs=0, regex="[^0-9 ]+", max_tokens=1)
+    (likely,), (unlikely,) = free["logprobs"]["token_logprobs"], bound["logprobs"]["token_logprobs"]
+    assert unlikely < likely < 0, "they are the model's, before the grammar"
+
+
+def test_a_hostile_schema_is_refused_while_others_are_served(server: RunningServer) -> None:
+    def post(**fields: Any) -> tuple[httpx.Response, float]:
+        body = {"prompt": "1, 2,", "max_tokens": 4} | fields
+        response = httpx.post(f"{server.url}{TEXT}", json=body, timeout=TIMEOUT_S)
+        return response, time.monotonic()
+
+    with ThreadPoolExecutor(2) as pool:
+        refused = pool.submit(post, guided_json=HOSTILE)
+        served = [post() for _ in range(4)]
+        response, refused_at = refused.result()
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "guided_json"
+    assert "CPU time" in response.json()["error"]["message"]
+    assert [one.status_code for one, _ in served] == [200] * 4
+    assert served[0][1] < refused_at
+    (choice,) = ask(server, TEXT, prompt="x", regex="(ab)c")
+    assert choice["text"] == "abc"
+
+
+class Pet(BaseModel):
+    """What a client may ask for."""
+
+    kind: Literal["cat", "dog"]
+    name: str = Field(max_length=12)
+    age: int | None = Field(le=30)
+
+
+class Household(BaseModel):
+    """The same, nested."""
+
+    pets: list[Pet] = Field(max_length=2)
+
+
+def test_the_openai_client_parses_its_model(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x")
+    parsed = client.chat.completions.parse(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": "One cat named Tom, 3 years old. As JSON."}],
+        response_format=Household,
+        temperature=0,
+        max_tokens=300,
+    )
+    (choice,) = parsed.choices
+    assert isinstance(choice.message.parsed, Household)
+
+
+def test_the_examples_of_the_documentation_work(server: RunningServer) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(blocks) == 4
+    program = "\n".join(blocks).replace("http://localhost:8000", server.url)
+    exec(compile(program, str(DOCS), "exec"), {"__name__": "docs"})
