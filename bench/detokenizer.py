@@ -33,7 +33,12 @@ class NoTable:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        kept: frozenset[str] = frozenset(),
+    ) -> TextStream:
         """Open a stream."""
         return self._vocabulary.stream(skip_special_tokens, spaces_between)
 

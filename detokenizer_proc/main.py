@@ -3,6 +3,7 @@ In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 from headrace.board import Field
 from headrace.config import DetokenizerConfig
+from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import load_vocabulary
 from headrace.frontend_links import FrontendLinks
@@ -13,6 +14,7 @@ from headrace.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
 IDLE_MS = 500
 MAX_STEPS = 64  # taken together
 MAX_BEHIND = 2  # messages that a frontend has not handled; it gets no more until it has
+PARSER_CPU_S = 0.5  # for what one step brings of a sequence; that is 10 us for most
 LOOK_MS = 1  # between looks at a frontend that is behind
 
 
@@ -24,7 +26,8 @@ def main(config: DetokenizerConfig, context: Context) -> None:
     """
     slot = context.slot
     vocabulary = load_vocabulary(config.card.path)
-    replies = Replies(vocabulary, config.num_frontends, config.stream_interval)
+    limit = CpuLimit(PARSER_CPU_S)
+    replies = Replies(vocabulary, config.num_frontends, config.stream_interval, limit)
     inbox: Inbox[ToDetokenizer] = Inbox(
         address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
     )

@@ -5,17 +5,19 @@ log probabilities, choose among candidates or embed are put together here, seque
 import logging
 import time
 from array import array
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import msgspec
 
+from headrace.cpu_limit import CpuLimitExceeded
 from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.event_template import template_of
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
-from headrace.detokenizer_proc.reply import Reply
+from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.errors import InternalError, QueueFull
 from headrace.messages import (
@@ -55,11 +57,16 @@ class CoreReply:
 
 
 class Replies:
-    """All replies of this process, for `num_frontends`."""
+    """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`."""
 
     def __init__(
-        self, vocabulary: Vocabulary, num_frontends: int, stream_interval: int = 1
+        self,
+        vocabulary: Vocabulary,
+        num_frontends: int,
+        stream_interval: int = 1,
+        limit: AbstractContextManager[None] = UNLIMITED,
     ) -> None:
+        self._limit = limit
         self._vocabulary = vocabulary
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
         self._core: CoreTexts | None = None
@@ -144,7 +151,7 @@ class Replies:
                 ending = self._core_replies.setdefault(request, CoreReply(times))
                 ending.add(plan, output.cached.get(id, 0))
             return
-        reply = self._replies.setdefault(request, Reply(plan, self._vocabulary))
+        reply = self._replies.setdefault(request, Reply(plan, self._vocabulary, self._limit))
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
         self._openings[id] = reply.open(plan, id, output)
@@ -184,7 +191,7 @@ class Replies:
             return
         try:
             data, stopped_here = reply.feed(id - request, new, finished, logprobs)
-        except Exception:
+        except (Exception, CpuLimitExceeded):
             log.exception("the reply to request %x cannot be written", request)
             self._fail(request, reply)
             self._let_go(id, reply, finished)
@@ -238,7 +245,7 @@ def is_plain(plan: ReplyPlan) -> bool:
     """Whether the core can write a reply: text and usage are all that is told."""
     tells = (plan.logprobs, plan.prompt_logprobs)
     adds = plan.continuous_usage or plan.return_token_ids
-    return tells == (None, None) and plan.best_of == plan.n and not adds
+    return tells == (None, None) and plan.best_of == plan.n and not adds and plan.parsing is None
 
 
 def dead_ones(output: StepOutput) -> frozenset[int]:

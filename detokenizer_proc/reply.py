@@ -1,21 +1,32 @@
 """One reply: its sequences' text so far, and the bytes it becomes."""
 
 from array import array
+from contextlib import AbstractContextManager, nullcontext
 
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken
-from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, PlainParser, gathered
+from headrace.detokenizer_proc.output_parsers import parser_of
+from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, gathered
 from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
 from headrace.messages import FinishReason, ReplyPlan, StepOutput, Times, TokenLogprob
 
+UNLIMITED: AbstractContextManager[None] = nullcontext()
+
 
 class Reply:
     """The answer to one request, of one or more sequences."""
 
-    def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self,
+        plan: ReplyPlan,
+        vocabulary: Vocabulary,
+        limit: AbstractContextManager[None] = UNLIMITED,
+    ) -> None:
+        """`limit` is within what a parser works that does more than pass text on."""
         self._plan = plan
+        self._limit = UNLIMITED if plan.parsing is None else limit
         self._vocabulary = vocabulary
         self._renderer = renderer_of(plan)
         self._forms = LogprobForms(vocabulary)
@@ -40,7 +51,7 @@ class Reply:
     def open(self, plan: ReplyPlan, id: int, output: StepOutput) -> bytes:
         """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)
-        self._parsers[plan.index] = PlainParser()
+        self._parsers[plan.index] = parser_of(plan.parsing)
         sequence.num_cached = output.cached.get(id, 0)
         sequence.prompt = self._prompt_tokens(id, output)
         echoed = sequence.prompt if plan.echo and plan.logprobs is not None else []
@@ -84,9 +95,10 @@ class Reply:
             return b"", False
         num_before = sequence.num_tokens
         text, told = sequence.feed(ids, finished, logprobs)
-        pieces = self._parsers[index].feed(text)
-        if sequence.finished is not None:
-            pieces += self._parsers[index].flush()
+        with self._limit:
+            pieces = self._parsers[index].feed(text)
+            if sequence.finished is not None:
+                pieces += self._parsers[index].flush()
         # All that was computed, the stop token included: as many as the usage says.
         new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         stopped_here = sequence.finished is not None and finished is None

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from headrace.detokenizer_proc.logprobs import ToldToken
+from headrace.detokenizer_proc.output_parsers import marks_of
 from headrace.detokenizer_proc.pieces import Piece
 from headrace.detokenizer_proc.stops import StopMatcher
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
@@ -33,7 +34,9 @@ class SequenceText:
     def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
         """Begin as `plan` says."""
         stops = StopMatcher(plan.stop, plan.include_stop)
-        stream = vocabulary.stream(plan.skip_special_tokens, plan.spaces_between_special_tokens)
+        stream = vocabulary.stream(
+            plan.skip_special_tokens, plan.spaces_between_special_tokens, marks_of(plan.parsing)
+        )
         length = len(plan.echo)
         return cls(plan, stream, stops, _num_decoded=length, _num_given=length)
 

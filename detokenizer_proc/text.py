@@ -44,8 +44,16 @@ class TextStream(Protocol):
 class Vocabulary(Protocol):
     """Opens the text streams of one tokenizer."""
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
-        """Open a stream; `spaces_between` special tokens stay, where a decoder puts them."""
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        kept: frozenset[str] = frozenset(),
+    ) -> TextStream:
+        """Open a stream; `spaces_between` special tokens stay, where a decoder puts them.
+
+        The special tokens `kept` are never skipped.
+        """
         ...
 
     def token_bytes(self, id: int) -> bytes:
@@ -64,9 +72,17 @@ class TokenTable(NamedTuple):
 class ByteStream:
     """A stream over a table of each token's bytes."""
 
-    def __init__(self, table: TokenTable, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        table: TokenTable,
+        skip_special_tokens: bool,
+        kept: frozenset[str] = frozenset(),
+    ) -> None:
         self._token_bytes = table.token_bytes
         self._skipped = table.special if skip_special_tokens else frozenset[int]()
+        if kept:
+            contents = {content.encode() for content in kept}
+            self._skipped -= {id for id in self._skipped if table.token_bytes[id] in contents}
         self._strips_space = table.strips_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -92,9 +108,14 @@ class TableVocabulary:
     def __init__(self, table: TokenTable) -> None:
         self.table = table
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        kept: frozenset[str] = frozenset(),
+    ) -> TextStream:
         """Open a stream. Nothing is put between tokens."""
-        return ByteStream(self.table, skip_special_tokens)
+        return ByteStream(self.table, skip_special_tokens, kept)
 
     def token_bytes(self, id: int) -> bytes:
         """Return what a token is by itself; an unknown id is nothing."""
@@ -196,6 +217,22 @@ class UnspacedStream:
         return self._stream.flush()
 
 
+class SelectiveStream:
+    """A stream to which some tokens are unknown."""
+
+    def __init__(self, stream: TextStream, unknown: frozenset[int]) -> None:
+        self._stream = stream
+        self._unknown = unknown
+
+    def feed(self, id: int) -> str:
+        """Return the text that became certain with this token."""
+        return "" if id in self._unknown else self._stream.feed(id)
+
+    def flush(self) -> str:
+        """Return what is left at the end."""
+        return self._stream.flush()
+
+
 class LibraryVocabulary:
     """Any tokenizer that `tokenizers` can load."""
 
@@ -203,9 +240,18 @@ class LibraryVocabulary:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self._added = {id: token.content for id, token in added.items()}
+        self._special = {id: token.content for id, token in added.items() if token.special}
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        kept: frozenset[str] = frozenset(),
+    ) -> TextStream:
         """Open a stream."""
+        if skip_special_tokens and kept & {*self._special.values()}:
+            skipped = (id for id, content in self._special.items() if content not in kept)
+            return SelectiveStream(LibraryStream(self._tokenizer, False), frozenset(skipped))
         stream = LibraryStream(self._tokenizer, skip_special_tokens)
         if spaces_between or skip_special_tokens:
             return stream

@@ -18,6 +18,8 @@ from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
 
+from headrace.output_formats import ThoughtFormat, ToolFormat
+
 SEQUENCE_BITS = 16
 COUNTER_BITS = 40
 MAX_SEQUENCES = 1 << SEQUENCE_BITS
@@ -165,6 +167,17 @@ ToEngine = GenerateRequest | Abort | Stop | Renew
 # To a detokenizer process
 
 
+class Parsing(Message, frozen=True):
+    """What a reply's text has in it beside words to the reader, and what of that is told."""
+
+    tools: ToolFormat | None = None  # how tools are called, where there are some
+    thoughts: ThoughtFormat | None = None
+    begins_inside: bool = False  # the text begins with a thought, marked or not
+    has_one_call: bool = False  # at most one is told
+    hides_thoughts: bool = False
+    string_parameters: dict[str, list[str]] = {}  # by tool, where calls do not say what is one
+
+
 class ReplyPlan(Message, tag="reply", frozen=True):
     """What the tokenizer process knows of a reply: tokenizer -> detokenizer, through the engine."""
 
@@ -191,6 +204,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     spaces_between_special_tokens: bool = True  # where the tokenizer's decoder puts them
     return_token_ids: bool = False
     prompt_token_ids: bytes = b""  # u32, where token ids are told
+    parsing: Parsing | None = None  # None is words to the reader and nothing else
 
     @property
     def chat(self) -> bool:
@@ -401,7 +415,8 @@ def fingerprint() -> str:
     for union in (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
-    for part in (Sampling, Times, *get_args(Plan), TokenLogprob, Head):
+    for part in (Sampling, Times, Parsing, *get_args(Plan), TokenLogprob, Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
     lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)} {list(Api)}")
+    lines.append(f"{list(ToolFormat)} {list(ThoughtFormat)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -49,7 +49,12 @@ class NoTable:
     def __init__(self, table: TokenTable) -> None:
         self._table = table
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        kept: frozenset[str] = frozenset(),
+    ) -> TextStream:
         return ByteStream(self._table, skip_special_tokens)
 
     def token_bytes(self, id: int) -> bytes:

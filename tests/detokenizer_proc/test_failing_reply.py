@@ -1,15 +1,31 @@
 """A reply that cannot be written ends with an error, and no other reply notices."""
 
+import signal
+
 import msgspec
 import pytest
 from byte_replies import ByteVocabulary, make_plan, take
 
+from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc import reply as reply_module
 from headrace.detokenizer_proc.pieces import Content, Piece
 from headrace.detokenizer_proc.replies import Replies
-from headrace.messages import Abort, FinishReason, StepOutput, request_id
+from headrace.messages import Abort, FinishReason, Parsing, StepOutput, request_id
+from headrace.output_formats import ToolFormat
 
 LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
+
+
+class EndlessParser:
+    """A parser that does not come to an end with some texts."""
+
+    def feed(self, text: str) -> list[Piece]:
+        while "!" in text:
+            pass
+        return [Content(text)]
+
+    def flush(self) -> list[Piece]:
+        return []
 
 
 class BrokenParser:
@@ -28,7 +44,7 @@ class BrokenParser:
 def test_a_parser_that_throws_fails_its_request_alone(
     monkeypatch: pytest.MonkeyPatch, stream: bool, ended: FinishReason | None
 ) -> None:
-    monkeypatch.setattr(reply_module, "PlainParser", BrokenParser)
+    monkeypatch.setattr(reply_module, "parser_of", lambda parsing: BrokenParser())
     replies = Replies(ByteVocabulary(), 1)
     broken, sound = request_id(0, 1), request_id(0, 2)
     plan = msgspec.msgpack.encode(make_plan(stream=stream))
@@ -50,3 +66,22 @@ def test_a_parser_that_throws_fails_its_request_alone(
     outgoing, stops = take(replies, StepOutput.of({}, [sound], [1], [LENGTH]), b"d\0\0\0")
     assert b"d" in outgoing[0].data()
     assert (stops, len(replies)) == ([], 0)
+
+
+def test_a_parser_that_takes_too_long_fails_its_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reply_module, "parser_of", lambda parsing: EndlessParser())
+    replies = Replies(ByteVocabulary(), 1, limit=CpuLimit(0.05))
+    endless, sound = request_id(0, 1), request_id(0, 2)
+    plan = msgspec.msgpack.encode(make_plan(parsing=Parsing(tools=ToolFormat.HERMES)))
+    output = StepOutput.of({endless: plan, sound: plan}, [endless, sound], [1, 1], [LENGTH] * 2)
+    outgoing, stops = take(replies, output, b"!\0\0\0b\0\0\0")
+    assert stops == [Abort(endless)]
+    sent = outgoing[0].data()
+    assert sent.count(b"server_error") == 1
+    assert b'"text":"b"' in sent
+    assert len(replies) == 0
+    assert [signal.getitimer(t) for t in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)] == [
+        (0, 0)
+    ] * 2

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.detokenizer_proc.text import (
     LibraryVocabulary,
     TableVocabulary,
+    TokenTable,
     Vocabulary,
     byte_characters,
     load_vocabulary,
@@ -281,3 +282,16 @@ def test_spaces_between_special_tokens_can_be_left_out() -> None:
     assert text(skip=False, spaces=True) == "x <s> </s> <s> x </s>"
     assert text(skip=False, spaces=False) == "x <s></s><s> x </s>"
     assert text(skip=True, spaces=False) == "x x"
+
+
+@pytest.mark.parametrize("kept", [frozenset[str](), frozenset({"<s>"})])
+def test_some_special_tokens_are_kept_whatever_the_vocabulary(kept: frozenset[str]) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, "a"))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    ids = [0, 2, 1, 3]
+    library = LibraryVocabulary(tokenizer).stream(True, kept=kept)
+    table = TokenTable([b"a", b"b", b"<s>", b"</s>"], frozenset({2, 3}))
+    stream = TableVocabulary(table).stream(True, kept=kept)
+    told = [stream.feed(id) for id in ids]
+    assert told == ["a", "<s>" if kept else "", "b", ""]
+    assert [library.feed(id).strip() for id in ids] == told

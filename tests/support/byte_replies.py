@@ -16,8 +16,13 @@ TABLE = TokenTable([b"<end>", *(bytes([byte]) for byte in range(1, 256))], froze
 class ByteVocabulary:
     """A vocabulary of which the core has no table."""
 
-    def stream(self, skip_special_tokens: bool, spaces_between: bool = True) -> TextStream:
-        return ByteStream(TABLE, skip_special_tokens)
+    def stream(
+        self,
+        skip_special_tokens: bool,
+        spaces_between: bool = True,
+        kept: frozenset[str] = frozenset(),
+    ) -> TextStream:
+        return ByteStream(TABLE, skip_special_tokens, kept)
 
     def token_bytes(self, id: int) -> bytes:
         return TABLE.token_bytes[id]

@@ -1,0 +1,103 @@
+"""Which parser reads the text of a reply, and what of its pieces is told."""
+
+import functools
+from collections.abc import Callable
+
+from headrace.detokenizer_proc.parsers.deepseek import read_deepseek
+from headrace.detokenizer_proc.parsers.hermes import read_hermes
+from headrace.detokenizer_proc.parsers.json_call import Calls, NewId, new_call_id
+from headrace.detokenizer_proc.parsers.llama3_json import read_llama3_json
+from headrace.detokenizer_proc.parsers.mistral import new_mistral_id, read_mistral
+from headrace.detokenizer_proc.parsers.pythonic import read_pythonic
+from headrace.detokenizer_proc.parsers.qwen3_coder import read_qwen3_coder
+from headrace.detokenizer_proc.parsers.source import Reading, Source, SourceParser
+from headrace.detokenizer_proc.parsers.thinking import read_thinking
+from headrace.detokenizer_proc.pieces import (
+    Arguments,
+    Content,
+    OutputParser,
+    Piece,
+    PlainParser,
+    Thought,
+    ToolCall,
+)
+from headrace.messages import Parsing
+from headrace.output_formats import THOUGHT_MARKS, TOOL_MARKS, ToolFormat
+
+READERS: dict[ToolFormat, Callable[[Source, Calls], Reading[None]]] = {
+    ToolFormat.HERMES: read_hermes,
+    ToolFormat.LLAMA3_JSON: read_llama3_json,
+    ToolFormat.MISTRAL: read_mistral,
+    ToolFormat.PYTHONIC: read_pythonic,
+    ToolFormat.DEEPSEEK_V3: read_deepseek,
+    ToolFormat.DEEPSEEK_V31: read_deepseek,
+}
+
+
+def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputParser:
+    """Return the parser of one sequence, whose calls are named by `new_id`."""
+    if parsing is None:
+        return PlainParser()
+    parser = SourceParser(functools.partial(read_answer, parsing=parsing, new_id=new_id))
+    if parsing.has_one_call or parsing.hides_thoughts:
+        return SelectiveParser(parser, parsing)
+    return parser
+
+
+def read_answer(source: Source, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
+    """Read thoughts, then calls, as far as there are formats for them."""
+    then = functools.partial(read_calls, parsing=parsing, new_id=new_id)
+    if parsing.thoughts is None:
+        return then(source)
+    begin, end = THOUGHT_MARKS[parsing.thoughts]
+    return read_thinking(source, begin, end, parsing.begins_inside, then)
+
+
+def read_calls(source: Source, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
+    """Read what comes after thoughts."""
+    format = parsing.tools
+    if format is None:
+        return read_plain(source)
+    default = new_mistral_id if format is ToolFormat.MISTRAL else new_call_id
+    calls = Calls(new_id or default)
+    if format is ToolFormat.QWEN3_CODER:
+        return read_qwen3_coder(source, calls, parsing.string_parameters)
+    return READERS[format](source, calls)
+
+
+def read_plain(source: Source) -> Reading[None]:
+    """Read an answer without calls."""
+    yield from source.until((), Content)
+
+
+class SelectiveParser:
+    """A parser of whose pieces not all are told."""
+
+    def __init__(self, parser: OutputParser, parsing: Parsing) -> None:
+        self._parser = parser
+        self._parsing = parsing
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take more text; return what has become certain."""
+        return [piece for piece in self._parser.feed(text) if self._is_told(piece)]
+
+    def flush(self) -> list[Piece]:
+        """Return what is left, where the text has ended."""
+        return [piece for piece in self._parser.flush() if self._is_told(piece)]
+
+    def _is_told(self, piece: Piece) -> bool:
+        match piece:
+            case Thought():
+                return not self._parsing.hides_thoughts
+            case ToolCall(index) | Arguments(index):
+                return index == 0 or not self._parsing.has_one_call
+            case Content():
+                return True
+
+
+def marks_of(parsing: Parsing | None) -> frozenset[str]:
+    """Return what a parser has to see, be it a special token."""
+    if parsing is None:
+        return frozenset()
+    marks = TOOL_MARKS[parsing.tools] if parsing.tools else ()
+    return frozenset((*marks, *(THOUGHT_MARKS[parsing.thoughts] if parsing.thoughts else ())))

@@ -1,0 +1,19 @@
+"""Text beside calls."""
+
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.pieces import Content
+
+
+def read_content(source: Source, *marks: str, after_call: bool) -> Reading[str]:
+    """Pass text on as content, up to one of `marks`; return that, or nothing at the end.
+
+    Blank text next to a call is nobody's.
+    """
+    source.settle()
+    blank = yield from source.run(SPACE)
+    for mark in marks:
+        if (yield from source.has(mark)):
+            return mark
+    if blank and not (after_call and not (yield from source.peek())):
+        yield Content(source.settle())
+    return (yield from source.until(marks, Content))

@@ -1,0 +1,30 @@
+"""Thoughts before an answer: `<think>…</think>`, whose begin may be the prompt's last word."""
+
+from collections.abc import Callable
+
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.pieces import Thought
+
+
+def read_thinking(
+    source: Source,
+    begin: str,
+    end: str,
+    is_inside: bool,
+    then: Callable[[Source], Reading[None]],
+) -> Reading[None]:
+    """Read thoughts, if there are some, and `then` the answer.
+
+    With `is_inside` the text begins with a thought, marked or not. Space around the marks is
+    theirs, but for that before the end.
+    """
+    yield from source.run(SPACE)
+    has_mark = yield from source.has(begin)
+    if has_mark or is_inside:
+        yield from source.run(SPACE)
+        if (yield from source.until((end,), Thought)):
+            yield from source.run(SPACE)
+        source.settle()
+    else:
+        source.rewind()
+    yield from then(source)

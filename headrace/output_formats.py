@@ -1,0 +1,117 @@
+"""How models write calls of tools and thoughts: the formats, by vLLM's and SGLang's names, and
+which one a model has, told from its chat template."""
+
+import enum
+from typing import TypeVar
+
+AUTO, NONE = "auto", "none"
+
+
+class ToolFormat(enum.StrEnum):
+    """How calls of tools are written. `detokenizer_proc/parsers/` reads them."""
+
+    HERMES = "hermes"
+    QWEN3_CODER = "qwen3_coder"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    PYTHONIC = "pythonic"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+
+
+class ThoughtFormat(enum.StrEnum):
+    """How thoughts are written."""
+
+    DEEPSEEK_R1 = "deepseek_r1"  # an answer begins with them, marked or not
+    QWEN3 = "qwen3"  # where they are marked, in the answer or at the end of the prompt
+    MISTRAL = "mistral"
+
+
+Format = TypeVar("Format", ToolFormat, ThoughtFormat)
+
+TOOL_ALIASES = {
+    "qwen": ToolFormat.HERMES,
+    "qwen25": ToolFormat.HERMES,
+    "qwen3_xml": ToolFormat.QWEN3_CODER,
+    "llama3": ToolFormat.LLAMA3_JSON,
+    "llama4_json": ToolFormat.LLAMA3_JSON,
+    "llama4_pythonic": ToolFormat.PYTHONIC,
+    "deepseekv3": ToolFormat.DEEPSEEK_V3,
+    "deepseekv31": ToolFormat.DEEPSEEK_V31,
+}
+THOUGHT_ALIASES = {
+    "deepseek-r1": ThoughtFormat.DEEPSEEK_R1,
+    "qwen3-thinking": ThoughtFormat.DEEPSEEK_R1,
+    "deepseek_v3": ThoughtFormat.QWEN3,
+    "deepseek-v3": ThoughtFormat.QWEN3,
+    "glm45": ThoughtFormat.QWEN3,
+}
+TOOL_PARSERS = (AUTO, NONE, *ToolFormat, *TOOL_ALIASES)
+REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
+
+# What the template of a model that writes so has in it, all of it; the first that fits decides.
+TOOL_SIGNS = (
+    (("<function=",), ToolFormat.QWEN3_CODER),
+    (("<tool_call>",), ToolFormat.HERMES),
+    (("[TOOL_CALLS]",), ToolFormat.MISTRAL),
+    (("<｜tool▁calls▁begin｜>", "```json"), ToolFormat.DEEPSEEK_V3),
+    (("<｜tool▁calls▁begin｜>",), ToolFormat.DEEPSEEK_V31),
+    (("<|python_start|>",), ToolFormat.PYTHONIC),
+    (("func_name1(",), ToolFormat.PYTHONIC),
+    (("<|python_tag|>",), ToolFormat.LLAMA3_JSON),
+    (('"parameters": dictionary of argument name',), ToolFormat.LLAMA3_JSON),
+)
+THOUGHT_SIGNS = ((("[THINK]",), ThoughtFormat.MISTRAL), (("</think>",), ThoughtFormat.QWEN3))
+
+# Between what thoughts are.
+THOUGHT_MARKS = {
+    ThoughtFormat.DEEPSEEK_R1: ("<think>", "</think>"),
+    ThoughtFormat.QWEN3: ("<think>", "</think>"),
+    ThoughtFormat.MISTRAL: ("[THINK]", "[/THINK]"),
+}
+DEEPSEEK_MARKS = (
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+)
+TOOL_MARKS = {
+    ToolFormat.HERMES: ("<tool_call>", "</tool_call>"),
+    ToolFormat.QWEN3_CODER: ("<tool_call>", "</tool_call>"),
+    ToolFormat.LLAMA3_JSON: ("<|python_tag|>",),
+    ToolFormat.MISTRAL: ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ToolFormat.PYTHONIC: ("<|python_start|>", "<|python_end|>"),
+    ToolFormat.DEEPSEEK_V3: DEEPSEEK_MARKS,
+    ToolFormat.DEEPSEEK_V31: DEEPSEEK_MARKS,
+}
+
+
+def tool_format(name: str, template: str | None) -> ToolFormat | None:
+    """Return the format that `--tool-call-parser` names, or by `auto` the template's."""
+    if name == AUTO:
+        return told_by(template, TOOL_SIGNS)
+    return None if name == NONE else TOOL_ALIASES.get(name) or ToolFormat(name)
+
+
+def thought_format(name: str, template: str | None) -> ThoughtFormat | None:
+    """Return the format that `--reasoning-parser` names, or by `auto` the template's."""
+    if name == AUTO:
+        return told_by(template, THOUGHT_SIGNS)
+    return None if name == NONE else THOUGHT_ALIASES.get(name) or ThoughtFormat(name)
+
+
+def told_by(
+    template: str | None, formats: tuple[tuple[tuple[str, ...], Format], ...]
+) -> Format | None:
+    """Return the first format whose signs a template has."""
+    for signs, format in formats:
+        if template is not None and all(sign in template for sign in signs):
+            return format
+    return None
+
+
+def begins_inside(format: ThoughtFormat, prompt: str) -> bool:
+    """Whether what follows `prompt` is a thought already."""
+    begin, end = THOUGHT_MARKS[format]
+    text = prompt.rstrip()
+    if format is ThoughtFormat.DEEPSEEK_R1:
+        return not text.endswith(end)
+    return text.endswith(begin)

@@ -1,0 +1,131 @@
+"""Calls and thoughts reach clients in OpenAI's form, streamed or whole, from tokens on."""
+
+import json
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+from byte_replies import make_plan, take
+
+from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
+from headrace.messages import Api, FinishReason, Parsing, StepOutput, request_id
+from headrace.output_formats import ThoughtFormat, ToolFormat
+
+# Ids are bytes, but for the last ones, special tokens.
+SPECIAL = ["<|end|>", "[TOOL_CALLS]", "<pad>"]
+END, TOOL_CALLS, PAD = 256, 257, 258
+TABLE = TokenTable(
+    [*(bytes([byte]) for byte in range(256)), *(token.encode() for token in SPECIAL)],
+    frozenset({END, TOOL_CALLS, PAD}),
+)
+MISTRAL = Parsing(tools=ToolFormat.MISTRAL)
+THINKING = Parsing(tools=ToolFormat.HERMES, thoughts=ThoughtFormat.QWEN3)
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+ID = request_id(0, 1)
+CALLED = '<think>Hm</think>So:\n<tool_call>{"name": "f", "arguments": {"a": "é"}}</tool_call>'
+
+
+def ids(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def sent(tokens: list[int], parsing: Parsing, finished: FinishReason, **fields: Any) -> bytes:
+    """Return what a client is sent of a reply whose tokens come one by one."""
+    replies = Replies(TableVocabulary(TABLE), 2)
+    plan = make_plan(api=Api.CHAT, parsing=parsing, **fields)
+    data = b""
+    for place, token in enumerate(tokens):
+        started = {} if place else {ID: msgspec.msgpack.encode(plan)}
+        end = finished if place == len(tokens) - 1 else None
+        output = StepOutput.of(started, [ID], [1], [end])
+        outgoing, stops = take(replies, output, array("I", [token]).tobytes())
+        assert stops == []
+        data += b"".join(frames.data() for frames in outgoing.values())
+    assert len(replies) == 0
+    return data
+
+
+def whole(*args: Any, **fields: Any) -> Any:
+    (choice,) = json.loads(sent(*args, **fields))["choices"]
+    return choice
+
+
+def streamed(*args: Any, **fields: Any) -> tuple[Any, str]:
+    """Return the message that a stream's deltas add up to, and why it ended."""
+    data = sent(*args, stream=True, **fields).decode()
+    *events, done, _ = data.split("\n\n")
+    assert done == "data: [DONE]"
+    message: dict[str, Any] = {}
+    end = None
+    for event in events:
+        (choice,) = json.loads(event.removeprefix("data: "))["choices"]
+        assert end is None
+        end = choice["finish_reason"]
+        delta = choice["delta"]
+        for name in ("content", "reasoning_content"):
+            if name in delta:
+                message[name] = message.get(name, "") + delta[name]
+        for call in delta.get("tool_calls", []):
+            calls = message.setdefault("tool_calls", [])
+            if "id" in call:
+                assert call.pop("index") == len(calls)
+                calls.append(call)
+            else:
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    assert end is not None
+    return message, end
+
+
+def call_of(message: Any) -> tuple[str, str]:
+    (call,) = message["tool_calls"]
+    assert call["type"] == "function"
+    assert call["id"].startswith("call_")
+    return call["function"]["name"], call["function"]["arguments"]
+
+
+def test_a_call_and_thoughts_in_a_whole_answer() -> None:
+    choice = whole([*ids(CALLED), END], THINKING, STOP)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "Hm"
+    assert choice["message"]["content"] == "So:\n"
+    assert call_of(choice["message"]) == ("f", '{"a": "é"}')
+
+
+def test_a_call_and_thoughts_in_a_stream() -> None:
+    message, end = streamed([*ids(CALLED), END], THINKING, STOP)
+    assert end == "tool_calls"
+    assert (message["reasoning_content"], message["content"]) == ("Hm", "So:\n")
+    assert call_of(message) == ("f", '{"a": "é"}')
+
+
+def test_an_answer_without_calls_is_what_it_was() -> None:
+    tokens = [*ids("Just words.\n"), END]
+    assert whole(tokens, THINKING, STOP)["message"] == {
+        "role": "assistant",
+        "content": "Just words.\n",
+        "refusal": None,
+    }
+    assert streamed(tokens, THINKING, STOP) == ({"content": "Just words.\n"}, "stop")
+
+
+def test_a_call_that_is_cut_off_says_so() -> None:
+    message, end = streamed(ids(CALLED[:-20]), THINKING, LENGTH)
+    assert end == "length"
+    assert call_of(message) == ("f", '{"a')
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_special_tokens_reach_the_parser_and_no_client(skip: bool) -> None:
+    tokens = [*ids("a"), PAD, TOOL_CALLS, *ids('[{"name": "f", "arguments": {}}]'), END]
+    choice = whole(tokens, MISTRAL, STOP, skip_special_tokens=skip)
+    assert choice["message"]["content"] == ("a" if skip else "a<pad>")
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "{}"}
+
+
+def test_a_call_is_the_same_where_token_ids_are_told() -> None:
+    tokens = [*ids(CALLED), END]
+    message, end = streamed(tokens, THINKING, STOP, return_token_ids=True)
+    assert (call_of(message), end) == (("f", '{"a": "é"}'), "tool_calls")

@@ -1,0 +1,70 @@
+"""A model's formats are told from its chat template, or by the names that others have for them."""
+
+import pytest
+
+from headrace.output_formats import (
+    REASONING_PARSERS,
+    TOOL_PARSERS,
+    ThoughtFormat,
+    ToolFormat,
+    begins_inside,
+    thought_format,
+    tool_format,
+)
+
+# What the templates of these models have in them.
+TEMPLATES = {
+    "Qwen2.5": ("within <tool_call></tool_call> XML tags", ToolFormat.HERMES),
+    "Qwen3-Coder": ("<tool_call>\n<function=example_function_name>", ToolFormat.QWEN3_CODER),
+    "Llama 3.1": ("{{- '<|python_tag|>' + tool_call.name }}", ToolFormat.LLAMA3_JSON),
+    "Llama 3.2": (
+        '{"name": function name, "parameters": dictionary of argument name and its value}',
+        ToolFormat.LLAMA3_JSON,
+    ),
+    "Llama 4": ("<|python_start|><|python_end|>", ToolFormat.PYTHONIC),
+    "Mistral": ("{{- '[TOOL_CALLS] [' }}", ToolFormat.MISTRAL),
+    "DeepSeek V3": (
+        "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool.type + '```json'",
+        ToolFormat.DEEPSEEK_V3,
+    ),
+    "DeepSeek V3.1": ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", ToolFormat.DEEPSEEK_V31),
+    "SmolLM2": ("<|im_start|>", None),
+}
+
+
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_the_format_of_calls_is_told_from_the_template(model: str) -> None:
+    template, format = TEMPLATES[model]
+    assert tool_format("auto", template) is format
+    assert tool_format("none", template) is None
+    assert tool_format("auto", None) is None
+
+
+def test_the_format_of_thoughts_is_told_from_the_template() -> None:
+    assert thought_format("auto", "content.split('</think>')") is ThoughtFormat.QWEN3
+    assert thought_format("auto", "[THINK]") is ThoughtFormat.MISTRAL
+    assert thought_format("auto", "Hi") is None
+    assert thought_format("none", "</think>") is None
+
+
+def test_every_name_is_a_format() -> None:
+    for name in TOOL_PARSERS[2:]:
+        assert tool_format(name, None) in ToolFormat
+    for name in REASONING_PARSERS[2:]:
+        assert thought_format(name, None) in ThoughtFormat
+    assert tool_format("qwen25", None) is ToolFormat.HERMES
+    assert thought_format("deepseek-r1", None) is ThoughtFormat.DEEPSEEK_R1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "qwen3", "deepseek_r1"),
+    [
+        ("assistant\n", False, True),
+        ("assistant\n<think>\n", True, True),
+        ("assistant\n<think>\n\n</think>\n\n", False, False),
+        ("What is <think>?\nassistant\n", False, True),
+    ],
+)
+def test_a_prompt_may_begin_the_thought(prompt: str, qwen3: bool, deepseek_r1: bool) -> None:
+    assert begins_inside(ThoughtFormat.QWEN3, prompt) is qwen3
+    assert begins_inside(ThoughtFormat.DEEPSEEK_R1, prompt) is deepseek_r1
