@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
 from headrace.errors import ConfigError
+from headrace.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
 from headrace.pooling import Pooling, PoolingKind
 
 T = TypeVar("T")
@@ -76,6 +77,12 @@ class ServerConfig:
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
+    tool_call_parser: str = flag(
+        "auto", "how the model writes calls of tools; auto asks the chat template", TOOL_PARSERS
+    )
+    reasoning_parser: str = flag(
+        "auto", "how the model writes thoughts; auto asks the chat template", REASONING_PARSERS
+    )
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
     metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
     log_level: str = flag("info", "what to log", LOG_LEVELS)
@@ -151,6 +158,9 @@ class ModelCard:
     special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
     pooling: Pooling | None = None  # None generates
     embedding_size: int | None = None
+
+    tool_format: ToolFormat | None = None
+    thought_format: ThoughtFormat | None = None
 
     @property
     def embeds(self) -> bool:

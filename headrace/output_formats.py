@@ -108,10 +108,17 @@ def told_by(
     return None
 
 
-def begins_inside(format: ThoughtFormat, prompt: str) -> bool:
-    """Whether what follows `prompt` is a thought already."""
+def begins_inside(format: ThoughtFormat, prompt: str, continued: str = "") -> bool:
+    """Whether what follows `prompt` is a thought already; it may end with what is `continued`."""
     begin, end = THOUGHT_MARKS[format]
-    text = prompt.rstrip()
-    if format is ThoughtFormat.DEEPSEEK_R1:
-        return not text.endswith(end)
-    return text.endswith(begin)
+    if begin in continued or end in continued:
+        return continued.rfind(begin) > continued.rfind(end)
+    return format is ThoughtFormat.DEEPSEEK_R1 or prompt.rstrip().endswith(begin)
+
+
+def is_closed(format: ThoughtFormat, prompt: str, continued: str = "") -> bool:
+    """Whether there are no thoughts after `prompt`, since it has their end."""
+    begin, end = THOUGHT_MARKS[format]
+    if end in continued:
+        return continued.rfind(begin) < continued.rfind(end)
+    return prompt.rstrip().endswith(end)

@@ -9,15 +9,18 @@ escaping), so that templates written for it render the same.
 import datetime
 import json
 import secrets
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jinja2
+import jinja2.meta
 import jinja2.sandbox
 
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.tokenizer_proc.openai_requests import ChatMessage
+from headrace.tokenizer_proc.tool_requests import as_template_call
 
+OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
 
 # What Python code that a template calls may raise, beside Jinja's own errors.
@@ -84,8 +87,8 @@ class Conversation(Protocol):
         ...
 
     @property
-    def chat_template_kwargs(self) -> dict[str, Any] | None:
-        """More variables, the client's."""
+    def variables(self) -> dict[str, Any]:
+        """More variables, the client's, tools and documents among them."""
         ...
 
 
@@ -116,8 +119,7 @@ class ChatTemplate:
         self._trusts_requests = trusts_requests
         self._special_tokens = special_tokens
         try:
-            with self._limit:  # constants are computed here
-                self._template = None if source is None else self._compiled(source)
+            self._template = None if source is None else self._compiled(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
         except CpuLimitExceeded as error:
@@ -132,7 +134,10 @@ class ChatTemplate:
         """
         template = self._template_for(request)
         messages = [as_template_message(m, i) for i, m in enumerate(request.messages)]
-        variables = self._special_tokens | (request.chat_template_kwargs or {})
+        variables = OPTIONAL | self._special_tokens | request.variables
+        for name in OPTIONAL:
+            if variables[name] and name not in template.variables:
+                raise Unsupported(f"{name}: the chat template has no place for them", name)
         continues, begins = request.continue_final_message, request.add_generation_prompt
         variables |= {
             "messages": messages,
@@ -142,7 +147,7 @@ class ChatTemplate:
             return self._rendered(template, variables)
         # The mark ends with a space: a template that cuts it off cuts the message's own, too.
         mark = secrets.token_hex(8)
-        messages[-1]["content"] += mark + " "
+        messages[-1]["content"] = (messages[-1]["content"] or "") + mark + " "
         text, found, rest = self._rendered(template, variables).rpartition(mark)
         if not found:
             raise InvalidValue(
@@ -151,7 +156,15 @@ class ChatTemplate:
             )
         return text if rest.startswith(" ") else text.rstrip()
 
-    def _template_for(self, request: Conversation) -> jinja2.Template:
+    def _compiled(self, source: str) -> "Compiled":
+        with self._limit:  # constants are computed here
+            names = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+            template = self._environment.from_string(source)
+        # Every rendering copies them, and a ChainMap is slow to copy.
+        template.globals = dict(template.globals)
+        return Compiled(template, frozenset(names))
+
+    def _template_for(self, request: Conversation) -> "Compiled":
         source = request.chat_template
         if source is None:
             if self._template is None:
@@ -166,23 +179,15 @@ class ChatTemplate:
                 "chat_template",
             )
         try:
-            with self._limit:
-                return self._compiled(source)
+            return self._compiled(source)
         except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
             raise InvalidValue(
                 f"chat_template: cannot be compiled: {error}", "chat_template"
             ) from error
 
-    def _compiled(self, source: str) -> jinja2.Template:
-        template = self._environment.from_string(source)
-        # Every rendering copies them, and a ChainMap is slow to copy.
-        template.globals = dict(template.globals)
-        return template
-
-    def _rendered(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
+    def _rendered(self, template: "Compiled", variables: dict[str, Any]) -> str:
         try:
-            with self._limit:
-                return template.render(variables)
+            return self._filled(template, variables)
         except CpuLimitExceeded as error:
             raise InvalidValue(
                 f"messages: the chat template takes {error} for them", "messages"
@@ -192,18 +197,51 @@ class ChatTemplate:
                 f"messages: the chat template refuses them: {error}", "messages"
             ) from error
 
+    def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
+        """Render; some templates want the arguments of calls as text, and fail with objects."""
+        with self._limit:
+            try:
+                return template.code.render(variables)
+            except TypeError:
+                if not write_arguments(variables["messages"]):
+                    raise
+                return template.code.render(variables)
+
+
+class Compiled(NamedTuple):
+    """A template, and the names of the variables that it looks at."""
+
+    code: jinja2.Template
+    variables: frozenset[str]
+
 
 def as_template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     """Return a message as templates expect it: text parts joined, absent fields absent."""
     fields: dict[str, Any] = {"role": message.role, "content": plain_text(message, index)}
-    if message.name is not None:
-        fields["name"] = message.name
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            fields[name] = value
+    if message.tool_calls:
+        where = f"messages[{index}].tool_calls"
+        fields["tool_calls"] = [
+            as_template_call(call, f"{where}[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
     return fields
 
 
-def plain_text(message: ChatMessage, index: int) -> str:
-    """Return the text of a message, its parts on lines of their own."""
+def write_arguments(messages: list[dict[str, Any]]) -> bool:
+    """Turn the arguments of calls into JSON; return whether there were some."""
+    functions = [c["function"] for m in messages for c in m.get("tool_calls", ())]
+    for function in functions:
+        function["arguments"] = _to_json(function["arguments"])
+    return bool(functions)
+
+
+def plain_text(message: ChatMessage, index: int) -> str | None:
+    """Return the text of a message, its parts on lines of their own; calls need none."""
     where = f"messages[{index}].content"
+    if message.content is None and message.role == "assistant" and message.tool_calls:
+        return None
     if message.content is None:
         raise InvalidValue(f"{where}: must be a string or a list of text parts", where)
     if isinstance(message.content, str):

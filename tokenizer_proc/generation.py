@@ -7,8 +7,15 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.config import ModelCard
-from headrace.errors import ContextLengthExceeded, InvalidValue
-from headrace.messages import Api, GenerateRequest, HttpRequest, ReplyPlan, Sampling
+from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
+from headrace.messages import (
+    Api,
+    GenerateRequest,
+    HttpRequest,
+    Parsing,
+    ReplyPlan,
+    Sampling,
+)
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.grammar_fields import constraint_of
 from headrace.tokenizer_proc.grammars import Grammars
@@ -20,6 +27,7 @@ from headrace.tokenizer_proc.openai_requests import (
     decode_completion,
     prompt_list,
 )
+from headrace.tokenizer_proc.parsing import parsing_of
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     Vocabulary,
@@ -73,14 +81,19 @@ class GenerationPlanner:
         """Plan a `/v1/chat/completions` request."""
         request = decode_chat(body)
         self._prompts.check_model(request.model)
+        if request.demanded:
+            raise Unsupported(
+                "tool_choice: must be 'auto' or 'none' with this server", "tool_choice"
+            )
         text = self._template.render(request)
+        parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens
         limit = request.truncate_prompt_tokens
         if limit is None:
             self._prompts.check_bytes(text, wanted, "messages")
         (ids,) = yield [Text(text, add_special_tokens=False)]
         prompt = Prompt(last_tokens(ids, limit))
-        return (yield from self._plan(http, request, [prompt], wanted, None, "messages"))
+        return (yield from self._plan(http, request, [prompt], wanted, None, "messages", parsing))
 
     def completion(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/completions` request."""
@@ -116,9 +129,10 @@ class GenerationPlanner:
         wanted: int | None,
         default: int | None,
         param: str,
+        parsing: Parsing | None = None,
     ) -> Encoding[Sequences]:
         num_each = request.num_sequences
-        first = self._reply_plan(http, request, len(prompts) * num_each)
+        first = self._reply_plan(http, request, len(prompts) * num_each, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         sampling = self._sampling(http, request, bad_words)
         grammar = yield from self._grammar(request)
@@ -153,7 +167,13 @@ class GenerationPlanner:
             )
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
 
-    def _reply_plan(self, http: HttpRequest, request: Generation, num_sequences: int) -> ReplyPlan:
+    def _reply_plan(
+        self,
+        http: HttpRequest,
+        request: Generation,
+        num_sequences: int,
+        parsing: Parsing | None,
+    ) -> ReplyPlan:
         """Return what the plans of all sequences of a request have in common."""
         chat = isinstance(request, ChatRequest)
         options = request.stream_options
@@ -180,6 +200,7 @@ class GenerationPlanner:
             min_tokens=request.min_tokens or 0,
             continuous_usage=include_usage and continuous,
             return_token_ids=request.return_token_ids,
+            parsing=parsing,
         )
 
     def _sampling(

@@ -13,6 +13,7 @@ import msgspec
 from headrace.errors import InvalidBody, InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
 from headrace.tokenizer_proc.sampling_fields import SamplingFields, check_ranges, check_sampling
+from headrace.tokenizer_proc.tool_requests import CalledTool, Tool, ToolFields, check_tools
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
@@ -27,31 +28,45 @@ class TextPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
-    """One message of a conversation."""
+    """One message of a conversation. Only the assistant's need no content, if they call tools."""
 
     role: str
     content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None  # which call a message of role "tool" answers
+    reasoning_content: str | None = None
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(ToolFields, kw_only=True):
     """The body of `/v1/chat/completions`."""
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None  # None is yes, unless the last message goes on
     continue_final_message: bool = False
+    reasoning_effort: str | None = None  # what it does is up to the template
+    include_reasoning: bool = True
 
     @property
     def num_logprobs(self) -> int | None:
         """How many likeliest tokens are told with each one generated; None is no logprobs."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given beside the messages."""
+        given = {
+            "tools": msgspec.to_builtins(self.offered) or None,
+            "documents": self.documents or None,
+            "reasoning_effort": self.reasoning_effort,
+        }
+        return template_variables(self.chat_template_kwargs, given)
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -98,6 +113,18 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given beside the messages."""
+        given = {"tools": msgspec.to_builtins(self.tools) or None}
+        return template_variables(self.chat_template_kwargs, given)
+
+
+def template_variables(kwargs: dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of a template: those of the client's that are not `given` otherwise."""
+    return (kwargs or {}) | {name: value for name, value in given.items() if value is not None}
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -174,10 +201,7 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
         raise InvalidValue("messages: must have at least one message", "messages")
     if request.top_logprobs and not request.logprobs:
         raise InvalidValue("top_logprobs: only allowed with 'logprobs': true", "top_logprobs")
-    if request.tools:
-        raise Unsupported("tools: not supported by this server yet", "tools")
-    if request.documents:
-        raise Unsupported("documents: not supported by this server yet", "documents")
+    check_tools(request)
     check_continued(request)
     return request
 

@@ -8,6 +8,7 @@ from headrace.output_formats import (
     ThoughtFormat,
     ToolFormat,
     begins_inside,
+    is_closed,
     thought_format,
     tool_format,
 )
@@ -61,10 +62,22 @@ def test_every_name_is_a_format() -> None:
     [
         ("assistant\n", False, True),
         ("assistant\n<think>\n", True, True),
-        ("assistant\n<think>\n\n</think>\n\n", False, False),
         ("What is <think>?\nassistant\n", False, True),
     ],
 )
 def test_a_prompt_may_begin_the_thought(prompt: str, qwen3: bool, deepseek_r1: bool) -> None:
     assert begins_inside(ThoughtFormat.QWEN3, prompt) is qwen3
     assert begins_inside(ThoughtFormat.DEEPSEEK_R1, prompt) is deepseek_r1
+    assert not is_closed(ThoughtFormat.QWEN3, prompt)
+
+
+def test_a_prompt_may_end_the_thoughts() -> None:
+    assert is_closed(ThoughtFormat.QWEN3, "assistant\n<think>\n\n</think>\n\n")
+    assert is_closed(ThoughtFormat.DEEPSEEK_R1, "assistant\n<think>\n\n</think>\n\n")
+
+
+def test_a_message_that_goes_on_may_be_within_a_thought() -> None:
+    for format in (ThoughtFormat.QWEN3, ThoughtFormat.DEEPSEEK_R1):
+        assert begins_inside(format, "a:<think>Well", "<think>Well")
+        assert not is_closed(format, "a:<think>Well", "<think>Well")
+        assert is_closed(format, "a:<think></think>Well", "<think></think>Well")

@@ -6,6 +6,7 @@ from byte_encoder import ByteEncoder, finish
 
 from headrace.config import ModelCard
 from headrace.messages import HttpRequest, request_id
+from headrace.output_formats import ThoughtFormat, ToolFormat
 from headrace.pooling import Pooling, PoolingKind
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
@@ -49,6 +50,9 @@ def make_planner(
     num_detokenizers: int = 1,
     embeds: bool = False,
     encoder: ByteEncoder | None = None,
+    chat_template: str = "{% for m in messages %}{{ m.content }}{% endfor %}:",
+    tool_format: ToolFormat | None = None,
+    thought_format: ThoughtFormat | None = None,
 ) -> Planner:
     card = ModelCard(
         path="/model",
@@ -56,10 +60,12 @@ def make_planner(
         max_model_len=max_model_len,
         vocab_size=256,
         eos_token_ids=[EOS],
-        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}:",
+        chat_template=chat_template,
         special_tokens={},
         pooling=Pooling(PoolingKind.MEAN) if embeds else None,
         embedding_size=4 if embeds else None,
+        tool_format=tool_format,
+        thought_format=thought_format,
     )
     encoder = encoder or ByteEncoder()
     template = ChatTemplate(card.chat_template, card.special_tokens)

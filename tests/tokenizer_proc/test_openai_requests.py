@@ -203,19 +203,6 @@ def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> Non
     chat(**{name: 10**400})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tools", [{"type": "function"}]),
-        ("documents", [{"text": "x"}]),
-    ],
-)
-def test_what_a_chat_asks_for_in_vain_is_refused(name: str, value: object) -> None:
-    with pytest.raises(Unsupported, match=f"^{name}: ") as refused:
-        chat(**{name: value})
-    assert refused.value.param == name
-
-
 def test_a_suffix_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"^suffix: "):
         completion(suffix="x")

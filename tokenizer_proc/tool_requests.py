@@ -1,0 +1,161 @@
+"""Tools in requests: what a client offers, what it wants called, what has been called before."""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.errors import InvalidValue
+from headrace.tokenizer_proc.sampling_fields import SamplingFields
+
+MAX_TOOLS = 128  # as with OpenAI
+MAX_TOOLS_BYTES = 256 << 10  # as JSON, all of them
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    """A function that a model may call. `parameters` is a JSON Schema of an object."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, omit_defaults=True):
+    """An entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct):
+    """Which function is wanted."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """`tool_choice` of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(msgspec.Struct):
+    """A function as the assistant has called it. Arguments are JSON, or an object already."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class CalledTool(msgspec.Struct):
+    """An entry of a message's `tool_calls`."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+class ToolFields(SamplingFields, kw_only=True):
+    """What generates, and may call tools."""
+
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None  # None is auto
+    parallel_tool_calls: bool | None = None  # None is yes
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that may be called."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def demanded(self) -> list[Tool]:
+        """The tools of which one has to be called; none where the model is free."""
+        choice = self.tool_choice
+        if isinstance(choice, NamedTool):
+            return [t for t in self.offered if t.function.name == choice.function.name]
+        return self.offered if choice == "required" else []
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether there may be several calls in an answer."""
+        return self.parallel_tool_calls is not False
+
+
+def check_tools(request: ToolFields) -> None:
+    """Refuse tools that cannot be offered, and the choice of one that is not."""
+    tools = request.tools or []
+    if len(tools) > MAX_TOOLS:
+        raise InvalidValue(
+            f"tools: must have at most {MAX_TOOLS} entries, not {len(tools)}", "tools"
+        )
+    size = len(msgspec.json.encode(tools))
+    if size > MAX_TOOLS_BYTES:
+        raise InvalidValue(
+            f"tools: must have at most {MAX_TOOLS_BYTES} bytes as JSON, not {size}", "tools"
+        )
+    seen = set[str]()
+    for index, tool in enumerate(tools):
+        name, where = tool.function.name, f"tools[{index}].function.name"
+        if not NAME.fullmatch(name):
+            raise InvalidValue(f"{where}: must be 1 to 64 of a-z, A-Z, 0-9, _ and -", where)
+        if name in seen:
+            raise InvalidValue(f"{where}: '{name}' is there already", where)
+        seen.add(name)
+        kind = (tool.function.parameters or {}).get("type", "object")
+        if kind != "object":
+            where = f"tools[{index}].function.parameters.type"
+            raise InvalidValue(f"{where}: must be 'object'", where)
+    check_choice(request.tool_choice, seen)
+
+
+def check_choice(choice: ToolChoice | None, names: set[str]) -> None:
+    """Refuse the choice of a tool that is not there."""
+    if choice in (None, "none", "auto"):
+        return
+    if not names:
+        raise InvalidValue("tool_choice: there must be 'tools' to choose from", "tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        where = "tool_choice.function.name"
+        raise InvalidValue(f"{where}: '{choice.function.name}' is none of the tools", where)
+
+
+def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
+    """Return a call as templates expect it: with arguments that are an object."""
+    function = {"name": call.function.name, "arguments": arguments_of(call, where)}
+    told: dict[str, Any] = {"type": "function", "function": function}
+    return told if call.id is None else told | {"id": call.id}
+
+
+def arguments_of(call: CalledTool, where: str) -> dict[str, Any]:
+    """Return the arguments of a call; none is no arguments."""
+    arguments = call.function.arguments
+    if isinstance(arguments, dict):
+        return arguments
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        where += ".function.arguments"
+        raise InvalidValue(f"{where}: must be a JSON object: {error}", where) from None
+
+
+def string_parameters(tools: list[Tool]) -> dict[str, list[str]]:
+    """Return by tool the parameters that are strings and nothing else."""
+    return {tool.function.name: strings_of(tool.function.parameters or {}) for tool in tools}
+
+
+def strings_of(schema: dict[str, Any]) -> list[str]:
+    """Return the properties of a schema that are strings."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return []
+    return [name for name, one in properties.items() if is_string(one)]
+
+
+def is_string(schema: Any) -> bool:
+    """Whether a schema takes strings only."""
+    return isinstance(schema, dict) and schema.get("type") == "string"
