@@ -16,7 +16,6 @@ RERANK, SCORE = "/v1/rerank", "/v1/score"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 T = TypeVar("T")
-Messages = str | Sequence[dict[str, Any]]
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
@@ -71,15 +70,38 @@ class PromptToken(msgspec.Struct):
 PromptLogprobs = list[dict[int, PromptToken] | None]  # by token id; None for the first
 
 
-class ChatMessage(msgspec.Struct):
-    """What the assistant says."""
+class FunctionCall(msgspec.Struct):
+    """A function that the model wants called. `arguments` is JSON, if the model got it right."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    """A call of a tool. The message that answers it has the role "tool" and this `tool_call_id`."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class ChatMessage(msgspec.Struct, omit_defaults=True):
+    """What the assistant says, and what it wants called. Content is None where it only calls.
+
+    It may be one of the messages of the next request.
+    """
 
     role: str
     content: str | None = None
+    tool_calls: list[ToolCall] = []
+    reasoning_content: str | None = None  # thoughts, of a model that has some
+
+
+Messages = str | Sequence[dict[str, Any] | ChatMessage]
 
 
 class ChatChoice(msgspec.Struct):
-    """One of `n` answers. `finish_reason` is "stop" or "length"."""
+    """One of `n` answers. `finish_reason` is "stop", "tool_calls" or "length"."""
 
     index: int
     message: ChatMessage
@@ -103,6 +125,11 @@ class ChatCompletion(msgspec.Struct):
     def text(self) -> str:
         """The first answer."""
         return self.choices[0].message.content or ""
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls of the first answer."""
+        return self.choices[0].message.tool_calls
 
 
 class TextChoice(msgspec.Struct):
@@ -132,17 +159,35 @@ class Completion(msgspec.Struct):
         return self.choices[0].text
 
 
+class FunctionDelta(msgspec.Struct):
+    """More of a function's call: the name once, then the arguments piece by piece."""
+
+    arguments: str = ""
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct):
+    """News of the `index`-th call of an answer; the first of each has its id."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+
+
 class Delta(msgspec.Struct):
-    """New text of an answer."""
+    """News of an answer: text, thoughts, or calls."""
 
     content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
+    reasoning_content: str | None = None
 
 
 class ChunkChoice(msgspec.Struct):
-    """News of one answer."""
+    """News of one answer. `finish_reason` comes with the last."""
 
     index: int
     delta: Delta
+    finish_reason: str | None = None
 
 
 class ChatChunk(msgspec.Struct):
@@ -321,7 +366,7 @@ def chat_body(messages: Messages, options: dict[str, Any]) -> dict[str, Any]:
     """Return the body of a conversation; a string is what the user says."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return {"messages": list(messages)} | options
+    return {"messages": msgspec.to_builtins(list(messages))} | options
 
 
 def tokenize_body(text: Messages, options: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,6 @@ from headrace.answers import (
     RERANK,
     SCORE,
     TOKENIZE,
-    ChatChunk,
     ChatCompletion,
     Completion,
     Detokenized,
@@ -48,7 +47,18 @@ from headrace.answers import (
 from headrace.errors import ApiError
 from headrace.local_server import LocalServer
 from headrace.retries import Retries, retry_after_s
-from headrace.text_streams import AsyncTextStream, Chunk, TextStream
+from headrace.text_streams import (
+    AnswerStream,
+    AsyncAnswerStream,
+    AsyncChunkStream,
+    AsyncTextStream,
+    ChunkStream,
+    Read,
+    TextStream,
+    chat_chunk,
+    chat_text,
+    completion_text,
+)
 
 BASE_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0  # between two bytes; a long prompt is silent until its first token
@@ -161,7 +171,11 @@ class Client:
         >>> list(texts)
         []
         """
-        return self._stream(CHAT, chat_body(messages, options), ChatChunk)
+        return self._stream(CHAT, chat_body(messages, options), chat_text)
+
+    def stream_chat_chunks(self, messages: Messages, **options: Any) -> ChunkStream:
+        """Return an iterator of all news of an answer: text, thoughts and calls of tools."""
+        return self._stream(CHAT, chat_body(messages, options), chat_chunk)
 
     def complete(self, prompt: Prompt, **options: Any) -> Completion:
         """Return the continuation of a text, of token ids, or of several of either.
@@ -178,7 +192,7 @@ class Client:
         >>> "".join(client.stream_complete("1, 2, 3,", max_tokens=6, temperature=0))
         ' 4, 5,'
         """
-        return self._stream(COMPLETIONS, {"prompt": prompt} | options, Completion)
+        return self._stream(COMPLETIONS, {"prompt": prompt} | options, completion_text)
 
     def embed(self, texts: Prompt, **options: Any) -> EmbeddingList:
         """Return the embedding of a text, of token ids, or of several of either.
@@ -250,14 +264,14 @@ class Client:
     def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(self._send("POST", path, body)), kind)
 
-    def _stream(self, path: str, body: dict[str, Any], kind: Chunk) -> TextStream:
+    def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AnswerStream[T]:
         def opening() -> httpx.Response:
             response = self._send("POST", path, body | {"stream": True}, stream=True)
             if response.status_code != 200:
                 raise refusal(response, response.read())
             return response
 
-        return TextStream(opening, kind)
+        return AnswerStream(opening, read)
 
     def _send(
         self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False
@@ -326,7 +340,11 @@ class AsyncClient:
 
     def stream_chat(self, messages: Messages, **options: Any) -> AsyncTextStream:
         """Return an iterator of the answer's text as it comes; it can be canceled."""
-        return self._stream(CHAT, chat_body(messages, options), ChatChunk)
+        return self._stream(CHAT, chat_body(messages, options), chat_text)
+
+    def stream_chat_chunks(self, messages: Messages, **options: Any) -> AsyncChunkStream:
+        """Return an iterator of all news of an answer: text, thoughts and calls of tools."""
+        return self._stream(CHAT, chat_body(messages, options), chat_chunk)
 
     async def complete(self, prompt: Prompt, **options: Any) -> Completion:
         """Return the continuation of a text, of token ids, or of several of either."""
@@ -334,7 +352,7 @@ class AsyncClient:
 
     def stream_complete(self, prompt: Prompt, **options: Any) -> AsyncTextStream:
         """Return an iterator of the continuation's text as it comes; it can be canceled."""
-        return self._stream(COMPLETIONS, {"prompt": prompt} | options, Completion)
+        return self._stream(COMPLETIONS, {"prompt": prompt} | options, completion_text)
 
     async def embed(self, texts: Prompt, **options: Any) -> EmbeddingList:
         """Return the embedding of a text, of token ids, or of several of either."""
@@ -375,14 +393,14 @@ class AsyncClient:
     async def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(await self._send("POST", path, body)), kind)
 
-    def _stream(self, path: str, body: dict[str, Any], kind: Chunk) -> AsyncTextStream:
+    def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AsyncAnswerStream[T]:
         async def opening() -> httpx.Response:
             response = await self._send("POST", path, body | {"stream": True}, stream=True)
             if response.status_code != 200:
                 raise refusal(response, await response.aread())
             return response
 
-        return AsyncTextStream(opening, kind)
+        return AsyncAnswerStream(opening, read)
 
     async def _send(
         self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False

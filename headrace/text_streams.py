@@ -15,12 +15,29 @@ from collections.abc import (
     Generator,
     Iterator,
 )
+from typing import TypeVar
 
 import httpx
 
-from headrace.answers import ChatChunk, Completion, EventParser, first_text
+from headrace.answers import ChatChunk, Completion, EventParser, decode, first_text
 
-Chunk = type[ChatChunk] | type[Completion]
+T = TypeVar("T")
+Read = Callable[[str], T | None]  # what an event is to who iterates
+
+
+def chat_text(event: str) -> str | None:
+    """Return the new text of a chat's first answer, if any."""
+    return first_text(event, ChatChunk) or None
+
+
+def completion_text(event: str) -> str | None:
+    """Return the new text of a completion, if any."""
+    return first_text(event, Completion) or None
+
+
+def chat_chunk(event: str) -> ChatChunk:
+    """Return all that is new in a chat."""
+    return decode(event, ChatChunk)
 
 
 def hang_up(response: httpx.Response) -> None:
@@ -33,18 +50,18 @@ def hang_up(response: httpx.Response) -> None:
         same.shutdown(socket.SHUT_RDWR)
 
 
-class TextStream(Iterator[str]):
-    """The texts of one answer, in order; together they are all of it."""
+class AnswerStream(Iterator[T]):
+    """What `read` makes of the events of one answer, in order; None is nothing to tell."""
 
-    def __init__(self, opening: Callable[[], httpx.Response], kind: Chunk) -> None:
+    def __init__(self, opening: Callable[[], httpx.Response], read: Read[T]) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
         self._opening = opening
         self._response: httpx.Response | None = None
         self._is_canceled = False
-        self._texts = self._read(kind)
+        self._items = self._read(read)
 
-    def __next__(self) -> str:
-        return next(self._texts)
+    def __next__(self) -> T:
+        return next(self._items)
 
     def cancel(self) -> None:
         """Give up: the server stops generating, and whoever iterates comes to the end.
@@ -57,9 +74,9 @@ class TextStream(Iterator[str]):
 
     def close(self) -> None:
         """Give up and free the connection; for who iterates."""
-        self._texts.close()
+        self._items.close()
 
-    def _read(self, kind: Chunk) -> Generator[str, None, None]:
+    def _read(self, read: Read[T]) -> Generator[T, None, None]:
         if self._is_canceled:
             return
         parser = EventParser()
@@ -69,8 +86,8 @@ class TextStream(Iterator[str]):
                 for event in parser.feed(data):
                     if self._is_canceled:
                         return
-                    if text := first_text(event, kind):
-                        yield text
+                    if (item := read(event)) is not None:
+                        yield item
         except httpx.TransportError:
             if not self._is_canceled:
                 raise
@@ -80,18 +97,18 @@ class TextStream(Iterator[str]):
             parser.check_end()
 
 
-class AsyncTextStream(AsyncIterator[str]):
+class AsyncAnswerStream(AsyncIterator[T]):
     """The same for asyncio."""
 
-    def __init__(self, opening: Callable[[], Awaitable[httpx.Response]], kind: Chunk) -> None:
+    def __init__(self, opening: Callable[[], Awaitable[httpx.Response]], read: Read[T]) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
         self._opening = opening
         self._response: httpx.Response | None = None
         self._is_canceled = False
-        self._texts = self._read(kind)
+        self._items = self._read(read)
 
-    async def __anext__(self) -> str:
-        return await anext(self._texts)
+    async def __anext__(self) -> T:
+        return await anext(self._items)
 
     def cancel(self) -> None:
         """Give up: the server stops generating, and whoever iterates comes to the end.
@@ -104,9 +121,9 @@ class AsyncTextStream(AsyncIterator[str]):
 
     async def aclose(self) -> None:
         """Give up and free the connection; for who iterates."""
-        await self._texts.aclose()
+        await self._items.aclose()
 
-    async def _read(self, kind: Chunk) -> AsyncGenerator[str, None]:
+    async def _read(self, read: Read[T]) -> AsyncGenerator[T, None]:
         if self._is_canceled:
             return
         parser = EventParser()
@@ -116,8 +133,8 @@ class AsyncTextStream(AsyncIterator[str]):
                 for event in parser.feed(data):
                     if self._is_canceled:
                         return
-                    if text := first_text(event, kind):
-                        yield text
+                    if (item := read(event)) is not None:
+                        yield item
         except httpx.TransportError:
             if not self._is_canceled:
                 raise
@@ -125,3 +142,9 @@ class AsyncTextStream(AsyncIterator[str]):
             await response.aclose()
         if not self._is_canceled:
             parser.check_end()
+
+
+TextStream = AnswerStream[str]
+AsyncTextStream = AsyncAnswerStream[str]
+ChunkStream = AnswerStream[ChatChunk]
+AsyncChunkStream = AsyncAnswerStream[ChatChunk]

@@ -142,6 +142,51 @@ def test_logprobs_of_a_chat_are_read() -> None:
     assert answer.prompt_logprobs == [None, {5: PromptToken(-2.0, 3, "Hi")}]
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+
+
+def test_calls_and_thoughts_are_read_and_go_into_the_next_request() -> None:
+    message = {"role": "assistant", "content": None, "reasoning_content": "Hm"}
+    choice = {"message": message | {"tool_calls": [CALL]}, "finish_reason": "tool_calls"}
+    server = serving(CHAT | {"choices": [CHAT["choices"][0] | choice]})
+    with connect(server) as client:
+        answer = client.chat("Hi", tools=[])
+        (call,) = answer.tool_calls
+        assert (call.id, call.function.name, call.function.arguments) == ("c1", "f", '{"a": 1}')
+        told = answer.choices[0].message
+        assert (told.reasoning_content, answer.text) == ("Hm", "")
+        result = {"role": "tool", "tool_call_id": call.id, "content": "7"}
+        client.chat([told, result])
+    again = {"role": "assistant", "tool_calls": [CALL]}
+    assert server.body["messages"] == [again | {"reasoning_content": "Hm"}, result]
+
+
+CALL_DELTAS: list[dict[str, Any]] = [
+    {"reasoning_content": "Hm"},
+    {"content": "So"},
+    {"tool_calls": [{"index": 0, **CALL, "function": {"name": "f", "arguments": ""}}]},
+    {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1}'}}]},
+]
+
+
+async def test_a_stream_tells_of_calls_and_thoughts_to_who_wants_to_know() -> None:
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in CALL_DELTAS]
+    choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+    data = sse([IDENTITY | {"choices": [choice]} for choice in choices])
+    with connect(streaming(data)) as client:
+        chunks = [chunk.choices[0] for chunk in client.stream_chat_chunks("Hi")]
+    async with connect_async(streaming(data)) as client:
+        assert [c.choices[0] async for c in client.stream_chat_chunks("Hi")] == chunks
+    deltas = [chunk.delta for chunk in chunks]
+    assert (deltas[0].reasoning_content, deltas[1].content) == ("Hm", "So")
+    (begin,), (more,) = deltas[2].tool_calls, deltas[3].tool_calls
+    assert (begin.index, begin.id, begin.function.name) == (0, "c1", "f")
+    assert more.function.arguments == '{"a": 1}'
+    assert chunks[4].finish_reason == "tool_calls"
+    with connect(streaming(data)) as client:
+        assert list(client.stream_chat("Hi")) == ["So"]
+
+
 def test_logprobs_of_a_completion_are_read() -> None:
     logprobs = {
         "tokens": ["1", "2"],
