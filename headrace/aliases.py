@@ -91,7 +91,6 @@ ONE_MACHINE = "run one server per machine, behind a load balancer"
 NO_ADAPTERS = "merge the adapter into the weights and serve those"
 NO_IMAGES = "requests have text only"
 NO_SECOND_TIER = "raise --kv-cache-memory-bytes"
-NO_PARSER = "tools and reasoning are part of the text"
 ON_REQUESTS = "send chat_template_kwargs with each request"
 
 ROWS = [
@@ -224,9 +223,15 @@ ROWS = [
         Same("tokenizer_procs"),
     ),
     Row("detokenizers", (), ("--detokenizer-worker-num",), Same("detokenizer_procs")),
-    Row("tool calls", ("--enable-auto-tool-choice",), (), Refused(NO_PARSER)),
-    Row("tool calls", ("--tool-call-parser",), ("--tool-call-parser",), Refused(NO_PARSER)),
-    Row("reasoning", ("--reasoning-parser",), ("--reasoning-parser",), Refused(NO_PARSER)),
+    Row("tool calls", ("--enable-auto-tool-choice",), (), Already()),
+    Row(
+        *("tool calls", ("--tool-call-parser",), ("--tool-call-parser",)),
+        Same("tool_call_parser"),
+    ),
+    Row(
+        *("reasoning", ("--reasoning-parser",), ("--reasoning-parser",)),
+        Same("reasoning_parser"),
+    ),
     Row(
         *("chat template", ("--chat-template",), ("--chat-template",)),
         Refused("put it into the model's folder, as chat_template.jinja"),
