@@ -1,0 +1,221 @@
+"""A grammar allows calls of the tools and nothing else, as the model's format has them."""
+
+import functools
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from headrace.errors import Unsupported
+from headrace.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
+from headrace.tokenizer_proc.tool_grammar import ToolGrammar
+from headrace.tokenizer_proc.tool_requests import Tool
+
+END, MARKS = "<|end|>", ("[TOOL_CALLS]", "<tool_call>", "</tool_call>", "</think>")
+
+FORECAST = {
+    "name": "forecast",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "hours": {"$ref": "#/$defs/hours"},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+        "$defs": {"hours": {"type": "array", "items": {"type": "boolean"}}},
+    },
+}
+NOW = {"name": "now"}
+
+CALLS = {
+    ToolFormat.HERMES: (
+        '<tool_call>\n{"name": "forecast", "arguments": {"city": "Ås", "hours": [true]}}\n'
+        '</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    ),
+    ToolFormat.QWEN3_CODER: (
+        "<tool_call>\n<function=forecast>\n<parameter=city>\nÅs <b>\n</parameter>\n"
+        "<parameter=unit>\nC\n</parameter>\n<parameter=hours>\n[true]\n</parameter>\n</function>\n"
+        "</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    ),
+    ToolFormat.LLAMA3_JSON: (
+        '{"name": "forecast", "parameters": {"city": "Ås", "days": 3}}; '
+        '{"name": "now", "parameters": {}}'
+    ),
+    ToolFormat.MISTRAL: (
+        '[TOOL_CALLS][{"name": "forecast", "arguments": {"city": "Ås"}}, '
+        '{"name": "now", "arguments": {}}]'
+    ),
+    ToolFormat.PYTHONIC: '[forecast(city="Ås", unit="F", hours=[true]), now()]',
+    ToolFormat.DEEPSEEK_V3: (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>forecast\n```json\n"
+        '{"city": "Ås"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n'
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    ToolFormat.DEEPSEEK_V31: (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>forecast<｜tool▁sep｜>{"city": "Ås"}'
+        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+        "<｜tool▁calls▁end｜>"
+    ),
+}
+
+
+def tools(*functions: dict[str, Any]) -> list[Tool]:
+    return msgspec.convert([{"type": "function", "function": f} for f in functions], list[Tool])
+
+
+@functools.cache
+def vocabulary() -> tuple[tokenizers.Tokenizer, LLTokenizer]:
+    """A tokenizer of bytes and of some marks that are special tokens."""
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    model = tokenizers.models.BPE({char: id for id, char in enumerate(alphabet)}, [])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([END, *MARKS])
+    eos = tokenizer.token_to_id(END)
+    return tokenizer, LLTokenizer(tokenizer.to_str(), eos_token=eos)
+
+
+def grammar_of(
+    format: ToolFormat, *functions: dict[str, Any], special: bool = True, **fields: Any
+) -> str:
+    tokenizer, _ = vocabulary()
+    ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS} if special else {}
+    return ToolGrammar(format, ids).of(tools(*functions), **({"may_repeat": True} | fields))
+
+
+def matcher(grammar: str) -> LLMatcher:
+    found = LLMatcher(vocabulary()[1], grammar, log_level=0)
+    assert not found.is_error(), found.get_error() + grammar
+    return found
+
+
+def allows(grammar: str, text: str) -> bool:
+    """Whether a whole text may be written under a grammar."""
+    found = matcher(grammar)
+    ids = vocabulary()[0].encode(text, add_special_tokens=False).ids
+    return found.try_consume_tokens(ids) == len(ids) and found.is_accepting()
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_calls_are_allowed_as_the_model_writes_them(format: ToolFormat) -> None:
+    grammar = grammar_of(format, FORECAST, NOW)
+    assert allows(grammar, CALLS[format])
+    assert not allows(grammar, CALLS[format].replace("now", "new"))
+    assert not allows(grammar, CALLS[format].replace("city", "town"))
+    assert not allows(grammar, "I will not.")
+    assert not allows(grammar, "")
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_one_call_is_one(format: ToolFormat) -> None:
+    assert not allows(grammar_of(format, FORECAST, NOW, may_repeat=False), CALLS[format])
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_thoughts_come_first(format: ToolFormat) -> None:
+    for thoughts in ThoughtFormat:
+        begin, end = THOUGHT_MARKS[thoughts]
+        inside = grammar_of(format, FORECAST, NOW, thoughts=thoughts, begins_inside=True)
+        outside = grammar_of(format, FORECAST, NOW, thoughts=thoughts)
+        text = f"Hm, 1 < 2.\n{end}\n\n{CALLS[format]}"
+        assert allows(inside, text)
+        assert allows(outside, begin + text)
+        assert allows(outside, CALLS[format])
+        assert not allows(outside, text)
+
+
+def test_marks_that_are_special_tokens_are_written_as_such() -> None:
+    tokenizer, _ = vocabulary()
+    mark = tokenizer.token_to_id("[TOOL_CALLS]")
+    allowed = matcher(grammar_of(ToolFormat.MISTRAL, NOW)).compute_bitmask()
+    assert allowed[mark // 8] >> mark % 8 & 1
+    assert sum(byte.bit_count() for byte in allowed) == 1
+    assert not allows(grammar_of(ToolFormat.MISTRAL, NOW, special=False), CALLS[ToolFormat.MISTRAL])
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.sampled_from(
+        [
+            {"type": "integer", "minimum": 0, "maximum": 99},
+            {"type": "boolean"},
+            {"enum": ["x", "y"], "type": "string"},
+        ]
+    ),
+)
+
+
+@given(
+    format=st.sampled_from(ToolFormat),
+    properties=PARAMETERS,
+    required=st.sets(st.sampled_from(["a", "b", "c", "d"])),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=25, deadline=None)
+def test_what_is_written_under_a_grammar_is_read_as_a_call(
+    format: ToolFormat, properties: dict[str, Any], required: set[str], seed: int
+) -> None:
+    needed = sorted(required & properties.keys())
+    schema = {"type": "object", "properties": properties, "required": needed}
+    schema["additionalProperties"] = False
+    grammar = grammar_of(format, {"name": "f", "parameters": schema}, may_repeat=False)
+    text = some_text(matcher(grammar), random.Random(seed))
+    arguments = arguments_in(format, text)
+    assert set(needed) <= arguments.keys() <= properties.keys()
+    for name, value in arguments.items():
+        kind = {"integer": int, "boolean": bool, "string": str}[properties[name]["type"]]
+        assert type(value) is kind
+
+
+def some_text(found: LLMatcher, random: random.Random) -> str:
+    """Return a text that a grammar allows, which ends as soon as it can."""
+    tokenizer, _ = vocabulary()
+    eos = tokenizer.token_to_id(END)
+    ids: list[int] = []
+    while not found.is_stopped() and len(ids) < 1000:
+        mask = found.compute_bitmask()
+        allowed = [8 * i + b for i, byte in enumerate(mask) for b in range(8) if byte >> b & 1]
+        if eos in allowed:
+            break
+        ids.append(random.choice(allowed))
+        found.consume_token(ids[-1])
+    assert found.is_accepting()
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
+    """Return the arguments of a text that is one call, read in the plainest way there is."""
+    if format is ToolFormat.PYTHONIC:
+        names = {"true": True, "false": False}
+        body = text.removeprefix("[f(").removesuffix(")]")
+        pairs = [pair.split("=") for pair in body.split(", ") if pair]
+        return {n: names[value] if value in names else json.loads(value) for n, value in pairs}
+    if format is ToolFormat.QWEN3_CODER:
+        parts = [p.split(">\n", 1) for p in text.split("<parameter=")[1:]]
+        values = {name: rest.split("\n</parameter")[0] for name, rest in parts}
+        return {name: v if v in ("x", "y") else json.loads(v) for name, v in values.items()}
+    call = text[text.index("{") :]
+    found, _ = json.JSONDecoder().raw_decode(call)
+    if not format.startswith("deepseek"):
+        found = found.get("arguments", found.get("parameters"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_parameter_that_is_no_name_in_python_is_left_out_or_refused() -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a-b": {"type": "integer"}}}
+    optional = grammar_of(ToolFormat.PYTHONIC, {"name": "f", "parameters": schema})
+    assert allows(optional, "[f()]")
+    needed = {"name": "f", "parameters": schema | {"required": ["a-b"]}}
+    with pytest.raises(Unsupported, match="'a-b' cannot be a parameter's name"):
+        grammar_of(ToolFormat.PYTHONIC, needed)

@@ -1,0 +1,219 @@
+"""The grammar of an answer that calls tools, for `tool_choice` required or of one by name.
+
+It is llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md), and
+writes calls as the model's chat template does; `detokenizer_proc/parsers/` reads them.
+"""
+
+import json
+import keyword
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from headrace.errors import Unsupported
+from headrace.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
+from headrace.tokenizer_proc.tool_requests import Tool, is_string
+
+Schema = dict[str, Any]
+
+NAME = "\N{NULL}"  # in the place of a function's name
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+# As `json.dumps` writes, and models were taught; free spaces would go on for ever.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+DEFINITIONS = ("$defs", "definitions")
+
+
+class Writing(NamedTuple):
+    """What stands around calls and between them, and around the arguments of each."""
+
+    head: str
+    tail: str
+    between: str = ""
+    begin: str = ""
+    end: str = ""
+
+
+WRITINGS = {
+    ToolFormat.HERMES: Writing(
+        f'<tool_call>\n{{"name": "{NAME}", "arguments": ', "}\n</tool_call>", "\n"
+    ),
+    ToolFormat.QWEN3_CODER: Writing(
+        f"<tool_call>\n<function={NAME}>\n", "</function>\n</tool_call>", "\n"
+    ),
+    ToolFormat.LLAMA3_JSON: Writing(f'{{"name": "{NAME}", "parameters": ', "}", "; "),
+    ToolFormat.MISTRAL: Writing(
+        f'{{"name": "{NAME}", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"
+    ),
+    ToolFormat.PYTHONIC: Writing(f"{NAME}(", ")", ", ", "[", "]"),
+    ToolFormat.DEEPSEEK_V3: Writing(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        "\n",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    ToolFormat.DEEPSEEK_V31: Writing(
+        f"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+}
+
+
+class ToolGrammar:
+    """Makes grammars for one model.
+
+    Args:
+        special: the ids of marks that are special tokens; others are written as text.
+    """
+
+    def __init__(self, format: ToolFormat, special: Mapping[str, int]) -> None:
+        self._format = format
+        self._special = special
+
+    def of(
+        self,
+        tools: list[Tool],
+        may_repeat: bool,
+        thoughts: ThoughtFormat | None = None,
+        begins_inside: bool = False,
+    ) -> str:
+        """Return the grammar of calls of `tools`, one or several, after thoughts where there are.
+
+        Raises:
+            Unsupported: a parameter cannot be written in this format.
+        """
+        writing = WRITINGS[self._format]
+        rules = []
+        for index, tool in enumerate(tools):
+            head = writing.head.replace(NAME, tool.function.name)
+            call = self._joined(self._text(head), f"a{index}", self._text(writing.tail))
+            rules.append(f"c{index}: {call}")
+            rules += self._arguments(f"a{index}", tool.function.parameters or NO_ARGUMENTS)
+        rules.append("call: " + " | ".join(f"c{index}" for index in range(len(tools))))
+        more = f"({self._joined(self._text(writing.between), 'call')})*" if may_repeat else ""
+        calls = self._joined(self._text(writing.begin), "call", more, self._text(writing.end))
+        if thoughts is not None:
+            rules += self._thoughts(thoughts, begins_inside)
+            calls = f"thoughts {calls}"
+        return "\n".join([f"start: {calls}", *rules])
+
+    def _thoughts(self, format: ThoughtFormat, begins_inside: bool) -> list[str]:
+        """Return rules for thoughts; those that the prompt has begun must come to an end."""
+        begin, end = THOUGHT_MARKS[format]
+        rest = self._joined(*self._anything("thought", end), "SPACE")
+        inside = "thoughts: inside" if begins_inside else f"thoughts: ({self._text(begin)} inside)?"
+        rules = [inside, f"inside: {rest}", r"SPACE: /\n{0,2}/"]
+        if end not in self._special:
+            rules.append(f"thought[suffix={quoted(end)}]: /(?s:.*)/")
+        else:
+            rules.append("thought: /(?s:.*)/")
+        return rules
+
+    def _anything(self, rule: str, end: str) -> tuple[str, ...]:
+        """Return what any text up to `end`, and that, is called."""
+        return (rule, self._text(end)) if end in self._special else (rule,)
+
+    def _arguments(self, rule: str, schema: Schema) -> list[str]:
+        """Return the rules of a tool's arguments."""
+        match self._format:
+            case ToolFormat.PYTHONIC:
+                return python_arguments(rule, schema)
+            case ToolFormat.QWEN3_CODER:
+                return tagged_arguments(rule, schema)
+            case _:
+                return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
+
+    def _text(self, text: str) -> str:
+        """Return a text, in which the marks are tokens that are special."""
+        parts = []
+        while text:
+            found = [(at, m) for m in self._special if (at := text.find(m)) >= 0]
+            at, mark = min(found, default=(len(text), ""))
+            if at:
+                parts.append(quoted(text[:at]))
+            if mark:
+                parts.append(f"<[{self._special[mark]}]>")
+            text = text[at + len(mark) :]
+        return " ".join(parts)
+
+    @staticmethod
+    def _joined(*parts: str) -> str:
+        return " ".join(part for part in parts if part)
+
+
+def quoted(text: str) -> str:
+    """Return a text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_value(schema: Schema) -> str:
+    """Return what a value under a schema is."""
+    return "%json " + json.dumps({**schema, "x-guidance": SPACING}, ensure_ascii=False)
+
+
+def properties_of(schema: Schema) -> list[tuple[str, Schema, bool]]:
+    """Return each property of an object, its schema, and whether it has to be there."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return []
+    needed = required if isinstance(required, list) else []
+    shared = {name: schema[name] for name in DEFINITIONS if name in schema}
+    return [
+        (name, shared | one if isinstance(one, dict) else shared, name in needed)
+        for name, one in properties.items()
+    ]
+
+
+def python_arguments(rule: str, schema: Schema) -> list[str]:
+    """Return the rules of `a=1, b=2`, where what is optional may be left out."""
+    properties = [
+        (name, one, is_needed)
+        for name, one, is_needed in properties_of(schema)
+        if is_needed or is_python_name(name)
+    ]
+    rules = [f"{rule}: {rule}_first0"]
+    for index, (name, one, is_needed) in enumerate(properties):
+        if not is_python_name(name):
+            raise Unsupported(f"tools: '{name}' cannot be a parameter's name in Python", "tools")
+        item, more = f"{rule}_item{index}", f"{rule}_more{index + 1}"
+        skipped = "" if is_needed else f" | {rule}_first{index + 1}"
+        rules += [
+            f"{item}: {quoted(name + '=')} {rule}_value{index}",
+            f"{rule}_value{index}: {json_value(one)}",
+            f"{rule}_first{index}: {item} {more}{skipped}",
+            f'{rule}_more{index}: (", " {item}){"" if is_needed else "?"} {more}',
+        ]
+    num = len(properties)
+    return [*rules, f'{rule}_first{num}: ""', f'{rule}_more{num}: ""']
+
+
+def is_python_name(name: str) -> bool:
+    """Whether an argument may be called so."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def tagged_arguments(rule: str, schema: Schema) -> list[str]:
+    """Return the rules of Qwen3-Coder's parameters, each with its tags."""
+    names, rules = [], []
+    for index, (name, one, is_needed) in enumerate(properties_of(schema)):
+        parameter, value = f"{rule}_parameter{index}", f"{rule}_value{index}"
+        names.append(parameter if is_needed else f"{parameter}?")
+        begin = quoted(f"<parameter={name}>\n")
+        end = "\n</parameter>"
+        if is_string(one) and "enum" not in one:
+            rules += [
+                f'{parameter}: {begin} {value} "\\n"',
+                f"{value}[suffix={quoted(end)}]: /(?s:.*)/",
+            ]
+        elif is_string(one):
+            texts = " | ".join(quoted(str(text)) for text in one["enum"])
+            rules.append(f'{parameter}: {begin} ({texts}) {quoted(end)} "\\n"')
+        else:
+            rules += [
+                f'{parameter}: {begin} {value} {quoted(end)} "\\n"',
+                f"{value}: {json_value(one)}",
+            ]
+    body = " ".join(names) or '""'
+    return [f"{rule}: {body}", *rules]
