@@ -81,6 +81,11 @@ class HuggingFace:
             types.index(1) - middle if 1 in types else None,
         )
 
+    def special_tokens(self) -> dict[str, int]:
+        """Return the ids of the special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: id for id, token in added.items() if token.special}
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of `ids`."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -133,6 +138,7 @@ class Encoder:
         self._fast: Fast | None = None
         self._pair_marks: PairMarks | None = None
         self.empty = self._load_exact().encode([""], add_special_tokens=True)[0]
+        self.special_tokens = self._load_exact().special_tokens()
         self.token_bytes: TokenBytes | None = None  # known once `load_fast` has run
 
     def load_fast(self) -> None:

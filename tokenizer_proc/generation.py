@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.config import ModelCard
-from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
+from headrace.errors import ContextLengthExceeded, InvalidValue
 from headrace.messages import (
     Api,
     GenerateRequest,
@@ -42,6 +42,7 @@ from headrace.tokenizer_proc.sampling_fields import (
     check_token_ids,
 )
 from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text
+from headrace.tokenizer_proc.tool_grammar import demanded_calls
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
@@ -81,10 +82,6 @@ class GenerationPlanner:
         """Plan a `/v1/chat/completions` request."""
         request = decode_chat(body)
         self._prompts.check_model(request.model)
-        if request.demanded:
-            raise Unsupported(
-                "tool_choice: must be 'auto' or 'none' with this server", "tool_choice"
-            )
         text = self._template.render(request)
         parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens
@@ -135,7 +132,7 @@ class GenerationPlanner:
         first = self._reply_plan(http, request, len(prompts) * num_each, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         sampling = self._sampling(http, request, bad_words)
-        grammar = yield from self._grammar(request)
+        grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
         requests = []
@@ -246,9 +243,17 @@ class GenerationPlanner:
         left = limit - num_prompt
         return wanted or min(default or left, left)
 
-    def _grammar(self, request: Generation) -> Encoding[bytes]:
+    def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""
         constraint = constraint_of(request)
+        if isinstance(request, ChatRequest) and parsing is not None and request.demanded:
+            if constraint is not None:
+                raise InvalidValue(
+                    f"{constraint[0]}: not together with a 'tool_choice' that demands a call",
+                    constraint[0],
+                )
+            special = self._prompts.vocabulary.special_tokens
+            constraint = demanded_calls(request.demanded, parsing, special)
         return b"" if constraint is None else (yield from self._grammars.compiled(*constraint))
 
     def _stop_token_ids(self, request: Generation, has_grammar: bool) -> list[int]:

@@ -17,6 +17,7 @@ class Vocabulary(Protocol):
 
     empty: Ids  # the ids of a text without characters: the special tokens around every one
     token_bytes: TokenBytes | None
+    special_tokens: dict[str, int]
 
     def pair_marks(self) -> PairMarks:
         """Return the special tokens around two texts."""

@@ -9,8 +9,10 @@ import keyword
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from headrace.errors import Unsupported
-from headrace.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
+from headrace.errors import InvalidValue, Unsupported
+from headrace.messages import Parsing
+from headrace.output_formats import THOUGHT_MARKS, TOOL_MARKS, ThoughtFormat, ToolFormat
+from headrace.tokenizer_proc.grammar_fields import MAX_GRAMMAR_CHARACTERS, Constraint
 from headrace.tokenizer_proc.tool_requests import Tool, is_string
 
 Schema = dict[str, Any]
@@ -59,6 +61,30 @@ WRITINGS = {
         "<｜tool▁calls▁end｜>",
     ),
 }
+
+
+def demanded_calls(
+    tools: list[Tool], parsing: Parsing, special_tokens: Mapping[str, int]
+) -> tuple[str, Constraint]:
+    """Return what an answer has to be that calls some of `tools`, and the field that says so.
+
+    Raises:
+        Unsupported, InvalidValue: there is no such grammar, or it is too large.
+    """
+    assert parsing.tools is not None
+    thought_marks = THOUGHT_MARKS[parsing.thoughts] if parsing.thoughts else ()
+    marks = (*TOOL_MARKS[parsing.tools], *thought_marks)
+    special = {mark: special_tokens[mark] for mark in marks if mark in special_tokens}
+    source = ToolGrammar(parsing.tools, special).of(
+        tools, not parsing.has_one_call, parsing.thoughts, parsing.begins_inside
+    )
+    if len(source) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidValue(
+            f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where one has to be "
+            f"called, not {len(source)}",
+            "tools",
+        )
+    return "tool_choice", Constraint("lark", source)
 
 
 class ToolGrammar:

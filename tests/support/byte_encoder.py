@@ -1,7 +1,7 @@
 """A tokenizer to test with: its ids are bytes."""
 
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.stages import Ids, Text, ids_of
@@ -12,6 +12,7 @@ class ByteEncoder:
     """Ids are bytes, after a BOS of 1 where special tokens are wanted."""
 
     empty = ids_of([1])
+    special_tokens: ClassVar[dict[str, int]] = {}
     token_bytes: TokenBytes | None = None
 
     def encode(self, texts: list[Text]) -> list[Ids]:

@@ -168,6 +168,39 @@ def test_a_text_is_counted_with_its_tools() -> None:
     assert ChatTemplate(TEMPLATE, {}).render(request) == json.dumps([NOW]) + "Hi"
 
 
+def grammar(**fields: Any) -> str:
+    """Return the grammar of an answer."""
+    sequences = planner().plan("chat", HTTP, body(tools=[WEATHER, NOW], **fields))
+    return sequences.requests[0].grammar.decode()
+
+
+ONE = {"type": "function", "function": {"name": "now"}}
+
+
+def test_a_call_that_is_demanded_is_a_grammar() -> None:
+    assert grammar() == grammar(tool_choice="auto") == grammar(tool_choice="none") == ""
+    required, named = grammar(tool_choice="required"), grammar(tool_choice=ONE)
+    assert required.startswith("tool_choice: start: ")
+    assert "get_weather" in required
+    assert "get_weather" not in named
+    assert ")*" in required
+    assert ")*" not in named
+    assert ")*" not in grammar(tool_choice="required", parallel_tool_calls=False)
+
+
+def test_a_call_and_another_form_are_not_demanded_together() -> None:
+    with pytest.raises(InvalidValue, match=r"^response_format: not together with") as refused:
+        grammar(tool_choice="required", response_format={"type": "json_object"})
+    assert refused.value.param == "response_format"
+
+
+def test_a_demand_that_is_too_large_is_refused() -> None:
+    large = {"name": "f", "parameters": {"type": "object", "title": "x" * (130 << 10)}}
+    with pytest.raises(InvalidValue, match="131072 characters") as refused:
+        plan(planner(), tools=[{"type": "function", "function": large}], tool_choice="required")
+    assert refused.value.param == "tools"
+
+
 # Conversations with calls in them
 
 CALLED = {

@@ -1,0 +1,185 @@
+"""Tools and thoughts through a whole server, with OpenAI's client.
+
+The demo model calls no tools by itself. Where it is free to, what it says is prescribed by a
+grammar that leaves one text.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from servers import RunningServer
+
+from headrace.client import Client
+
+DOCS = Path(__file__).parents[2] / "docs" / "tools.md"
+TEMPLATE = (
+    "{% if tools %}Tools: {{ tools | tojson }}\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 8},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo, and the time?"}]
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo", "unit": "C"}}\n</tool_call>'
+)
+SAID = (
+    "<think>\nHm, two calls.\n</think>\n\nOne moment.\n" + CALL + "\n" + CALL.replace("Oslo", "Bø")
+)
+
+
+@pytest.fixture(scope="module")
+def tool_server() -> Iterator[RunningServer]:
+    running = RunningServer(
+        *("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
+        "--trust-request-chat-template",
+    )
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def client(tool_server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tool_server.url}/v1", api_key="none") as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, extra: dict[str, Any] | None = None, **fields: Any) -> Any:
+    arguments = {"model": "SmolLM2-135M-Instruct", "messages": QUESTION, "max_tokens": 150}
+    arguments |= {"tools": [WEATHER, NOW], "seed": 1} | fields
+    extra_body = {"chat_template": TEMPLATE} | (extra or {})
+    return client.chat.completions.create(**arguments, extra_body=extra_body)
+
+
+def check_weather(arguments: str) -> None:
+    given = json.loads(arguments)
+    assert given.keys() == {"city", "unit"}
+    assert len(given["city"]) <= 8
+    assert given["unit"] in ("C", "F")
+
+
+def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    answer = ask(client, tool_choice=choice).choices[0]
+    (call,) = answer.message.tool_calls
+    assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    check_weather(call.function.arguments)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_some_tool_is_called_where_one_is_required(client: openai.OpenAI, n: int) -> None:
+    for answer in ask(client, tool_choice="required", parallel_tool_calls=False, n=n).choices:
+        (call,) = answer.message.tool_calls
+        if call.function.name == "get_weather":
+            check_weather(call.function.arguments)
+        else:
+            assert call.function == openai.types.chat.chat_completion_message_tool_call.Function(
+                name="now", arguments="{}"
+            )
+
+
+def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    whole = ask(client, **fields).choices[0].message.tool_calls[0].function
+    name, arguments, ends = "", "", []
+    for chunk in ask(client, stream=True, **fields):
+        (choice,) = chunk.choices
+        ends += [choice.finish_reason] if choice.finish_reason else []
+        for call in choice.delta.tool_calls or []:
+            assert call.index == 0
+            name += call.function.name or ""
+            arguments += call.function.arguments or ""
+    assert (name, arguments) == (whole.name, whole.arguments)
+    assert ends == ["tool_calls"]
+
+
+SCRIPT = {"structured_outputs": {"choice": [SAID]}}
+
+
+def test_calls_are_found_in_what_the_model_says(client: openai.OpenAI) -> None:
+    answer = ask(client, SCRIPT).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.reasoning_content == "Hm, two calls.\n"
+    assert answer.message.content == "One moment.\n"
+    calls = [call.function for call in answer.message.tool_calls]
+    assert [call.name for call in calls] == ["get_weather"] * 2
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Oslo", "Bø"]
+    assert len({call.id for call in answer.message.tool_calls}) == 2
+
+
+def test_a_script_streams_as_it_is_told_at_once(client: openai.OpenAI) -> None:
+    thoughts, content = "", ""
+    calls: dict[int, list[str]] = {}
+    for chunk in ask(client, SCRIPT, stream=True):
+        delta = chunk.choices[0].delta
+        thoughts += getattr(delta, "reasoning_content", None) or ""
+        content += delta.content or ""
+        for call in delta.tool_calls or []:
+            calls.setdefault(call.index, []).append(call.function.arguments)
+    assert (thoughts, content) == ("Hm, two calls.\n", "One moment.\n")
+    assert ["".join(parts) for parts in calls.values()] == [
+        '{"city": "Oslo", "unit": "C"}',
+        '{"city": "Bø", "unit": "C"}',
+    ]
+    assert all(len(parts) > 3 for parts in calls.values()), "arguments come as they are written"
+
+
+def test_without_tools_the_same_words_are_words(client: openai.OpenAI) -> None:
+    answer = ask(client, SCRIPT, tool_choice="none").choices[0]
+    assert answer.finish_reason == "stop"
+    assert answer.message.tool_calls is None
+    assert answer.message.content.endswith("</tool_call>")
+
+
+def test_a_conversation_goes_on_with_the_results(tool_server: RunningServer) -> None:
+    with Client(tool_server.url) as client:
+        options = {"chat_template": TEMPLATE, "tools": [WEATHER, NOW], "max_tokens": 100}
+        answer = client.chat(QUESTION, **options, **SCRIPT)
+        told = answer.choices[0].message
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": "7 degrees"}
+            for call in answer.tool_calls
+        ]
+        assert len(results) == 2
+        after = client.chat([*QUESTION, told, *results], **options)
+        assert after.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+def test_a_template_without_tools_refuses_them(tool_server: RunningServer) -> None:
+    body = {"messages": QUESTION, "tools": [NOW]}
+    refused = httpx.post(f"{tool_server.url}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools"
+    assert "no place" in refused.json()["error"]["message"]
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(tool_server: RunningServer) -> None:
+    parameters = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    body = {"messages": QUESTION, "tools": [tool], "chat_template": TEMPLATE}
+    refused = httpx.post(
+        f"{tool_server.url}/v1/chat/completions", json=body | {"tool_choice": "required"}
+    )
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["param"] == "tool_choice"
