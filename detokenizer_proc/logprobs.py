@@ -23,6 +23,11 @@ class ToldToken(NamedTuple):
     offset: int  # characters of the text before it
 
 
+def told_tokens(ids: list[int], logprobs: list[TokenLogprob], count: int) -> list[ToldToken]:
+    """Return the first `count` of new tokens, for a form that tells all that was computed."""
+    return [ToldToken(id, one, 0) for id, one in zip(ids[:count], logprobs, strict=False)]
+
+
 class LogprobForms:
     """Renders log probabilities with one vocabulary; `num_top` likeliest tokens each."""
 
@@ -71,6 +76,25 @@ class LogprobForms:
         for id, logprob in [(token.id, token.likely.logprob), *token.likely.top[:num_top]]:
             top.setdefault(self.text(id), max(logprob, LOWEST))  # the token itself goes first
         return top
+
+    def generate(self, told: list[ToldToken], num_top: int) -> Object:
+        """Return SGLang's two columns: of each token itself, and of the likeliest in its place.
+
+        An entry is log probability, token id and text; a prompt's first token has no probability.
+        """
+        return {
+            "token_logprobs": [
+                self._triple(token.id, token.likely.logprob if token.likely else None)
+                for token in told
+            ],
+            "top_logprobs": [
+                token.likely and [self._triple(*one) for one in token.likely.top[:num_top]]
+                for token in told
+            ],
+        }
+
+    def _triple(self, id: int, logprob: float | None) -> list[float | int | str | None]:
+        return [None if logprob is None else max(logprob, LOWEST), id, self.text(id)]
 
     def prompt(self, told: list[ToldToken], num_top: int) -> list[Object | None]:
         """Return vLLM's `prompt_logprobs`: of each token itself and of the likeliest, by id."""

@@ -16,6 +16,7 @@ from headrace.detokenizer_proc.renderer import (
     Usage,
     event,
 )
+from headrace.errors import RequestError
 from headrace.messages import FinishReason, ReplyPlan
 
 DONE = b"data: [DONE]\n\n"
@@ -93,6 +94,7 @@ class OpenAIRenderer:
         logprobs: Object | None = None,
         usage: Usage | None = None,
         token_ids: list[int] | None = None,
+        stopped_by: str | int | None = None,
     ) -> bytes:
         """Return the events of new text or tokens, of the end, or of both."""
         if not self._plan.chat:
@@ -134,9 +136,9 @@ class OpenAIRenderer:
             return DONE
         return event(self._body([], usage)) + DONE
 
-    def failure(self, error: Object) -> bytes:
+    def failure(self, error: RequestError) -> bytes:
         """Return the last events of a stream that fails."""
-        return event(error) + DONE
+        return event(error.body()) + DONE
 
     def _body(self, choices: list[Object], usage: Usage | None) -> Object:
         kind = "chat.completion.chunk" if self._plan.chat else "text_completion"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from headrace.detokenizer_proc.pieces import Call, Piece
+from headrace.errors import RequestError
 from headrace.messages import FinishReason
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -28,11 +29,13 @@ class Choice(NamedTuple):
     text: str
     finished: FinishReason
     logprobs: Object | None = None
-    prompt_logprobs: list[Object | None] | None = None
+    prompt_logprobs: list[Object | None] | Object | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     thought: str = ""
     calls: Sequence[Call] = ()
+    stopped_by: str | int | None = None  # the stop string, or the stop token
+    usage: Usage | None = None  # of this answer alone
 
 
 class Renderer(Protocol):
@@ -57,10 +60,12 @@ class Renderer(Protocol):
         logprobs: Object | None = None,
         usage: Usage | None = None,
         token_ids: list[int] | None = None,
+        stopped_by: str | int | None = None,
     ) -> bytes:
         """Return the events of new text or tokens, of the end, or of both.
 
-        `usage` is that so far, where every event has it.
+        `usage` is the sequence's so far, where every event has it; `stopped_by` is the stop string
+        or the stop token, in the last.
         """
         ...
 
@@ -72,8 +77,8 @@ class Renderer(Protocol):
         """Return the body of an answer that does not stream."""
         ...
 
-    def failure(self, error: Object) -> bytes:
-        """Return the last events of a stream that fails; `error` is a body in OpenAI's shape."""
+    def failure(self, error: RequestError) -> bytes:
+        """Return the last events of a stream that fails."""
         ...
 
 

@@ -1,9 +1,13 @@
 """Which renderer writes a reply."""
 
+import time
 from typing import assert_never
 
+from headrace.detokenizer_proc.generate_renderer import GenerateRenderer
+from headrace.detokenizer_proc.messages_renderer import MessagesRenderer
 from headrace.detokenizer_proc.openai_renderer import OpenAIRenderer
 from headrace.detokenizer_proc.renderer import Renderer
+from headrace.detokenizer_proc.responses_renderer import ResponsesRenderer
 from headrace.messages import Api, ReplyPlan
 
 
@@ -12,5 +16,11 @@ def renderer_of(plan: ReplyPlan) -> Renderer:
     match plan.api:
         case Api.CHAT | Api.COMPLETION:
             return OpenAIRenderer(plan)
+        case Api.RESPONSES:
+            return ResponsesRenderer(plan)
+        case Api.MESSAGES:
+            return MessagesRenderer(plan)
+        case Api.GENERATE:
+            return GenerateRenderer(plan, time.time)
         case _:
             assert_never(plan.api)

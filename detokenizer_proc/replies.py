@@ -19,9 +19,10 @@ from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
-from headrace.errors import InternalError, QueueFull
+from headrace.errors import InternalError, QueueFull, RequestError
 from headrace.messages import (
     Abort,
+    Api,
     FinishReason,
     Head,
     Plan,
@@ -115,7 +116,9 @@ class Replies:
         if finished is FinishReason.ABORT:
             self._replies.pop(request, None)
         elif finished is FinishReason.REFUSED:
-            refuse(self._frames(request), request)
+            plan = self._plans.decode(output.started[id]) if id in output.started else None
+            api = plan.api if isinstance(plan, ReplyPlan) else None
+            self._frames(request).add(request, *error_body(QueueFull(), api), True)
         elif id in output.embeddings:
             self._take_embedding(id, output)
         else:
@@ -205,10 +208,9 @@ class Replies:
         error = InternalError()
         reply.has_failed = True
         if reply.head_sent:
-            self._frames(request).add(request, None, reply.failure(error.body()), True)
+            self._frames(request).add(request, None, reply.failure(error), True)
         else:
-            data = msgspec.json.encode(error.body())
-            self._frames(request).add(request, Head(error.status, JSON), data, True)
+            self._frames(request).add(request, *error_body(error, reply.api), True)
         self._stops.append(Abort(request))
 
     def _let_go(self, id: int, reply: Reply, finished: FinishReason | None) -> None:
@@ -242,7 +244,9 @@ class Replies:
 
 
 def is_plain(plan: ReplyPlan) -> bool:
-    """Whether the core can write a reply: text and usage are all that is told."""
+    """Whether the core can write a reply: OpenAI's, with text and usage as all that is told."""
+    if plan.api not in (Api.CHAT, Api.COMPLETION):
+        return False
     tells = (plan.logprobs, plan.prompt_logprobs)
     adds = plan.continuous_usage or plan.return_token_ids
     return tells == (None, None) and plan.best_of == plan.n and not adds and plan.parsing is None
@@ -260,7 +264,7 @@ def times_of(id: int, output: StepOutput) -> Times | None:
     return times and msgspec.structs.replace(times, rendered=time.monotonic_ns())
 
 
-def refuse(frames: Frames, request: int) -> None:
-    """Answer a request that the engine has no place for. Nothing of it has been answered yet."""
-    error = QueueFull()
-    frames.add(request, Head(error.status, JSON), msgspec.json.encode(error.body()), True)
+def error_body(error: RequestError, api: Api | None) -> tuple[Head, bytes]:
+    """Return head and body of a reply that is nothing but an error."""
+    body = error.anthropic_body() if api is Api.MESSAGES else error.body()
+    return Head(error.status, JSON), msgspec.json.encode(body)

@@ -2,15 +2,17 @@
 
 from array import array
 from contextlib import AbstractContextManager, nullcontext
+from typing import assert_never
 
-from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken
+from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken, told_tokens
 from headrace.detokenizer_proc.output_parsers import parser_of
 from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, gathered
 from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
-from headrace.messages import FinishReason, ReplyPlan, StepOutput, Times, TokenLogprob
+from headrace.errors import RequestError
+from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, Times, TokenLogprob
 
 UNLIMITED: AbstractContextManager[None] = nullcontext()
 
@@ -37,6 +39,11 @@ class Reply:
         self.times: Times | None = None
 
     @property
+    def api(self) -> Api:
+        """In whose form the request came."""
+        return self._plan.api
+
+    @property
     def content_type(self) -> str:
         """The content type of the response."""
         return self._renderer.content_type
@@ -59,7 +66,7 @@ class Reply:
             sequence.pieces.append(Content(plan.echo))
             sequence.told += echoed
             return b""
-        usage = self._usage_so_far()
+        usage = self._usage_so_far(sequence)
         opening = self._renderer.opening(plan.index, usage, sequence.prompt_token_ids)
         if plan.echo:
             logprobs = self._logprobs(echoed)
@@ -102,6 +109,8 @@ class Reply:
         # All that was computed, the stop token included: as many as the usage says.
         new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         stopped_here = sequence.finished is not None and finished is None
+        if self._plan.api is Api.GENERATE:
+            told = told_tokens(ids, logprobs, sequence.num_tokens - num_before)
         if not self._plan.stream:
             sequence.pieces += pieces
             sequence.told += told
@@ -110,7 +119,13 @@ class Reply:
         data = b""
         if pieces or told or new or sequence.finished is not None:
             data = self._renderer.delta(
-                index, pieces, sequence.finished, self._logprobs(told), self._usage_so_far(), new
+                index,
+                pieces,
+                sequence.finished,
+                self._logprobs(told),
+                self._usage_so_far(sequence),
+                new,
+                sequence.stopped_by,
             )
         if self.is_complete:
             data += self._renderer.closing(self._usage())
@@ -121,7 +136,7 @@ class Reply:
         if finished is not None:
             self._sequences[index].finished = finished
 
-    def failure(self, error: Object) -> bytes:
+    def failure(self, error: RequestError) -> bytes:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
@@ -129,12 +144,28 @@ class Reply:
         """Return `logprobs` of a choice, or of a piece of it."""
         if not told or self._plan.logprobs is None:
             return None
-        form = self._forms.chat if self._plan.chat else self._forms.completion
-        return form(told, self._plan.logprobs)
+        match self._plan.api:
+            case Api.CHAT | Api.RESPONSES | Api.MESSAGES:
+                return self._forms.chat(told, self._plan.logprobs)
+            case Api.COMPLETION:
+                return self._forms.completion(told, self._plan.logprobs)
+            case Api.GENERATE:
+                return self._forms.generate(told, self._plan.logprobs)
+            case _:
+                assert_never(self._plan.api)
 
-    def _usage_so_far(self) -> Usage | None:
+    def _prompt_logprobs(self, sequence: SequenceText) -> list[Object | None] | Object | None:
+        """Return what is told of how likely a prompt was."""
+        num_top = self._plan.prompt_logprobs
+        if num_top is None:
+            return None
+        if self._plan.api is Api.GENERATE:
+            return self._forms.generate(sequence.prompt, num_top)
+        return self._forms.prompt(sequence.prompt, num_top)
+
+    def _usage_so_far(self, sequence: SequenceText) -> Usage | None:
         """Return the usage for an event that is not the last, where that is wanted."""
-        return self._usage() if self._plan.continuous_usage else None
+        return sequence.usage if self._plan.continuous_usage else None
 
     def _usage(self) -> Usage:
         sequences = self._sequences.values()
@@ -158,15 +189,16 @@ class Reply:
 
     def _choice(self, sequence: SequenceText) -> Choice:
         assert sequence.finished is not None
-        num_top = self._plan.prompt_logprobs
         text, thought, calls = gathered(sequence.pieces)
         return Choice(
             text,
             sequence.finished,
             self._logprobs(sequence.told),
-            None if num_top is None else self._forms.prompt(sequence.prompt, num_top),
+            self._prompt_logprobs(sequence),
             sequence.token_ids if self._plan.return_token_ids else None,
             sequence.prompt_token_ids,
             thought,
             calls,
+            sequence.stopped_by,
+            sequence.usage,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from headrace.detokenizer_proc.logprobs import ToldToken
 from headrace.detokenizer_proc.output_parsers import marks_of
 from headrace.detokenizer_proc.pieces import Piece
+from headrace.detokenizer_proc.renderer import Usage
 from headrace.detokenizer_proc.stops import StopMatcher
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
 from headrace.messages import FinishReason, ReplyPlan, TokenLogprob
@@ -23,6 +24,7 @@ class SequenceText:
     sum_logprobs: float = 0.0
     prompt: list[ToldToken] = field(default_factory=list)  # where its likelihood is wanted
     finished: FinishReason | None = None
+    stopped_by: str | int | None = None  # the stop string, or the stop token
     pieces: list[Piece] = field(default_factory=list)  # kept where the reply does not stream
     told: list[ToldToken] = field(default_factory=list)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
@@ -48,6 +50,11 @@ class SequenceText:
         return array("I", self.plan.prompt_token_ids).tolist()
 
     @property
+    def usage(self) -> Usage:
+        """How many tokens this sequence took."""
+        return Usage(self.plan.num_prompt_tokens, self.num_tokens, self.num_cached)
+
+    @property
     def mean_logprob(self) -> float:
         """How likely the text is, per token."""
         return self.sum_logprobs / max(1, self.num_tokens)
@@ -67,8 +74,10 @@ class SequenceText:
             likely = logprobs[position] if logprobs else None
             self.sum_logprobs += likely.logprob if likely else 0.0
             is_stop_token = finished is FinishReason.STOP and position == len(ids) - 1
-            if is_stop_token and not self.plan.include_stop:
-                break
+            if is_stop_token:
+                self.stopped_by = id
+                if not self.plan.include_stop:
+                    break
             if likely is not None and self.plan.logprobs is not None:
                 self._held.append(ToldToken(id, likely, self._num_decoded))
             text += self._certain(self.stream.feed(id))
@@ -79,6 +88,8 @@ class SequenceText:
             text += self._certain(self.stream.flush())
             text += "" if self.stops.stopped else self.stops.flush()
             self.finished = FinishReason.STOP if self.stops.stopped else finished
+        if self.stops.stopped:
+            self.stopped_by = self.stops.found
         self._num_given += len(text)
         return text, self._released()
 

@@ -9,18 +9,22 @@ class StopMatcher:
         self._stops = stops
         self._include_stop = include_stop
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None  # the stop string that has ended the text
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.found is not None
 
     def feed(self, text: str) -> str:
         """Return the text that is now certain to come before any stop string."""
         if not self._stops:
             return text
         self._held += text
-        found = [(at + len(s), at) for s in self._stops if (at := self._held.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self._stops if (at := self._held.find(s)) >= 0]
         if found:
             # The first to be complete, so that how text comes in pieces changes nothing.
-            end, start = min(found)
-            self.stopped = True
+            end, start, self.found = min(found)
             given = self._held[: end if self._include_stop else start]
             self._held = ""
             return given

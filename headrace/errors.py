@@ -1,5 +1,16 @@
 """The error tree. Texts are fit for whoever sees them; internals go to the log."""
 
+# By status; all others are "api_error". https://docs.anthropic.com/en/api/errors
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
 
 class HeadraceError(Exception):
     """Anything Headrace reports in one line rather than with a traceback."""
@@ -29,10 +40,20 @@ class RequestError(HeadraceError):
         self.param = param
         self.headers: list[tuple[str, str]] = []  # of the response, names in lower case
 
+    def rename(self, param: str) -> None:
+        """Call the field by another name, which the text begins with."""
+        self.args = (str(self).replace(f"{self.param}: ", f"{param}: ", 1),)
+        self.param = param
+
     def body(self) -> dict[str, dict[str, str | None]]:
         """Return the error in OpenAI's shape."""
         fields = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
         return {"error": fields}
+
+    def anthropic_body(self) -> dict[str, str | dict[str, str]]:
+        """Return the error in Anthropic's shape."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
 
 class InvalidBody(RequestError):

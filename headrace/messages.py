@@ -61,6 +61,9 @@ class Api(enum.StrEnum):
 
     CHAT = "chat"  # OpenAI's `/v1/chat/completions`
     COMPLETION = "completion"  # OpenAI's `/v1/completions`
+    RESPONSES = "responses"  # OpenAI's `/v1/responses`
+    MESSAGES = "messages"  # Anthropic's `/v1/messages`
+    GENERATE = "generate"  # SGLang's `/generate`
 
 
 NOT_FINISHED = 255  # in the place of a `FinishReason`, where there is none
@@ -178,6 +181,24 @@ class Parsing(Message, frozen=True):
     string_parameters: dict[str, list[str]] = {}  # by tool, where calls do not say what is one
 
 
+class ResponsesForm(Message, tag="responses", frozen=True):
+    """What a reply of `/v1/responses` has to say beside its text."""
+
+    echo: bytes  # JSON, an object: the fields of the request that the response repeats
+
+
+class GenerateForm(Message, tag="generate", frozen=True):
+    """How a reply of `/generate` is told."""
+
+    is_list: bool  # for several sequences, or a list of one prompt
+    received_at: float  # as in `HttpRequest`
+    ids: list[str]  # of the prompts; empty where the response's does for all
+    num_each: int  # sequences of a prompt
+    tells_token_text: bool  # with each log probability
+    first_logprob: int | None  # prompt tokens from there on are told; None is none
+    tells_text: bool = True  # else the prompt is all that is told of
+
+
 class ReplyPlan(Message, tag="reply", frozen=True):
     """What the tokenizer process knows of a reply: tokenizer -> detokenizer, through the engine."""
 
@@ -205,6 +226,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     return_token_ids: bool = False
     prompt_token_ids: bytes = b""  # u32, where token ids are told
     parsing: Parsing | None = None  # None is words to the reader and nothing else
+    form: ResponsesForm | GenerateForm | None = None  # what only this API has
 
     @property
     def chat(self) -> bool:
@@ -415,7 +437,8 @@ def fingerprint() -> str:
     for union in (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
-    for part in (Sampling, Times, Parsing, *get_args(Plan), TokenLogprob, Head):
+    forms = (Parsing, ResponsesForm, GenerateForm)
+    for part in (Sampling, Times, *forms, *get_args(Plan), TokenLogprob, Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
     lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)} {list(Api)}")
     lines.append(f"{list(ToolFormat)} {list(ThoughtFormat)}")

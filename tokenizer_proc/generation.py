@@ -1,5 +1,6 @@
 """A generation request's body, made into the sequences it asks for."""
 
+import dataclasses
 import hashlib
 import secrets
 from dataclasses import dataclass
@@ -10,15 +11,30 @@ from headrace.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue
 from headrace.messages import (
     Api,
+    GenerateForm,
     GenerateRequest,
     HttpRequest,
     Parsing,
     ReplyPlan,
+    ResponsesForm,
     Sampling,
 )
 from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.field_names import as_written
+from headrace.tokenizer_proc.generate_requests import (
+    GENERATE_MAX_TOKENS,
+    continuations_of,
+    decode_generate,
+    form_of,
+)
 from headrace.tokenizer_proc.grammar_fields import constraint_of
 from headrace.tokenizer_proc.grammars import Grammars
+from headrace.tokenizer_proc.messages_requests import CHAT_NAMES as MESSAGES_NAMES
+from headrace.tokenizer_proc.messages_requests import (
+    chat_of_messages,
+    decode_count,
+    decode_messages,
+)
 from headrace.tokenizer_proc.openai_requests import (
     COMPLETION_MAX_TOKENS,
     ChatRequest,
@@ -36,16 +52,29 @@ from headrace.tokenizer_proc.prompts import (
     key_of,
     last_tokens,
 )
+from headrace.tokenizer_proc.responses_requests import CHAT_NAMES as RESPONSES_NAMES
+from headrace.tokenizer_proc.responses_requests import (
+    chat_of_responses,
+    decode_responses,
+    echo_of,
+)
 from headrace.tokenizer_proc.sampling_fields import (
     MAX_SEQUENCES_PER_REQUEST,
     bias_of,
     check_token_ids,
 )
-from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text
+from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, json_answer
 from headrace.tokenizer_proc.tool_grammar import demanded_calls
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
+ID_PREFIXES = {
+    Api.CHAT: "chatcmpl-",
+    Api.COMPLETION: "cmpl-",
+    Api.RESPONSES: "resp_",
+    Api.MESSAGES: "msg_",
+    Api.GENERATE: "",
+}
 
 Generation = ChatRequest | CompletionRequest
 
@@ -56,6 +85,19 @@ class Prompt:
 
     ids: Ids
     echo: str = ""
+
+
+@dataclass(frozen=True)
+class Form:
+    """In whose form a reply goes, and what its request calls the prompt."""
+
+    api: Api
+    param: str
+    default_max_tokens: int | None = None  # None is all there is room for
+    more: ResponsesForm | GenerateForm | None = None
+    id: str = ""  # of the response; empty is a new one
+    first: int = 0  # index of the first sequence
+    num_sequences: int | None = None  # of the whole reply; None is those planned together
 
 
 class GenerationPlanner:
@@ -80,42 +122,91 @@ class GenerationPlanner:
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/chat/completions` request."""
-        request = decode_chat(body)
+        return (yield from self._chat(http, decode_chat(body), Form(Api.CHAT, "messages")))
+
+    def responses(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/responses` request."""
+        request = decode_responses(body)
+        form = Form(Api.RESPONSES, "input", more=ResponsesForm(echo_of(request)))
+        with as_written(RESPONSES_NAMES):
+            return (yield from self._chat(http, chat_of_responses(request), form))
+
+    def messages(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/messages` request."""
+        request = decode_messages(body)
+        with as_written(MESSAGES_NAMES):
+            chat = chat_of_messages(request)
+            return (yield from self._chat(http, chat, Form(Api.MESSAGES, "messages")))
+
+    def count_tokens(self, _http: HttpRequest, body: Body) -> Stages:
+        """Answer a `/v1/messages/count_tokens` request."""
+        request = decode_count(body)
+        with as_written(MESSAGES_NAMES):
+            chat = chat_of_messages(request)
+            self._prompts.check_model(chat.model)
+            (ids,) = yield [Text(self._template.render(chat), add_special_tokens=False)]
+        return json_answer({"input_tokens": len(ids)})
+
+    def completion(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/v1/completions` request."""
+        request = decode_completion(body)
+        form = Form(Api.COMPLETION, "prompt", COMPLETION_MAX_TOKENS)
+        return (yield from self._continue(http, request, form))
+
+    def generate(self, http: HttpRequest, body: Body) -> Stages:
+        """Plan a `/generate` request: each of its prompts may be continued in another way."""
+        request = decode_generate(body)
+        parts = continuations_of(request)
+        num_prompts, num_each = len(request.prompts), request.params[0].n
+        check_number(num_prompts, num_each, request.prompt_name)
+        form = Form(
+            Api.GENERATE,
+            request.prompt_name,
+            GENERATE_MAX_TOKENS,
+            form_of(request, http.received_at),
+            request.rid if isinstance(request.rid, str) else "",
+            num_sequences=num_prompts * num_each,
+        )
+        planned = Sequences([], [])
+        for part in parts:
+            following = dataclasses.replace(form, first=len(planned.requests))
+            with as_written(part.names):
+                found = yield from self._continue(http, part.request, following)
+            planned = Sequences(planned.requests + found.requests, planned.prompts + found.prompts)
+        return planned
+
+    def _chat(self, http: HttpRequest, request: ChatRequest, form: Form) -> Encoding[Sequences]:
+        """Plan the answers to a conversation."""
         self._prompts.check_model(request.model)
         text = self._template.render(request)
         parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens
         limit = request.truncate_prompt_tokens
         if limit is None:
-            self._prompts.check_bytes(text, wanted, "messages")
+            self._prompts.check_bytes(text, wanted, form.param)
         (ids,) = yield [Text(text, add_special_tokens=False)]
         prompt = Prompt(last_tokens(ids, limit))
-        return (yield from self._plan(http, request, [prompt], wanted, None, "messages", parsing))
+        return (yield from self._plan(http, request, [prompt], wanted, form, parsing))
 
-    def completion(self, http: HttpRequest, body: Body) -> Stages:
-        """Plan a `/v1/completions` request."""
-        request = decode_completion(body)
+    def _continue(
+        self, http: HttpRequest, request: CompletionRequest, form: Form
+    ) -> Encoding[Sequences]:
+        """Plan the continuations of prompts."""
         self._prompts.check_model(request.model)
         texts = prompt_list(request.prompt)
         check_number(len(texts), request.num_sequences, "n")
         limit, wanted = request.truncate_prompt_tokens, request.max_tokens
-        found = yield from self._prompts.encode(
-            texts, "prompt", wanted, truncates=limit is not None
-        )
+        truncates = limit is not None
+        found = yield from self._prompts.encode(texts, form.param, wanted, truncates)
         prompts = [self._prompt(request, *pair) for pair in zip(texts, found, strict=True)]
-        default = COMPLETION_MAX_TOKENS
-        return (yield from self._plan(http, request, prompts, wanted, default, "prompt"))
+        return (yield from self._plan(http, request, prompts, wanted, form))
 
     def _prompt(self, request: CompletionRequest, text: str | list[int], ids: Ids) -> Prompt:
-        limit = request.truncate_prompt_tokens
-        ids = (
-            self._prompts.last_tokens(ids, limit)
-            if isinstance(text, str)
-            else last_tokens(ids, limit)
-        )
+        limit, is_text = request.truncate_prompt_tokens, isinstance(text, str)
+        ids = self._prompts.last_tokens(ids, limit) if is_text else last_tokens(ids, limit)
         if not request.echo:
             return Prompt(ids)
-        is_whole_text = isinstance(text, str) and limit is None
+        is_whole_text = is_text and limit is None
         return Prompt(ids, str(text) if is_whole_text else self._prompts.vocabulary.decode(ids))
 
     def _plan(
@@ -124,29 +215,30 @@ class GenerationPlanner:
         request: Generation,
         prompts: list[Prompt],
         wanted: int | None,
-        default: int | None,
-        param: str,
+        form: Form,
         parsing: Parsing | None = None,
     ) -> Encoding[Sequences]:
         num_each = request.num_sequences
-        first = self._reply_plan(http, request, len(prompts) * num_each, parsing)
+        num_sequences = len(prompts) * num_each
+        num_told = form.num_sequences or num_sequences
+        first = self._reply_plan(http, request, form, num_told, parsing)
         bad_words = (yield from self._bad_words(request.bad_words)) if request.bad_words else []
         sampling = self._sampling(http, request, bad_words)
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
         requests = []
-        for index in range(len(prompts) * num_each):
-            prompt = prompts[index // num_each]
+        for position in range(num_sequences):
+            prompt, index = prompts[position // num_each], form.first + position
             plan = msgspec.structs.replace(
                 first,
                 num_prompt_tokens=len(prompt.ids),
                 index=index,
                 echo=prompt.echo,
-                shares_prompt=index % num_each > 0,
+                shares_prompt=position % num_each > 0,
                 prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
             )
-            max_tokens = self._max_tokens(len(prompt.ids), wanted, default, param)
+            max_tokens = self._max_tokens(len(prompt.ids), wanted, form)
             check_min_tokens(request, max_tokens)
             requests.append(
                 GenerateRequest(
@@ -168,19 +260,19 @@ class GenerationPlanner:
         self,
         http: HttpRequest,
         request: Generation,
+        form: Form,
         num_sequences: int,
         parsing: Parsing | None,
     ) -> ReplyPlan:
         """Return what the plans of all sequences of a request have in common."""
-        chat = isinstance(request, ChatRequest)
         options = request.stream_options
         include_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         return ReplyPlan(
-            response_id=f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            response_id=form.id or ID_PREFIXES[form.api] + secrets.token_hex(12),
             model=self._card.name,
             created=int(http.received_at),
-            api=Api.CHAT if chat else Api.COMPLETION,
+            api=form.api,
             stream=bool(request.stream),
             include_usage=include_usage,
             num_sequences=num_sequences,
@@ -198,6 +290,7 @@ class GenerationPlanner:
             continuous_usage=include_usage and continuous,
             return_token_ids=request.return_token_ids,
             parsing=parsing,
+            form=form.more,
         )
 
     def _sampling(
@@ -231,17 +324,15 @@ class GenerationPlanner:
         distinct = {tuple(ids): None for ids in found if len(ids)}
         return [list(ids) for ids in distinct]
 
-    def _max_tokens(
-        self, num_prompt: int, wanted: int | None, default: int | None, param: str
-    ) -> int:
+    def _max_tokens(self, num_prompt: int, wanted: int | None, form: Form) -> int:
         """Return how many tokens a sequence may get: as asked, else the default, else all left."""
         if num_prompt == 0:
-            raise InvalidValue(f"{param}: must have at least one token", param)
+            raise InvalidValue(f"{form.param}: must have at least one token", form.param)
         limit = self._card.max_model_len
         if exceeds(num_prompt, wanted, limit):
-            raise ContextLengthExceeded(num_prompt, wanted, limit, param)
+            raise ContextLengthExceeded(num_prompt, wanted, limit, form.param)
         left = limit - num_prompt
-        return wanted or min(default or left, left)
+        return wanted or min(form.default_max_tokens or left, left)
 
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""

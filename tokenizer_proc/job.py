@@ -45,11 +45,11 @@ class Job:
         except StopIteration as end:
             self.outcome = end.value
         except RequestError as error:
-            self.outcome = error_answer(error)
+            self.outcome = error_answer(error, self.request.path)
         except Exception:
             self.fail()
 
     def fail(self) -> None:
         """Answer that this request has failed, for the reason that is being handled."""
         log.exception("%s %s failed", self.request.method, self.request.path)
-        self.outcome = error_answer(InternalError())
+        self.outcome = error_answer(InternalError(), self.request.path)

@@ -196,6 +196,12 @@ DETOKENIZE = Body(DetokenizeRequest)
 def decode_chat(body: bytes | memoryview) -> ChatRequest:
     """Decode and check the body of `/v1/chat/completions`."""
     request: ChatRequest = CHAT.decode(body)
+    check_chat(request)
+    return request
+
+
+def check_chat(request: ChatRequest) -> None:
+    """Refuse what cannot be honored of a conversation, in whatever form it came."""
     check_sampling(request)
     if not request.messages:
         raise InvalidValue("messages: must have at least one message", "messages")
@@ -203,7 +209,6 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
         raise InvalidValue("top_logprobs: only allowed with 'logprobs': true", "top_logprobs")
     check_tools(request)
     check_continued(request)
-    return request
 
 
 def check_continued(request: ChatRequest | TokenizeRequest) -> None:
@@ -218,6 +223,12 @@ def check_continued(request: ChatRequest | TokenizeRequest) -> None:
 def decode_completion(body: bytes | memoryview) -> CompletionRequest:
     """Decode and check the body of `/v1/completions`."""
     request: CompletionRequest = COMPLETION.decode(body)
+    check_completion(request)
+    return request
+
+
+def check_completion(request: CompletionRequest) -> None:
+    """Refuse what cannot be honored of a continuation, in whatever form it came."""
     check_sampling(request)
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
         raise InvalidValue(
@@ -228,7 +239,6 @@ def decode_completion(body: bytes | memoryview) -> CompletionRequest:
     if request.best_of is not None:
         check_best_of(request, request.best_of)
     check_not_empty(request.prompt, "prompt")
-    return request
 
 
 def check_best_of(request: CompletionRequest, best_of: int) -> None:

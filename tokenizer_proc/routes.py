@@ -40,6 +40,10 @@ class Routes:
         self._handlers: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generation.chat},
             "/v1/completions": {"POST": generation.completion},
+            "/v1/responses": {"POST": generation.responses},
+            "/v1/messages": {"POST": generation.messages},
+            "/v1/messages/count_tokens": {"POST": generation.count_tokens},
+            "/generate": {"POST": generation.generate},
             "/v1/embeddings": {"POST": embedding.embedding},
             "/v1/rerank": {"POST": embedding.rerank},
             "/v2/rerank": {"POST": embedding.rerank},

@@ -19,6 +19,11 @@ MAX_DIGITS = 19  # of a token id, written in text
 RANGES: dict[str, tuple[float, float | None]] = {
     "max_tokens": (1, None),
     "max_completion_tokens": (1, None),
+    "max_output_tokens": (1, None),
+    "max_new_tokens": (0, None),
+    "min_new_tokens": (0, None),
+    "top_logprobs_num": (0, MAX_LOGPROBS),
+    "logprob_start_len": (-1, None),
     "temperature": (0, 2),
     "n": (1, MAX_SEQUENCES_PER_REQUEST),
     "best_of": (1, MAX_SEQUENCES_PER_REQUEST),

@@ -16,6 +16,8 @@ import msgspec
 from headrace.errors import RequestError
 from headrace.messages import GenerateRequest, HttpRequest
 
+ANTHROPIC_PATHS = "/v1/messages"
+
 T = TypeVar("T")
 Body = bytes | memoryview
 Ids = memoryview  # of u32: token ids stay bytes on their way to the engine
@@ -64,9 +66,10 @@ def ids_of(numbers: list[int]) -> Ids:
     return memoryview(array("I", numbers))
 
 
-def error_answer(error: RequestError) -> Answer:
-    """Return an error in OpenAI's shape."""
-    return Answer(error.status, msgspec.json.encode(error.body()), headers=error.headers)
+def error_answer(error: RequestError, path: str) -> Answer:
+    """Return an error in OpenAI's shape, or where it is asked in Anthropic's in that."""
+    body = error.anthropic_body() if path.startswith(ANTHROPIC_PATHS) else error.body()
+    return Answer(error.status, msgspec.json.encode(body), headers=error.headers)
 
 
 def json_answer(value: Any) -> Answer:

@@ -71,7 +71,7 @@ def ask(method: str, path: str, body: bytes = b"") -> Outcome:
     try:
         outcome: Outcome = finish(stages, ByteEncoder())
     except RequestError as error:
-        outcome = error_answer(error)
+        outcome = error_answer(error, path)
     return outcome
 
 

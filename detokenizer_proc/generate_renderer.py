@@ -1,0 +1,160 @@
+"""SGLang's `/generate`: text and what there is to know of it, per sequence.
+
+https://docs.sglang.ai/basic_usage/native_api.html. As there, each event of a stream has all of the
+text so far.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.detokenizer_proc.pieces import Content, Piece
+from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Object, Usage, event
+from headrace.errors import RequestError
+from headrace.messages import FinishReason, GenerateForm, ReplyPlan
+
+DONE = b"data: [DONE]\n\n"
+NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
+
+
+@dataclass(slots=True)
+class SoFar:
+    """What a stream has said of a sequence."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] = field(
+        default_factory=lambda: {name: [] for name in NO_LOGPROBS}
+    )
+
+
+class GenerateRenderer:
+    """A `Renderer`."""
+
+    def __init__(self, plan: ReplyPlan, clock: Callable[[], float]) -> None:
+        """`clock` tells seconds since the epoch."""
+        assert isinstance(plan.form, GenerateForm)
+        self._plan = plan
+        self._form = plan.form
+        self._clock = clock
+        self._said: dict[int, SoFar] = {}
+
+    @property
+    def content_type(self) -> str:
+        """The content type of the response."""
+        return EVENT_STREAM if self._plan.stream else JSON
+
+    def opening(
+        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+    ) -> bytes:
+        """Return nothing: there is nothing to say before the first token."""
+        self._said[index] = SoFar()
+        return b""
+
+    def delta(
+        self,
+        index: int,
+        pieces: list[Piece],
+        finished: FinishReason | None,
+        logprobs: Object | None = None,
+        usage: Usage | None = None,
+        token_ids: list[int] | None = None,
+        stopped_by: str | int | None = None,
+    ) -> bytes:
+        """Return the event of new text or tokens, of the end, or of both."""
+        assert usage is not None, "every event has it"
+        said = self._said[index]
+        said.text += "".join(piece.text for piece in pieces if isinstance(piece, Content))
+        said.token_ids += token_ids or ()
+        for name, new in (logprobs or NO_LOGPROBS).items():
+            said.logprobs[name] += new
+        told = said.logprobs if self._plan.logprobs is not None else None
+        body = self._body(index, said.text, said.token_ids, told)
+        body["meta_info"] |= self._ending(finished, stopped_by, usage)
+        if self._form.is_list:
+            body["index"] = index
+        return event(body)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last event of a stream."""
+        return DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        """Return the last events of a stream that fails."""
+        return event(error.body()) + DONE
+
+    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
+        """Return the body of an answer that does not stream."""
+        bodies = [self._answer(index, answer) for index, answer in enumerate(answers)]
+        return msgspec.json.encode(bodies if self._form.is_list else bodies[0])
+
+    def _answer(self, index: int, answer: Choice) -> Object:
+        assert answer.usage is not None and answer.token_ids is not None
+        wants = self._plan.logprobs is not None
+        told = (answer.logprobs or NO_LOGPROBS) if wants else None
+        body = self._body(index, answer.text, answer.token_ids, told)
+        meta = body["meta_info"]
+        if wants:
+            meta |= self._columns("input", self._of_prompt(answer.prompt_logprobs))
+        meta |= self._ending(answer.finished, answer.stopped_by, answer.usage)
+        return body
+
+    def _body(self, index: int, text: str, token_ids: list[int], logprobs: Object | None) -> Object:
+        """Return what is told of a sequence, but for its end."""
+        if not self._form.tells_text:
+            text, token_ids, logprobs = "", [], logprobs and NO_LOGPROBS
+        meta: Object = {"id": self._id(index)}
+        if logprobs is not None:
+            meta |= self._columns("output", logprobs)
+        return {"text": text, "output_ids": token_ids, "meta_info": meta}
+
+    def _id(self, index: int) -> str:
+        """Return the client's id of a sequence; those of several are told apart."""
+        form = self._form
+        id = form.ids[index // form.num_each] if form.ids else self._plan.response_id
+        number = index % form.num_each if form.ids else index
+        return f"{id}_{number}" if form.is_list and (not form.ids or form.num_each > 1) else id
+
+    def _ending(
+        self, finished: FinishReason | None, stopped_by: str | int | None, usage: Usage
+    ) -> Object:
+        """Return why a sequence has ended, and what it took."""
+        count = usage.num_completion if self._form.tells_text else 0
+        reason: Object | None = None
+        if finished is not None:
+            reason = {"type": "stop", "matched": stopped_by}
+            if finished is FinishReason.LENGTH or not self._form.tells_text:
+                reason = {"type": "length", "length": count}
+        ending: Object = {
+            "finish_reason": reason,
+            "prompt_tokens": usage.num_prompt,
+            "completion_tokens": count,
+            "cached_tokens": usage.num_cached,
+        }
+        if finished is not None:
+            ending["e2e_latency"] = max(0.0, self._clock() - self._form.received_at)
+        return ending
+
+    def _of_prompt(self, logprobs: object) -> Object:
+        """Return what is told of a prompt. What the first token told follows is not known."""
+        first = self._form.first_logprob
+        if first is None or not isinstance(logprobs, dict):
+            return NO_LOGPROBS
+        tokens, tops = (list(logprobs[name][first:]) for name in NO_LOGPROBS)
+        tokens[:1] = [[None, *token[1:]] for token in tokens[:1]]
+        return {"token_logprobs": tokens, "top_logprobs": [None, *tops[1:]] if tops else []}
+
+    def _columns(self, of: str, logprobs: Object) -> Object:
+        """Return the log probabilities of the `input` or the `output`, as they are called."""
+        tokens = logprobs["token_logprobs"]
+        columns = {f"{of}_token_logprobs": [self._spelled(token) for token in tokens]}
+        if self._plan.logprobs:
+            columns[f"{of}_top_logprobs"] = [
+                top and [self._spelled(one) for one in top] for top in logprobs["top_logprobs"]
+            ]
+        return columns
+
+    def _spelled(self, token: list[Any]) -> list[Any]:
+        return token if self._form.tells_token_text else [*token[:2], None]

@@ -1,0 +1,222 @@
+"""SGLang's `/generate` as a struct, and the continuations it comes to.
+
+What these mean is known in `openai_requests.py`; here is only how SGLang writes it.
+https://docs.sglang.ai/basic_usage/sampling_params.html
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.errors import InvalidValue
+from headrace.messages import GenerateForm
+from headrace.tokenizer_proc.field_names import as_written, refuse
+from headrace.tokenizer_proc.openai_requests import (
+    Body,
+    CompletionRequest,
+    check_completion,
+    check_not_empty,
+)
+from headrace.tokenizer_proc.sampling_fields import StreamOptions, check_length, check_ranges
+
+GENERATE_MAX_TOKENS = 128  # SGLang's default
+MAX_ID_LENGTH = 128  # characters of a `rid`: each sequence carries those of all
+UNSUPPORTED = (
+    *("image_data", "audio_data", "input_embeds", "token_ids_logprob", "lora_path"),
+    *("custom_logit_processor", "return_hidden_states"),
+)
+UNSUPPORTED_PARAMS = ("structural_tag", "stop_regex", "custom_params")
+
+
+class SamplingParams(msgspec.Struct, kw_only=True):
+    """`sampling_params`."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int = 1
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    no_stop_trim: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    stop_regex: str | list[str] | None = None
+    custom_params: Any = None
+
+
+# The fields of a continuation that come from these, by their names here.
+TAKEN = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "no_stop_trim": "include_stop_str_in_output",
+} | {
+    name: name
+    for name in SamplingParams.__struct_fields__
+    if name in CompletionRequest.__struct_fields__
+}
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The body of `/generate`: texts or token ids, one prompt or several."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool = False
+    stream: bool = False
+    priority: int | None = None
+    image_data: Any = None
+    audio_data: Any = None
+    input_embeds: Any = None
+    token_ids_logprob: Any = None
+    lora_path: Any = None
+    custom_logit_processor: Any = None
+    return_hidden_states: bool | None = None
+
+    @property
+    def prompt_name(self) -> str:
+        """The field that has the prompts."""
+        return "input_ids" if self.text is None else "text"
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the prompts are a list, be it of one."""
+        if self.text is not None:
+            return isinstance(self.text, list)
+        return not self.input_ids or isinstance(self.input_ids[0], list)
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The prompts, each text or token ids."""
+        found: Any = self.input_ids if self.text is None else self.text
+        return found if self.is_batch else [found]
+
+    @property
+    def params(self) -> list[SamplingParams]:
+        """Those of each prompt, or the ones of all."""
+        found = self.sampling_params or SamplingParams()
+        return found if isinstance(found, list) else [found]
+
+    @property
+    def first_logprob(self) -> int | None:
+        """From which prompt token on likelihoods are told; None is from none."""
+        start = -1 if self.logprob_start_len is None else self.logprob_start_len
+        return start if self.return_logprob and start >= 0 else None
+
+
+class Continuations(NamedTuple):
+    """Prompts that are continued in the same way."""
+
+    request: CompletionRequest
+    names: dict[str, str]  # of its fields, as the client wrote them
+
+
+GENERATE = Body(GenerateRequest)
+
+
+def decode_generate(body: bytes | memoryview) -> GenerateRequest:
+    """Decode and check the body of `/generate`, but for what its prompts share with others."""
+    request: GenerateRequest = GENERATE.decode(body)
+    check_ranges(request)
+    refuse(request, UNSUPPORTED)
+    if (request.text is None) == (request.input_ids is None):
+        raise InvalidValue("text: there must be either 'text' or 'input_ids'", "text")
+    check_not_empty(request.prompts, request.prompt_name)
+    if len({type(one) for one in request.input_ids or ()}) > 1:
+        raise InvalidValue(
+            "input_ids: must be a list of token ids, or a list of lists of token ids", "input_ids"
+        )
+    for name in ("sampling_params", "rid"):
+        given = getattr(request, name)
+        if isinstance(given, list) and (len(given) != len(request.prompts) or not request.is_batch):
+            raise InvalidValue(f"{name}: must be one, or a list with one for each prompt", name)
+    ids = request.rid if isinstance(request.rid, list) else [request.rid or ""]
+    check_length("rid", max(map(len, ids), default=0), MAX_ID_LENGTH)
+    check_alike(request.params)
+    return request
+
+
+def check_alike(params: list[SamplingParams]) -> None:
+    """Refuse prompts that are not answered in the same form."""
+    if len({one.n for one in params}) > 1:
+        raise InvalidValue("sampling_params: must have the same 'n' for all", "sampling_params")
+    if len({one.max_new_tokens == 0 for one in params}) > 1:
+        raise InvalidValue(
+            "sampling_params: 'max_new_tokens' must be 0 for all, or for none", "sampling_params"
+        )
+
+
+def continuations_of(request: GenerateRequest) -> list[Continuations]:
+    """Return what a request comes to: one for all its prompts, or one for each.
+
+    Raises:
+        RequestError: it asks for what there is not.
+    """
+    if not isinstance(request.sampling_params, list):
+        return [continuations(request, request.prompts, request.params[0], "sampling_params")]
+    return [
+        continuations(request, [prompt], params, f"sampling_params[{index}]")
+        for index, (prompt, params) in enumerate(zip(request.prompts, request.params, strict=True))
+    ]
+
+
+def continuations(
+    request: GenerateRequest, prompts: list[Any], params: SamplingParams, where: str
+) -> Continuations:
+    """Return what some prompts come to with the parameters that are `where`."""
+    names = {name: f"{where}.{name}" for name in SamplingParams.__struct_fields__}
+    names |= {ours: f"{where}.{name}" for name, ours in TAKEN.items()}
+    names |= {
+        "prompt": request.prompt_name,
+        "logprobs": "top_logprobs_num",
+        "prompt_logprobs": "logprob_start_len",
+    }
+    num_top = request.top_logprobs_num or 0
+    with as_written(names):
+        check_ranges(params)
+        refuse(params, UNSUPPORTED_PARAMS)
+        found = CompletionRequest(
+            prompt=prompts,
+            stream=request.stream,
+            stream_options=StreamOptions(True, True) if request.stream else None,
+            logprobs=num_top if request.return_logprob else None,
+            prompt_logprobs=None if request.first_logprob is None else num_top,
+            priority=request.priority,
+            return_token_ids=True,
+        )
+        for name, ours in TAKEN.items():
+            setattr(found, ours, getattr(params, name))
+        if found.max_tokens == 0:
+            found.max_tokens = 1  # which is not told
+        check_completion(found)
+    return Continuations(found, names)
+
+
+def form_of(request: GenerateRequest, received_at: float) -> GenerateForm:
+    """Return how a request is to be answered; `received_at` is in seconds since the epoch."""
+    params = request.params[0]
+    return GenerateForm(
+        is_list=request.is_batch or params.n > 1,
+        received_at=received_at,
+        ids=request.rid if isinstance(request.rid, list) else [],
+        num_each=params.n,
+        tells_token_text=request.return_text_in_logprobs,
+        first_logprob=request.first_logprob,
+        tells_text=params.max_new_tokens != 0,
+    )
