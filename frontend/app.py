@@ -14,12 +14,13 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.board import Board, Field, Slot, Span
+from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.connection import EXTENSION, RECEIVED_AT, Connection
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
 from headrace.frontend.hops import Hops
 from headrace.frontend.long_bodies import LongBodies
-from headrace.frontend.refusals import Refusal, error_body, too_large
+from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
 from headrace.frontend.request_head import RequestHead
 from headrace.links import LONG_BODY_BYTES, Links
 from headrace.messages import HttpRequest, share_key
@@ -61,13 +62,13 @@ class Forwarder:
         refusal = self._door.enter(method, head)
         if refusal is not None:
             # The body is not read; the connection ignores it, and may be used again.
-            await respond(send, refusal)
+            await respond(send, refusal, scope["path"])
             return
         exchange = self._exchanges.open(scope["extensions"][RECEIVED_AT], head.wants_timing)
         try:
             await self._carry(exchange, scope, head, receive, send)
         except BodyTooLarge:
-            await respond(send, self._too_large)
+            await respond(send, self._too_large, scope["path"])
         except ClientLeft:
             pass
         finally:
@@ -83,10 +84,10 @@ class Forwarder:
         else:
             body = await self._read_body(receive)
         self._slot.add(Field.BYTES_IN, len(body))
-        key = 0 if head.authorization is None else share_key(head.authorization)
+        key = 0 if head.key is None else share_key(head.key)
         request = HttpRequest(exchange.id, scope["method"], scope["path"], time.time(), key)
         if not self._links.forward(request, body):
-            await respond(send, OVERLOADED)
+            await respond(send, OVERLOADED, scope["path"])
             return
         del body
         connection: Connection = scope["extensions"][EXTENSION]
@@ -169,9 +170,9 @@ class Forwarder:
         return {"type": "http.response.start", "status": exchange.head.status, "headers": headers}
 
 
-async def respond(send: Send, refusal: Refusal) -> None:
-    """Send an error response."""
-    body = error_body(refusal)
+async def respond(send: Send, refusal: Refusal, path: str) -> None:
+    """Send an error response, in the form of the API that is at `path`."""
+    body = anthropic_body(refusal) if path.startswith(ANTHROPIC_PATHS) else error_body(refusal)
     headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(refusal.retry_after_s).encode()))

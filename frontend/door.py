@@ -33,7 +33,7 @@ class Door:
 
     def enter(self, method: str, head: RequestHead) -> Refusal | None:
         """Let a request in, which is to leave later, or return why not."""
-        if not self._keyring.admits(head.authorization):
+        if not self._keyring.admits(head.key):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
         if head.length > self._max_body_bytes:

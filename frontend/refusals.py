@@ -1,6 +1,8 @@
-"""What is refused at the door, in OpenAI's error shape, from constants: nothing is parsed here."""
+"""What is refused at the door, from constants: nothing is parsed here."""
 
 from dataclasses import dataclass
+
+from headrace.errors import anthropic_type
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,19 @@ class Refusal:
 
 
 def error_body(refusal: Refusal) -> bytes:
-    """Return the body of an error response."""
+    """Return the body of an error response in OpenAI's shape."""
     return (
         f'{{"error":{{"message":"{refusal.message}","type":"{refusal.type}","param":null,'
         f'"code":"{refusal.code}"}}}}'
     ).encode("ascii")
+
+
+def anthropic_body(refusal: Refusal) -> bytes:
+    """Return the same in Anthropic's shape."""
+    kind = anthropic_type(refusal.status)
+    return (f'{{"type":"error","error":{{"type":"{kind}","message":"{refusal.message}"}}}}').encode(
+        "ascii"
+    )
 
 
 UNAUTHORIZED = Refusal(

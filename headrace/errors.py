@@ -1,6 +1,7 @@
 """The error tree. Texts are fit for whoever sees them; internals go to the log."""
 
-# By status; all others are "api_error". https://docs.anthropic.com/en/api/errors
+ANTHROPIC_PATHS = "/v1/messages"  # and what is below it: errors have Anthropic's shape there
+# By status. https://docs.anthropic.com/en/api/errors
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -10,6 +11,11 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+
+
+def anthropic_type(status: int) -> str:
+    """Return what Anthropic calls an error of an HTTP status."""
+    return ANTHROPIC_TYPES.get(status, "api_error")
 
 
 class HeadraceError(Exception):
@@ -52,8 +58,8 @@ class RequestError(HeadraceError):
 
     def anthropic_body(self) -> dict[str, str | dict[str, str]]:
         """Return the error in Anthropic's shape."""
-        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(self)}}
+        error = {"type": anthropic_type(self.status), "message": str(self)}
+        return {"type": "error", "error": error}
 
 
 class InvalidBody(RequestError):

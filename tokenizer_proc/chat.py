@@ -17,7 +17,7 @@ import jinja2.sandbox
 
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
-from headrace.tokenizer_proc.openai_requests import ChatMessage
+from headrace.tokenizer_proc.openai_requests import ChatMessage, text_of
 from headrace.tokenizer_proc.tool_requests import as_template_call
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
@@ -244,11 +244,4 @@ def plain_text(message: ChatMessage, index: int) -> str | None:
         return None
     if message.content is None:
         raise InvalidValue(f"{where}: must be a string or a list of text parts", where)
-    if isinstance(message.content, str):
-        return message.content
-    for part in message.content:
-        if part.type != "text":
-            raise Unsupported(f"{where}: this model takes text, not '{part.type}' parts", where)
-        if part.text is None:
-            raise InvalidValue(f"{where}: a text part needs 'text'", where)
-    return "\n".join(part.text or "" for part in message.content)
+    return text_of(message.content, where)

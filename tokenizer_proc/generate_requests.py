@@ -68,7 +68,7 @@ TAKEN = {
 }
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class GenerateBody(msgspec.Struct, kw_only=True):
     """The body of `/generate`: texts or token ids, one prompt or several."""
 
     text: str | list[str] | None = None
@@ -127,12 +127,12 @@ class Continuations(NamedTuple):
     names: dict[str, str]  # of its fields, as the client wrote them
 
 
-GENERATE = Body(GenerateRequest)
+GENERATE = Body(GenerateBody)
 
 
-def decode_generate(body: bytes | memoryview) -> GenerateRequest:
+def decode_generate(body: bytes | memoryview) -> GenerateBody:
     """Decode and check the body of `/generate`, but for what its prompts share with others."""
-    request: GenerateRequest = GENERATE.decode(body)
+    request: GenerateBody = GENERATE.decode(body)
     check_ranges(request)
     refuse(request, UNSUPPORTED)
     if (request.text is None) == (request.input_ids is None):
@@ -162,7 +162,7 @@ def check_alike(params: list[SamplingParams]) -> None:
         )
 
 
-def continuations_of(request: GenerateRequest) -> list[Continuations]:
+def continuations_of(request: GenerateBody) -> list[Continuations]:
     """Return what a request comes to: one for all its prompts, or one for each.
 
     Raises:
@@ -177,7 +177,7 @@ def continuations_of(request: GenerateRequest) -> list[Continuations]:
 
 
 def continuations(
-    request: GenerateRequest, prompts: list[Any], params: SamplingParams, where: str
+    request: GenerateBody, prompts: list[Any], params: SamplingParams, where: str
 ) -> Continuations:
     """Return what some prompts come to with the parameters that are `where`."""
     names = {name: f"{where}.{name}" for name in SamplingParams.__struct_fields__}
@@ -208,7 +208,7 @@ def continuations(
     return Continuations(found, names)
 
 
-def form_of(request: GenerateRequest, received_at: float) -> GenerateForm:
+def form_of(request: GenerateBody, received_at: float) -> GenerateForm:
     """Return how a request is to be answered; `received_at` is in seconds since the epoch."""
     params = request.params[0]
     return GenerateForm(

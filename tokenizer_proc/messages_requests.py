@@ -10,7 +10,14 @@ import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.field_names import refuse
-from headrace.tokenizer_proc.openai_requests import Body, ChatMessage, ChatRequest, check_chat
+from headrace.tokenizer_proc.openai_requests import (
+    Body,
+    ChatMessage,
+    ChatRequest,
+    TextPart,
+    check_chat,
+    text_of,
+)
 from headrace.tokenizer_proc.sampling_fields import StreamOptions, check_ranges
 
 Object = dict[str, Any]
@@ -24,18 +31,11 @@ CHAT_NAMES = {
 }
 
 
-class Block(msgspec.Struct):
-    """A part of a message's content."""
-
-    type: str
-    text: str | None = None
-
-
 class InputMessage(msgspec.Struct):
     """One message of a conversation."""
 
-    role: Literal["user", "assistant"]
-    content: str | list[Block]
+    role: Literal["user", "assistant", "system"]
+    content: str | list[TextPart]
 
 
 class Metadata(msgspec.Struct):
@@ -56,7 +56,7 @@ class CountRequest(msgspec.Struct, kw_only=True):
 
     messages: list[InputMessage]
     model: str | None = None
-    system: str | list[Block] | None = None
+    system: str | list[TextPart] | None = None
     tools: list[Object] | None = None
     tool_choice: Object | None = None
     thinking: Thinking | None = None
@@ -136,18 +136,3 @@ def add(messages: list[ChatMessage], message: InputMessage, where: str) -> None:
         last.content = f"{last.content}\n{text}"
     else:
         messages.append(ChatMessage(message.role, text))
-
-
-def text_of(content: str | list[Block], where: str) -> str:
-    """Return the text of content, its blocks on lines of their own."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for index, block in enumerate(content):
-        place = f"{where}[{index}]"
-        if block.type != "text":
-            raise Unsupported(f"{place}: this model takes text, not '{block.type}' blocks", place)
-        if block.text is None:
-            raise InvalidValue(f"{place}: a text block needs 'text'", place)
-        texts.append(block.text)
-    return "\n".join(texts)

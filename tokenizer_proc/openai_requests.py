@@ -6,6 +6,7 @@ never dropped in silence. https://platform.openai.com/docs/api-reference
 """
 
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -25,6 +26,18 @@ class TextPart(msgspec.Struct):
 
     type: str
     text: str | None = None
+
+
+def text_of(content: str | list[TextPart], where: str, types: Collection[str] = ("text",)) -> str:
+    """Return the text of a message, its parts on lines of their own."""
+    if isinstance(content, str):
+        return content
+    for part in content:
+        if part.type not in types:
+            raise Unsupported(f"{where}: this model takes text, not '{part.type}' parts", where)
+        if part.text is None:
+            raise InvalidValue(f"{where}: a text part needs 'text'", where)
+    return "\n".join(part.text or "" for part in content)
 
 
 class ChatMessage(msgspec.Struct):

@@ -9,6 +9,9 @@ from typing import Any
 import msgspec
 
 from headrace import __version__, answers
+from headrace.errors import ANTHROPIC_PATHS
+from headrace.tokenizer_proc.generate_requests import GenerateBody
+from headrace.tokenizer_proc.messages_requests import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.openai_requests import (
     ChatRequest,
     CompletionRequest,
@@ -16,6 +19,7 @@ from headrace.tokenizer_proc.openai_requests import (
     EmbeddingRequest,
     TokenizeRequest,
 )
+from headrace.tokenizer_proc.responses_requests import ResponsesRequest
 from headrace.tokenizer_proc.sampling_fields import RANGES
 from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
 
@@ -24,6 +28,10 @@ Object = dict[str, Any]
 REFERENCE = "#/components/schemas/{name}"
 JSON = "application/json"
 NUMBERS = ("integer", "number")
+SECURITY = {
+    "key": {"type": "http", "scheme": "bearer"},
+    "anthropic_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
 TOKEN_ID = {"type": "integer", "minimum": 0}
 # One text or several, each of them characters or token ids. msgspec has no such union.
 TEXT_OR_IDS = {
@@ -50,6 +58,20 @@ class Error(msgspec.Struct):
     """The body of every error."""
 
     error: ErrorBody
+
+
+class AnthropicErrorBody(msgspec.Struct):
+    """Why a request is refused, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """The body of every error of Anthropic's API."""
+
+    type: str
+    error: AnthropicErrorBody
 
 
 class Operation(msgspec.Struct):
@@ -81,6 +103,10 @@ OPERATIONS = [
         answers.Completion,
         streams=True,
     ),
+    Operation("/v1/responses", "post", "Respond to an input", ResponsesRequest, streams=True),
+    Operation("/v1/messages", "post", "Answer, as Anthropic does", MessagesRequest, streams=True),
+    Operation("/v1/messages/count_tokens", "post", "Count an input's tokens", CountRequest),
+    Operation("/generate", "post", "Continue texts, as SGLang does", GenerateBody, streams=True),
     Operation(answers.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest),
     Operation("/v1/rerank", "post", "Order texts by a query", RerankRequest, answers.Ranking),
     Operation("/v1/score", "post", "Compare texts", ScoreRequest, answers.ScoreList),
@@ -106,9 +132,9 @@ def openapi(model: str) -> bytes:
             "paths": paths,
             "components": {
                 "schemas": schemas(model),
-                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+                "securitySchemes": SECURITY,
             },
-            "security": [{}, {"key": []}],
+            "security": [{}, *({name: []} for name in SECURITY)],
         }
     )
 
@@ -117,7 +143,7 @@ def schemas(model: str) -> Object:
     """Return the schema of every struct by name."""
     kinds = [kind for o in OPERATIONS for kind in (o.request, o.response) if kind is not None]
     _, components = msgspec.json.schema_components(
-        [*map(plain, kinds), Error], ref_template=REFERENCE
+        [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
     )
     for kind, name in TEXT_OR_IDS_FIELDS.items():
         components[kind.__name__]["properties"][name] = TEXT_OR_IDS
@@ -177,8 +203,9 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
             "429": "There is too much to do; see Retry-After",
             "503": "The server is not ready",
         }
+    kind = AnthropicError if operation.path.startswith(ANTHROPIC_PATHS) else Error
     for status, why in statuses.items():
-        yield status, {"description": why, "content": {JSON: {"schema": reference(Error)}}}
+        yield status, {"description": why, "content": {JSON: {"schema": reference(kind)}}}
 
 
 def reference(kind: type[msgspec.Struct]) -> Object:

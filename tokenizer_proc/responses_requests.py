@@ -15,7 +15,9 @@ from headrace.tokenizer_proc.openai_requests import (
     ChatMessage,
     ChatRequest,
     ResponseFormat,
+    TextPart,
     check_chat,
+    text_of,
 )
 from headrace.tokenizer_proc.sampling_fields import check_ranges
 
@@ -34,19 +36,12 @@ CHAT_NAMES = {
 }
 
 
-class Part(msgspec.Struct):
-    """A part of an item's content."""
-
-    type: str
-    text: str | None = None
-
-
 class InputItem(msgspec.Struct):
     """A message, unless its type says otherwise."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[Part] | None = None
+    content: str | list[TextPart] | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -186,26 +181,11 @@ def add(messages: list[ChatMessage], item: InputItem, where: str) -> None:
     if item.role is None or item.content is None:
         raise InvalidValue(f"{where}: a message needs 'role' and 'content'", where)
     role = "system" if item.role == "developer" else item.role
-    text = text_of(item.content, f"{where}.content")
+    text = text_of(item.content, f"{where}.content", TEXT_PARTS)
     if role == "system" and messages and messages[-1].role == role:
         messages[-1].content = f"{messages[-1].content}\n{text}"
     else:
         messages.append(ChatMessage(role, text))
-
-
-def text_of(content: str | list[Part], where: str) -> str:
-    """Return the text of content, its parts on lines of their own."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}[{index}]"
-        if part.type not in TEXT_PARTS:
-            raise Unsupported(f"{place}: this model takes text, not '{part.type}' parts", place)
-        if part.text is None:
-            raise InvalidValue(f"{place}: a text part needs 'text'", place)
-        texts.append(part.text)
-    return "\n".join(texts)
 
 
 def echo_of(request: ResponsesRequest) -> bytes:

@@ -13,10 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.errors import RequestError
+from headrace.errors import ANTHROPIC_PATHS, RequestError
 from headrace.messages import GenerateRequest, HttpRequest
-
-ANTHROPIC_PATHS = "/v1/messages"
 
 T = TypeVar("T")
 Body = bytes | memoryview

@@ -12,7 +12,7 @@ from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammar_fields import Constraint
-from headrace.tokenizer_proc.stages import Encoding, Sequences
+from headrace.tokenizer_proc.stages import Encoding, Outcome, Sequences
 from headrace.tokenizer_proc.token_bytes import TokenBytes
 
 ID = request_id(0, 5)
@@ -31,10 +31,14 @@ class Planner:
         self.embedding = embedding
 
     def plan(self, kind: str, http: HttpRequest, body: bytes) -> Sequences:
-        planner = self.generation if kind in ("chat", "completion") else self.embedding
-        sequences = finish(getattr(planner, kind)(http, body), self.encoder)
+        sequences = self.handle(kind, http, body)
         assert isinstance(sequences, Sequences)
         return sequences
+
+    def handle(self, kind: str, http: HttpRequest, body: bytes) -> Outcome:
+        planner = self.generation if hasattr(self.generation, kind) else self.embedding
+        outcome: Outcome = finish(getattr(planner, kind)(http, body), self.encoder)
+        return outcome
 
 
 class Echo:

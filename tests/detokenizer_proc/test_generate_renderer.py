@@ -1,0 +1,157 @@
+"""An answer of `/generate` is SGLang's."""
+
+import json
+from array import array
+from typing import Any
+
+from byte_replies import END, NOTHING, ByteVocabulary, make_plan
+
+from headrace.detokenizer_proc.generate_renderer import GenerateRenderer
+from headrace.detokenizer_proc.pieces import Content
+from headrace.detokenizer_proc.renderer import Choice, Usage
+from headrace.detokenizer_proc.reply import Reply
+from headrace.messages import (
+    Api,
+    FinishReason,
+    GenerateForm,
+    ReplyPlan,
+    StepOutput,
+    TokenLogprob,
+)
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+USAGE = Usage(num_prompt=3, num_completion=2, num_cached=1)
+
+
+def make_generate_plan(form: dict[str, Any] | None = None, **fields: Any) -> ReplyPlan:
+    defaults: dict[str, Any] = {
+        "is_list": False,
+        "received_at": 100.0,
+        "ids": [],
+        "num_each": 1,
+        "tells_token_text": True,
+        "first_logprob": None,
+    }
+    given: dict[str, Any] = {
+        "api": Api.GENERATE,
+        "form": GenerateForm(**(defaults | (form or {}))),
+        "continuous_usage": True,
+        "return_token_ids": True,
+    }
+    return make_plan(**(given | fields))
+
+
+def make_renderer(plan: ReplyPlan) -> GenerateRenderer:
+    return GenerateRenderer(plan, lambda: 100.25)
+
+
+def events(data: bytes) -> list[Any]:
+    *found, done, rest = data.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in found]
+
+
+def test_a_whole_answer() -> None:
+    answer = Choice("hi", STOP, token_ids=[104, 105, END], stopped_by=END, usage=USAGE)
+    assert json.loads(make_renderer(make_generate_plan()).whole([answer], USAGE)) == {
+        "text": "hi",
+        "output_ids": [104, 105, END],
+        "meta_info": {
+            "id": "x-1",
+            "finish_reason": {"type": "stop", "matched": END},
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "cached_tokens": 1,
+            "e2e_latency": 0.25,
+        },
+    }
+
+
+def test_a_batch_is_a_list_whose_ids_are_the_clients() -> None:
+    answers = [Choice(text, LENGTH, token_ids=[1], usage=USAGE) for text in "abcd"]
+    plan = make_generate_plan({"is_list": True, "ids": ["p", "q"], "num_each": 2}, num_sequences=4)
+    bodies = json.loads(make_renderer(plan).whole(answers, USAGE))
+    assert [body["meta_info"]["id"] for body in bodies] == ["p_0", "p_1", "q_0", "q_1"]
+    assert [body["text"] for body in bodies] == list("abcd")
+    assert bodies[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
+
+
+def test_each_event_has_all_of_the_text_so_far() -> None:
+    renderer = make_renderer(make_generate_plan(stream=True))
+    data = renderer.opening(0, USAGE)
+    data += renderer.delta(0, [Content("h")], None, usage=USAGE, token_ids=[104])
+    data += renderer.delta(0, [], None, usage=USAGE, token_ids=[105])
+    data += renderer.delta(0, [Content("i")], STOP, None, USAGE, [END], "##")
+    found = events(data + renderer.closing(USAGE))
+    assert [event["text"] for event in found] == ["h", "h", "hi"]
+    assert [event["output_ids"] for event in found] == [[104], [104, 105], [104, 105, END]]
+    ends = [event["meta_info"]["finish_reason"] for event in found]
+    assert ends == [None, None, {"type": "stop", "matched": "##"}]
+    assert "index" not in found[0]
+
+
+def test_events_of_a_batch_say_which_sequence_they_are_of() -> None:
+    renderer = make_renderer(make_generate_plan({"is_list": True}, stream=True, num_sequences=2))
+    data = renderer.opening(0, USAGE) + renderer.opening(1, USAGE)
+    data += renderer.delta(1, [Content("b")], LENGTH, usage=USAGE, token_ids=[98])
+    data += renderer.delta(0, [Content("a")], LENGTH, usage=USAGE, token_ids=[97])
+    found = events(data + renderer.closing(USAGE))
+    assert [(event["index"], event["text"]) for event in found] == [(1, "b"), (0, "a")]
+
+
+def likely(token: int) -> TokenLogprob:
+    return TokenLogprob(-token / 100, 1, [(token, -token / 100), (1, -9.0)])
+
+
+def told(stream: bool, **form: Any) -> Any:
+    """Return the answer "hi" and an end token to the prompt "abc", with log probabilities."""
+    plan = make_generate_plan(
+        form, logprobs=1, stream=stream, prompt_logprobs=None if stream else 1, stop=["i"]
+    )
+    output = StepOutput.of(
+        {},
+        [],
+        [],
+        [],
+        prompts={0: array("I", [97, 98, 99]).tobytes()},
+        prompt_logprobs={0: [likely(98), likely(99)]},
+    )
+    reply = Reply(plan, ByteVocabulary())
+    data = reply.open(plan, 0, NOTHING if stream else output)
+    for token in b"hi":
+        data += reply.feed(0, [token], None, [likely(token)])[0]
+    return events(data)[-1] if stream else json.loads(data)
+
+
+def test_log_probabilities_are_those_of_all_output_ids() -> None:
+    for stream in (True, False):
+        answer = told(stream, first_logprob=None if stream else 1)
+        meta = answer["meta_info"]
+        assert (answer["text"], answer["output_ids"]) == ("h", [104, 105])
+        assert meta["output_token_logprobs"] == [[-1.04, 104, "h"], [-1.05, 105, "i"]]
+        assert meta["output_top_logprobs"] == [[[-1.04, 104, "h"]], [[-1.05, 105, "i"]]]
+        assert meta["completion_tokens"] == 2
+
+
+def test_log_probabilities_of_a_prompt_begin_with_a_token_that_follows_nothing() -> None:
+    meta = told(False, first_logprob=0)["meta_info"]
+    expected = [[None, 97, "a"], [-0.98, 98, "b"], [-0.99, 99, "c"]]
+    assert meta["input_token_logprobs"] == expected
+    assert meta["input_top_logprobs"] == [None, [[-0.98, 98, "b"]], [[-0.99, 99, "c"]]]
+    meta = told(False, first_logprob=1)["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, 98, "b"], expected[2]]
+    assert told(False)["meta_info"]["input_token_logprobs"] == []
+
+
+def test_token_texts_are_told_only_where_that_is_wanted() -> None:
+    meta = told(False, tells_token_text=False)["meta_info"]
+    assert meta["output_token_logprobs"] == [[-1.04, 104, None], [-1.05, 105, None]]
+
+
+def test_of_a_prompt_that_is_only_scored_no_output_is_told() -> None:
+    answer = told(False, first_logprob=0, tells_text=False)
+    assert (answer["text"], answer["output_ids"]) == ("", [])
+    meta = answer["meta_info"]
+    assert (meta["completion_tokens"], meta["output_token_logprobs"]) == (0, [])
+    assert meta["finish_reason"] == {"type": "length", "length": 0}
+    assert len(meta["input_token_logprobs"]) == 3
