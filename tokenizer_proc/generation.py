@@ -73,7 +73,6 @@ ID_PREFIXES = {
     Api.COMPLETION: "cmpl-",
     Api.RESPONSES: "resp_",
     Api.MESSAGES: "msg_",
-    Api.GENERATE: "",
 }
 
 Generation = ChatRequest | CompletionRequest
@@ -95,7 +94,7 @@ class Form:
     param: str
     default_max_tokens: int | None = None  # None is all there is room for
     more: ResponsesForm | GenerateForm | None = None
-    id: str = ""  # of the response; empty is a new one
+    id: str = ""  # of the response; empty is a new one of that API
     first: int = 0  # index of the first sequence
     num_sequences: int | None = None  # of the whole reply; None is those planned together
 
@@ -164,7 +163,7 @@ class GenerationPlanner:
             request.prompt_name,
             GENERATE_MAX_TOKENS,
             form_of(request, http.received_at),
-            request.rid if isinstance(request.rid, str) else "",
+            request.rid if isinstance(request.rid, str) else secrets.token_hex(16),
             num_sequences=num_prompts * num_each,
         )
         planned = Sequences([], [])

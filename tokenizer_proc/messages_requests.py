@@ -12,30 +12,60 @@ from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.field_names import refuse
 from headrace.tokenizer_proc.openai_requests import (
     Body,
-    ChatMessage,
     ChatRequest,
     TextPart,
+    check_called,
     check_chat,
     text_of,
 )
-from headrace.tokenizer_proc.sampling_fields import StreamOptions, check_ranges
+from headrace.tokenizer_proc.sampling_fields import check_ranges
 
 Object = dict[str, Any]
 
-# A chat's fields, as they are called here.
+# A chat's fields that are called otherwise here.
 CHAT_NAMES = {
     "stop": "stop_sequences",
     "max_completion_tokens": "max_tokens",
     "continue_final_message": "messages",
-    "response_format": "output_config",
+    "response_format": "output_config.format",
 }
+TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+class Block(TextPart):
+    """A part of a message's content; which fields there are depends on its type."""
+
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Object | None = None
+    tool_use_id: str | None = None
+    content: str | list[TextPart] | None = None
 
 
 class InputMessage(msgspec.Struct):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextPart]
+    content: str | list[Block]
+
+
+class OfferedTool(msgspec.Struct):
+    """An entry of `tools`."""
+
+    name: str
+    input_schema: Object | None = None
+    description: str | None = None
+    type: str | None = None
+    strict: bool | None = None
+
+
+class WantedTool(msgspec.Struct):
+    """`tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
 
 
 class Metadata(msgspec.Struct):
@@ -45,10 +75,24 @@ class Metadata(msgspec.Struct):
 
 
 class Thinking(msgspec.Struct):
-    """`thinking`: whether the model may think before it answers."""
+    """`thinking`: whether the model may think before it answers. The budget is up to it."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """`output_config.format`."""
+
+    type: Literal["json_schema"]
+    schema: Object
+
+
+class OutputConfig(msgspec.Struct):
+    """`output_config`."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
 
 
 class CountRequest(msgspec.Struct, kw_only=True):
@@ -57,13 +101,14 @@ class CountRequest(msgspec.Struct, kw_only=True):
     messages: list[InputMessage]
     model: str | None = None
     system: str | list[TextPart] | None = None
-    tools: list[Object] | None = None
-    tool_choice: Object | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: WantedTool | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(CountRequest, kw_only=True):
-    """The body of `/v1/messages`. `top_k` is 0 where it is off."""
+    """The body of `/v1/messages`."""
 
     max_tokens: int
     stream: bool | None = None
@@ -72,7 +117,6 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
-    output_config: Object | None = None
     mcp_servers: list[Object] | None = None
     container: str | Object | None = None
 
@@ -82,7 +126,7 @@ COUNT = Body(CountRequest)
 
 
 def decode_messages(body: bytes | memoryview) -> MessagesRequest:
-    """Decode and check the body of `/v1/messages`."""
+    """Decode and check the body of `/v1/messages`, but for what it shares with a chat."""
     request: MessagesRequest = MESSAGES.decode(body)
     check_ranges(request)
     refuse(request, ("mcp_servers", "container"))
@@ -98,41 +142,122 @@ def decode_count(body: bytes | memoryview) -> CountRequest:
 def chat_of_messages(request: CountRequest) -> ChatRequest:
     """Return the chat that a request comes to.
 
-    An answer that the client has begun, the assistant's last message, goes on.
-
     Raises:
         RequestError: it asks for what there is not. The text names a chat's field.
     """
-    if request.tools:
-        raise Unsupported("tools: not supported by this server yet", "tools")
-    messages = []
-    if request.system is not None:
-        messages.append(ChatMessage("system", text_of(request.system, "system")))
-    for index, message in enumerate(request.messages):
-        add(messages, message, f"messages[{index}].content")
-    if not request.messages:
-        raise InvalidValue("messages: must have at least one message", "messages")
-    chat = ChatRequest(
-        messages=messages,
-        model=request.model,
-        continue_final_message=request.messages[-1].role == "assistant",
-    )
-    if isinstance(request, MessagesRequest):
-        chat.stream = request.stream
-        chat.stream_options = StreamOptions(True, True) if request.stream else None
-        chat.max_completion_tokens = request.max_tokens
-        chat.stop = request.stop_sequences
-        chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
-        chat.user = request.metadata.user_id if request.metadata else None
+    body = chat_body(request)
+    check_called(body)
+    chat = msgspec.convert(body, ChatRequest)
     check_chat(chat)
     return chat
 
 
-def add(messages: list[ChatMessage], message: InputMessage, where: str) -> None:
+def chat_body(request: CountRequest) -> Object:
+    """Return the body of the same chat.
+
+    An answer that the client has begun, the assistant's last message, goes on.
+    """
+    messages: list[Object] = []
+    if request.system is not None:
+        messages.append({"role": "system", "content": text_of(request.system, "system")})
+    for index, message in enumerate(request.messages):
+        for one in said(message, f"messages[{index}].content"):
+            add(messages, one)
+    body: Object = {"messages": messages, "model": request.model}
+    if request.messages and request.messages[-1].role == "assistant":
+        body["continue_final_message"] = True
+    if request.tools:
+        body["tools"] = [offered(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    if request.tool_choice is not None:
+        body |= chosen(request.tool_choice)
+    if request.thinking is not None:
+        enabled = request.thinking.type != "disabled"
+        body["chat_template_kwargs"] = {"enable_thinking": enabled}
+    if request.output_config is not None and request.output_config.format is not None:
+        schema = {"name": "output", "schema": request.output_config.format.schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(request, MessagesRequest):
+        body |= sampled(request)
+    return body
+
+
+def sampled(request: MessagesRequest) -> Object:
+    """Return a chat's fields that say how it is sampled. Every event may have its usage."""
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    return {
+        "stream": request.stream,
+        "stream_options": usage if request.stream else None,
+        "max_completion_tokens": request.max_tokens,
+        "stop": request.stop_sequences,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "user": request.metadata.user_id if request.metadata else None,
+    }
+
+
+def offered(tool: OfferedTool, where: str) -> Object:
+    """Return a tool as a chat has it."""
+    if tool.type not in (None, "custom"):
+        raise Unsupported(f"{where}: '{tool.type}' is not offered by this server", where)
+    function = {"name": tool.name, "parameters": tool.input_schema}
+    more = {"description": tool.description, "strict": tool.strict}
+    return {"type": "function", "function": function | more}
+
+
+def chosen(choice: WantedTool) -> Object:
+    """Return a chat's fields that say which tools may be called."""
+    wanted: str | Object = TOOL_CHOICES.get(choice.type, "")
+    if choice.type == "tool":
+        if choice.name is None:
+            raise InvalidValue("tool_choice.name: must be there", "tool_choice.name")
+        wanted = {"type": "function", "function": {"name": choice.name}}
+    return {
+        "tool_choice": wanted,
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+    }
+
+
+def add(messages: list[Object], message: Object) -> None:
     """Add a message; what follows one of the same role is a part of that, as with Anthropic."""
-    text = text_of(message.content, where)
-    last = messages[-1] if messages else None
-    if last is not None and last.role == message.role:
-        last.content = f"{last.content}\n{text}"
+    last = messages[-1] if messages else {}
+    if last.keys() == message.keys() == {"role", "content"} and last["role"] == message["role"]:
+        last["content"] = f"{last['content']}\n{message['content']}"
     else:
-        messages.append(ChatMessage(message.role, text))
+        messages.append(message)
+
+
+def said(message: InputMessage, where: str) -> list[Object]:
+    """Return what a message says as a chat's: what tools have answered is a message for each."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts: list[TextPart] = []
+    thoughts: list[str] = []
+    calls: list[Object] = []
+    results: list[Object] = []
+    for index, block in enumerate(message.content):
+        place = f"{where}[{index}]"
+        if block.type == "thinking" and block.thinking is not None:
+            thoughts.append(block.thinking)
+        elif block.type == "tool_use":
+            calls.append(called(block, place))
+        elif block.type == "tool_result":
+            content = text_of(block.content or "", f"{place}.content")
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            results.append(result)
+        else:
+            texts.append(block)
+    found: Object = {"role": message.role, "content": text_of(texts, where)}
+    if thoughts:
+        found["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        found["tool_calls"] = calls
+    return results if results and not texts else [*results, found]
+
+
+def called(block: Block, where: str) -> Object:
+    """Return a call of a tool as a chat has it."""
+    if block.name is None or block.input is None:
+        raise InvalidValue(f"{where}: a tool_use block needs 'name' and 'input'", where)
+    function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}

@@ -6,7 +6,7 @@ never dropped in silence. https://platform.openai.com/docs/api-reference
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -28,7 +28,9 @@ class TextPart(msgspec.Struct):
     text: str | None = None
 
 
-def text_of(content: str | list[TextPart], where: str, types: Collection[str] = ("text",)) -> str:
+def text_of(
+    content: str | Sequence[TextPart], where: str, types: Collection[str] = ("text",)
+) -> str:
     """Return the text of a message, its parts on lines of their own."""
     if isinstance(content, str):
         return content
@@ -231,6 +233,13 @@ def check_continued(request: ChatRequest | TokenizeRequest) -> None:
             "continue_final_message: not together with 'add_generation_prompt': true",
             "continue_final_message",
         )
+
+
+def check_called(body: dict[str, Any]) -> None:
+    """Refuse a conversation that has called tools of which it does not tell."""
+    has_called = any("tool_calls" in message for message in body["messages"])
+    if has_called and not body.get("tools"):
+        raise InvalidValue("tools: must be there, where some have been called", "tools")
 
 
 def decode_completion(body: bytes | memoryview) -> CompletionRequest:

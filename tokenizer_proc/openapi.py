@@ -179,7 +179,7 @@ def described(operation: Operation) -> Object:
     answer = {"schema": {} if operation.response is None else reference(operation.response)}
     content = {operation.content_type: answer}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": {}}
     found: Object = {
         "operationId": operation.path.strip("/").replace("/", "_").removesuffix(".json"),
         "summary": operation.summary,

@@ -12,10 +12,9 @@ from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.field_names import refuse
 from headrace.tokenizer_proc.openai_requests import (
     Body,
-    ChatMessage,
     ChatRequest,
-    ResponseFormat,
     TextPart,
+    check_called,
     check_chat,
     text_of,
 )
@@ -26,6 +25,7 @@ Object = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are told in clear text
 TEXT_PARTS = ("input_text", "output_text", "text")
+THOUGHT_PARTS = ("reasoning_text", "summary_text")
 UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt")
 
 # A chat's fields that are called otherwise here.
@@ -37,11 +37,33 @@ CHAT_NAMES = {
 
 
 class InputItem(msgspec.Struct):
-    """A message, unless its type says otherwise."""
+    """A message, unless its type says otherwise; which fields there are depends on that."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[TextPart] | None = None
+    summary: list[TextPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[TextPart] | None = None
+
+
+class OfferedFunction(msgspec.Struct):
+    """An entry of `tools`."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: Object | None = None
+    strict: bool | None = None
+
+
+class WantedFunction(msgspec.Struct):
+    """`tool_choice` of one tool."""
+
+    type: str
+    name: str | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -78,8 +100,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     stream: bool | None = None
     text: TextOptions | None = None
-    tools: list[Object] | None = None
-    tool_choice: str | Object | None = None
+    tools: list[OfferedFunction] | None = None
+    tool_choice: Literal["auto", "none", "required"] | WantedFunction | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     include: list[str] | None = None
@@ -105,13 +127,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
 
 
-# The fields of a chat that are called the same here.
-SHARED = [
-    name
-    for name in ResponsesRequest.__struct_fields__
-    if name in ChatRequest.__struct_fields__
-    and name not in ("tools", "tool_choice", "parallel_tool_calls")
-]
+# The fields of a chat that are the same here.
+SHARED = (
+    *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs"),
+    *("top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos", "priority"),
+    "cache_salt",
+)
 RESPONSES = Body(ResponsesRequest)
 
 
@@ -137,55 +158,110 @@ def chat_of_responses(request: ResponsesRequest) -> ChatRequest:
     Raises:
         RequestError: it asks for what there is not. The text names a chat's field.
     """
-    chat = ChatRequest(messages=messages_of(request))
-    for name in SHARED:
-        setattr(chat, name, getattr(request, name))
-    if request.tools:
-        raise Unsupported("tools: not supported by this server yet", "tools")
-    chat.max_completion_tokens = request.max_output_tokens
-    chat.logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
-    chat.user = request.safety_identifier or request.user
-    if request.text is not None and request.text.format is not None:
-        wanted = msgspec.to_builtins(request.text.format)
-        chat.response_format = msgspec.convert(
-            {"type": wanted["type"], "json_schema": wanted}, ResponseFormat
-        )
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        effort = request.reasoning.effort
-        chat.chat_template_kwargs = {
-            "reasoning_effort": effort,
-            "enable_thinking": effort != "none",
-        }
+    body = chat_body(request)
+    check_called(body)
+    chat = msgspec.convert(body, ChatRequest)
     check_chat(chat)
     return chat
 
 
-def messages_of(request: ResponsesRequest) -> list[ChatMessage]:
+def chat_body(request: ResponsesRequest) -> Object:
+    """Return the body of the same chat."""
+    body: Object = {name: getattr(request, name) for name in SHARED}
+    body |= {
+        "messages": messages_of(request),
+        "max_completion_tokens": request.max_output_tokens,
+        "logprobs": LOGPROBS in (request.include or ()) or bool(request.top_logprobs),
+        "user": request.safety_identifier or request.user,
+    }
+    if request.tools:
+        body["tools"] = [offered(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
+    choice = request.tool_choice
+    if isinstance(choice, WantedFunction):
+        body["tool_choice"] = {"type": choice.type, "function": {"name": named(choice)}}
+    elif choice is not None:
+        body["tool_choice"] = choice
+    if request.text is not None and request.text.format is not None:
+        wanted = msgspec.to_builtins(request.text.format)
+        body["response_format"] = {"type": wanted["type"], "json_schema": wanted}
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        effort = request.reasoning.effort
+        thinks = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        body["chat_template_kwargs"] = thinks
+    return body
+
+
+def offered(tool: OfferedFunction, where: str) -> Object:
+    """Return a tool as a chat has it."""
+    if tool.type != "function":
+        raise Unsupported(f"{where}: '{tool.type}' is not offered by this server", where)
+    if tool.name is None:
+        raise InvalidValue(f"{where}.name: must be there", f"{where}.name")
+    function = {"name": tool.name, "description": tool.description}
+    more = {"parameters": tool.parameters, "strict": tool.strict}
+    return {"type": "function", "function": function | more}
+
+
+def named(choice: WantedFunction) -> str:
+    """Return the function that is wanted."""
+    if choice.type != "function" or choice.name is None:
+        raise InvalidValue(
+            "tool_choice: must be 'auto', 'none', 'required', or a function by name", "tool_choice"
+        )
+    return choice.name
+
+
+def messages_of(request: ResponsesRequest) -> list[Object]:
     """Return the conversation, which the instructions begin."""
-    messages: list[ChatMessage] = []
+    messages: list[Object] = []
     if request.instructions:
-        messages.append(ChatMessage("system", request.instructions))
+        messages.append({"role": "system", "content": request.instructions})
     if isinstance(request.input, str):
-        return [*messages, ChatMessage("user", request.input)]
+        return [*messages, {"role": "user", "content": request.input}]
     if not request.input:
         raise InvalidValue("input: must not be empty", "input")
     for index, item in enumerate(request.input):
-        add(messages, item, f"input[{index}]")
+        add(messages, said(item, f"input[{index}]"))
     return messages
 
 
-def add(messages: list[ChatMessage], item: InputItem, where: str) -> None:
-    """Add what an item says. There is one message of the system's at a time, as templates want."""
-    if item.type != "message":
-        raise Unsupported(f"{where}: '{item.type}' items are not supported by this server", where)
-    if item.role is None or item.content is None:
-        raise InvalidValue(f"{where}: a message needs 'role' and 'content'", where)
-    role = "system" if item.role == "developer" else item.role
-    text = text_of(item.content, f"{where}.content", TEXT_PARTS)
-    if role == "system" and messages and messages[-1].role == role:
-        messages[-1].content = f"{messages[-1].content}\n{text}"
+def said(item: InputItem, where: str) -> Object:
+    """Return what an item says as a chat's message."""
+    match item.type:
+        case "message":
+            if item.role is None or item.content is None:
+                raise InvalidValue(f"{where}: a message needs 'role' and 'content'", where)
+            role = "system" if item.role == "developer" else item.role
+            return {"role": role, "content": text_of(item.content, where, TEXT_PARTS)}
+        case "function_call":
+            if item.name is None or item.arguments is None:
+                raise InvalidValue(f"{where}: a call needs 'name' and 'arguments'", where)
+            function = {"name": item.name, "arguments": item.arguments}
+            call = {"id": item.call_id, "type": "function", "function": function}
+            return {"role": "assistant", "tool_calls": [call]}
+        case "function_call_output":
+            output = text_of(item.output or "", where, TEXT_PARTS)
+            return {"role": "tool", "tool_call_id": item.call_id, "content": output}
+        case "reasoning":
+            told = text_of(item.content or item.summary or "", where, THOUGHT_PARTS)
+            return {"role": "assistant", "reasoning_content": told}
+        case _:
+            raise Unsupported(f"{where}: '{item.type}' items are not supported", where)
+
+
+def add(messages: list[Object], message: Object) -> None:
+    """Add a message. What the assistant thinks, says and calls in a row is one of a chat's; so is
+    what the system says, as templates want it."""
+    last = messages[-1] if messages else {"role": None}
+    if message["role"] == last["role"] == "system":
+        last["content"] += "\n" + message["content"]
+    elif message["role"] == last["role"] == "assistant" and not (
+        "content" in last and "content" in message
+    ):
+        calls = last.get("tool_calls", []) + message.get("tool_calls", [])
+        last |= message | ({"tool_calls": calls} if calls else {})
     else:
-        messages.append(ChatMessage(role, text))
+        messages.append(message)
 
 
 def echo_of(request: ResponsesRequest) -> bytes:

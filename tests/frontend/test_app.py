@@ -468,6 +468,16 @@ async def test_only_those_with_a_key_come_in(authorization: bytes, status: int) 
     os.close(site.board.fd)
 
 
+async def test_a_refusal_is_in_the_words_of_the_api() -> None:
+    site = Site(b"right")
+    connection = Connection()
+    await site.ask(connection, "/v1/messages", headers=((b"x-api-key", b"wrong"),))
+    assert connection.status == 401
+    body = json.loads(connection.body)
+    assert (body["type"], body["error"]["type"]) == ("error", "authentication_error")
+    os.close(site.board.fd)
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_health_needs_no_key(path: str) -> None:
     site = Site(b"right")

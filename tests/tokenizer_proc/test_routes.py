@@ -101,6 +101,16 @@ def test_a_refused_body_is_answered_in_openais_shape() -> None:
     )
 
 
+def test_an_error_is_in_the_words_of_the_api() -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        status, body = answer("GET", path)
+        assert status == 405
+        assert body == {
+            "type": "error",
+            "error": {"type": "invalid_request_error", "message": f"{path} takes POST, not GET"},
+        }
+
+
 def test_models_lists_the_one_model() -> None:
     status, body = answer("GET", "/v1/models")
     assert status == 200

@@ -1,0 +1,358 @@
+"""Every API says what the model says, to the clients of those who made it."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+from reference import NUM_TOKENS, Expected
+from servers import RunningServer
+
+TIMEOUT_S = 120
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    response = httpx.post(server.url + path, json=body, timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(server: RunningServer, path: str, body: dict[str, Any]) -> list[Any]:
+    """Return the events of a stream, "[DONE]" left out."""
+    found = []
+    url = server.url + path
+    with httpx.stream("POST", url, json=body | {"stream": True}, timeout=TIMEOUT_S) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        for line in response.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                found.append(json.loads(line[6:]))
+    return found
+
+
+class Responses:
+    """`/v1/responses`."""
+
+    path = "/v1/responses"
+
+    def body(self, case: Expected, max_tokens: int, stop: list[str]) -> dict[str, Any]:
+        return {
+            "input": case.messages,
+            "max_output_tokens": max_tokens,
+            "temperature": 0,
+            "stop": stop,
+        }
+
+    def text(self, answer: Any) -> str:
+        ((part,),) = (item["content"] for item in answer["output"])
+        text: str = part["text"]
+        return text
+
+    def streamed(self, events: list[Any]) -> str:
+        return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+
+
+class Messages:
+    """`/v1/messages`."""
+
+    path = "/v1/messages"
+
+    def body(self, case: Expected, max_tokens: int, stop: list[str]) -> dict[str, Any]:
+        fields = {"max_tokens": max_tokens, "temperature": 0, "stop_sequences": stop}
+        return {"messages": case.messages} | fields
+
+    def text(self, answer: Any) -> str:
+        return "".join(block["text"] for block in answer["content"])
+
+    def streamed(self, events: list[Any]) -> str:
+        return "".join(e["delta"]["text"] for e in events if e["type"] == "content_block_delta")
+
+
+class Generate:
+    """`/generate`, of the tokens of the same chat."""
+
+    path = "/generate"
+
+    def body(self, case: Expected, max_tokens: int, stop: list[str]) -> dict[str, Any]:
+        params = {"max_new_tokens": max_tokens, "temperature": 0, "stop": stop}
+        return {"input_ids": case.prompt_ids, "sampling_params": params}
+
+    def text(self, answer: Any) -> str:
+        text: str = answer["text"]
+        return text
+
+    def streamed(self, events: list[Any]) -> str:
+        texts = [event["text"] for event in events]
+        assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+        return self.text(events[-1])
+
+
+APIS = [Responses(), Messages(), Generate()]
+
+
+@pytest.fixture(params=APIS, ids=lambda api: api.path)
+def api(request: pytest.FixtureRequest) -> Responses | Messages | Generate:
+    """Each API in turn."""
+    found: Responses | Messages | Generate = request.param
+    return found
+
+
+def test_greedy_text_equals_transformers_whole_and_streamed(
+    server: RunningServer, expected: list[Expected], api: Responses | Messages | Generate
+) -> None:
+    for case in expected[:3] + expected[-1:]:
+        body = api.body(case, NUM_TOKENS, [])
+        assert api.text(post(server, api.path, body)) == case.text(NUM_TOKENS)
+        assert api.streamed(stream(server, api.path, body)) == case.text(NUM_TOKENS)
+
+
+def test_a_stop_string_ends_the_text_before_it(
+    server: RunningServer, expected: list[Expected], api: Responses | Messages | Generate
+) -> None:
+    for case in expected[:2] + expected[-1:]:
+        whole = case.text(NUM_TOKENS)
+        stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+        body = api.body(case, NUM_TOKENS, [stop, "never said"])
+        assert api.text(post(server, api.path, body)) == whole[: whole.index(stop)]
+        assert api.streamed(stream(server, api.path, body)) == whole[: whole.index(stop)]
+
+
+def test_multi_byte_text_is_streamed_whole(server: RunningServer) -> None:
+    # Forced tokens: nothing but an emoji of several is likely after itself so often.
+    body = {
+        "text": "🦊🦊🦊🦊🦊🦊🦊🦊🦊🦊🦊🦊",
+        "sampling_params": {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True},
+    }
+    whole = post(server, "/generate", body)["text"]
+    assert any(len(character.encode()) == 4 for character in whole)
+    events = stream(server, "/generate", body)
+    assert events[-1]["text"] == whole
+    assert all(whole.startswith(event["text"]) for event in events)
+    chat = post(server, "/v1/completions", completion_of(body))
+    assert chat["choices"][0]["text"] == whole
+
+
+def completion_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of `/generate` as a completion's."""
+    fields = {"max_tokens": body["sampling_params"]["max_new_tokens"], "temperature": 0}
+    return {"prompt": body["text"], "ignore_eos": True} | fields
+
+
+# Anthropic's client
+
+
+@pytest.fixture(scope="module")
+def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    """Anthropic's client of this server."""
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def model(server: RunningServer) -> str:
+    """The name of the model."""
+    name: str = httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"]
+    return name
+
+
+GREEDY = {"temperature": 0}
+
+
+def asked(case: Expected) -> Any:
+    return [{"role": "user", "content": case.prompt}]
+
+
+def test_anthropics_client_is_answered(
+    claude: anthropic.Anthropic, model: str, expected: list[Expected]
+) -> None:
+    case = expected[0]
+    answer = claude.messages.create(
+        model=model, messages=asked(case), max_tokens=NUM_TOKENS, extra_body=GREEDY
+    )
+    (block,) = answer.content
+    assert block.type == "text"
+    assert (block.text, answer.stop_reason) == (case.text(NUM_TOKENS), "end_turn")
+    usage = answer.usage
+    cached = usage.cache_read_input_tokens or 0
+    assert (usage.input_tokens + cached, usage.output_tokens) == (
+        len(case.prompt_ids),
+        len(case.ids),
+    )
+    counted = claude.messages.count_tokens(model=model, messages=asked(case))
+    assert counted.input_tokens == len(case.prompt_ids)
+
+
+def test_anthropics_client_streams(
+    claude: anthropic.Anthropic, model: str, expected: list[Expected]
+) -> None:
+    case = expected[1]
+    with claude.messages.stream(
+        model=model, messages=asked(case), max_tokens=8, extra_body=GREEDY
+    ) as events:
+        assert "".join(events.text_stream) == case.text(8)
+        final = events.get_final_message()
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 8)
+
+
+async def test_anthropics_async_client_goes_on_with_a_begun_answer(
+    server: RunningServer, model: str, expected: list[Expected]
+) -> None:
+    case = expected[0]
+    begun = {"role": "assistant", "content": "The capital of France is"}
+    async with anthropic.AsyncAnthropic(base_url=server.url, api_key="any") as client:
+        answer = await client.messages.create(
+            model=model, messages=[*asked(case), begun], max_tokens=8, extra_body=GREEDY
+        )
+        assert answer.content[0].type == "text"
+        assert "Paris" in answer.content[0].text
+        async with client.messages.stream(
+            model=model,
+            system="You answer with numbers.",
+            messages=asked(expected[5]),
+            max_tokens=8,
+            stop_sequences=["17"],
+        ) as events:
+            final = await events.get_final_message()
+    assert final.stop_reason in ("stop_sequence", "max_tokens", "end_turn")
+
+
+def test_anthropics_client_knows_the_errors(claude: anthropic.Anthropic, model: str) -> None:
+    hi: Any = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(anthropic.NotFoundError, match="the model 'claude' does not exist"):
+        claude.messages.create(model="claude", messages=hi, max_tokens=8)
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens: must be at least 1"):
+        claude.messages.create(model=model, messages=hi, max_tokens=0)
+
+
+# OpenAI's client
+
+
+@pytest.fixture(scope="module")
+def gpt(server: RunningServer) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of this server."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+def test_openais_client_has_its_response(
+    gpt: openai.OpenAI, model: str, expected: list[Expected]
+) -> None:
+    case = expected[0]
+    response = gpt.responses.create(
+        model=model,
+        input=case.prompt,
+        temperature=0,
+        max_output_tokens=NUM_TOKENS,
+        metadata={"a": "b"},
+    )
+    assert (response.output_text, response.status) == (case.text(NUM_TOKENS), "completed")
+    assert response.usage is not None
+    assert response.usage.input_tokens == len(case.prompt_ids)
+    assert response.usage.output_tokens == len(case.ids)
+    assert response.metadata == {"a": "b"}
+    again: Any = [{"role": "user", "content": case.prompt}, *response.output]
+    more = gpt.responses.create(
+        model=model,
+        input=[*again, {"role": "user", "content": "And of Spain?"}],
+        instructions="Be brief.",
+        max_output_tokens=8,
+    )
+    assert more.output_text
+
+
+def test_openais_client_streams_a_response(
+    gpt: openai.OpenAI, model: str, expected: list[Expected]
+) -> None:
+    case = expected[1]
+    with gpt.responses.stream(
+        model=model,
+        input=case.prompt,
+        temperature=0,
+        max_output_tokens=8,
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    ) as events:
+        text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+        events.until_done()
+    assert text == case.text(8)
+    with pytest.raises(openai.BadRequestError, match="previous_response_id: not supported"):
+        gpt.responses.create(model=model, input="Hi", previous_response_id="resp_1")
+
+
+# What other programs send
+
+
+def test_recorded_requests_of_vllms_benchmark(server: RunningServer, model: str) -> None:
+    for one in json.loads((RECORDED / "vllm_bench_serve.json").read_text()):
+        events = stream(server, one["path"], one["body"] | {"model": model})
+        *chunks, last = events
+        assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_recorded_requests_to_sglang(server: RunningServer) -> None:
+    whole, streamed, batch, likely, several, scored = json.loads(
+        (RECORDED / "sglang_generate.json").read_text()
+    )
+    answer = post(server, "/generate", whole)
+    assert answer["text"].startswith(" Paris")
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
+    assert stream(server, "/generate", streamed)[-1]["text"] == answer["text"]
+    first, second = post(server, "/generate", batch)
+    assert first["text"] == answer["text"]
+    assert second["meta_info"]["completion_tokens"] <= 4
+    told = post(server, "/generate", likely)
+    assert told["output_ids"] == answer["output_ids"]
+    meta = told["meta_info"]
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == told["output_ids"]
+    assert "".join(text for _, _, text in meta["output_token_logprobs"]) == told["text"]
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == likely["input_ids"]
+    assert [len(top) for top in meta["output_top_logprobs"]] == [2] * 8
+    assert len(post(server, "/generate", several)) == 2
+    (score,) = post(server, "/generate", scored)
+    assert score["output_ids"] == []
+    assert score["meta_info"]["input_token_logprobs"] == [
+        [logprob, token, None] for logprob, token, _ in meta["input_token_logprobs"]
+    ]
+
+
+def test_a_suffix_is_refused_and_an_echo_is_not(server: RunningServer) -> None:
+    body = {"prompt": [[504, 3575], [282]], "max_tokens": 1, "temperature": 0}
+    url = f"{server.url}/v1/completions"
+    refused = httpx.post(url, json=body | {"suffix": "."})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
+    plain, echoed = (post(server, "/v1/completions", body | {"echo": e}) for e in (False, True))
+    prompts = ["The capital", " of"]
+    for prompt, one, other in zip(prompts, plain["choices"], echoed["choices"], strict=True):
+        assert other["text"] == prompt + one["text"]
+
+
+def documented() -> list[str]:
+    """Return the commands in docs/api.md."""
+    page = Path(__file__).parents[2] / "docs" / "api.md"
+    return re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("command", documented())
+def test_documented_commands_work(server: RunningServer, command: str) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl here")
+    done = subprocess.run(
+        ["sh", "-c", command],
+        env={**os.environ, "URL": server.url},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "error" not in done.stdout.replace('"error":null', "")

@@ -1,0 +1,185 @@
+"""A request of `/v1/messages` comes to a chat, and errors name what its client wrote."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from planners import HTTP, make_planner
+
+from headrace.errors import RequestError
+from headrace.messages import Api, GenerateRequest, ReplyPlan
+from headrace.tokenizer_proc.messages_requests import chat_body, decode_messages
+from headrace.tokenizer_proc.stages import Answer
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def body_of(**fields: Any) -> bytes:
+    return json.dumps({"messages": HI, "max_tokens": 5} | fields).encode()
+
+
+def planned(**fields: Any) -> tuple[bytes, GenerateRequest, ReplyPlan]:
+    """Return the prompt and the one sequence of a request."""
+    sequences = make_planner().plan("messages", HTTP, body_of(**fields))
+    (request,), (prompt,) = sequences.requests, sequences.prompts
+    return bytes(prompt.tolist()), request, msgspec.msgpack.decode(request.plan, type=ReplyPlan)
+
+
+def test_fields_are_a_chats() -> None:
+    fields = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "stop_sequences": ["a", "b"]}
+    prompt, request, plan = planned(**fields, metadata={"user_id": "me"})
+    assert prompt == b"Hi:"
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 7)
+    assert (request.max_tokens, plan.stop) == (5, ["a", "b"])
+    assert request.key != 0
+    assert (plan.api, plan.response_id[:4]) == (Api.MESSAGES, "msg_")
+
+
+def test_every_event_of_a_stream_may_have_usage() -> None:
+    _, _, plan = planned(stream=True)
+    assert (plan.stream, plan.continuous_usage) == (True, True)
+    assert not planned()[2].stream
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({"system": "Be kind."}, b"Be kind.Hi:"),
+        ({"system": [part("Be"), part("kind")]}, b"Be\nkindHi:"),
+        ({"messages": [*HI, {"role": "user", "content": [part("you")]}]}, b"Hi\nyou:"),
+        ({"messages": [*HI, {"role": "assistant", "content": "Hel"}]}, b"HiHel"),
+    ],
+)
+def test_a_conversation_is_what_the_template_makes_of_it(
+    fields: dict[str, Any], prompt: bytes
+) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}:{% endif %}"
+    assert planned_with(template, **fields) == prompt
+
+
+def planned_with(template: str, **fields: Any) -> bytes:
+    planner = make_planner(chat_template=template)
+    (prompt,) = planner.plan("messages", HTTP, body_of(**fields)).prompts
+    return bytes(prompt.tolist())
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"max_tokens": None}, "max_tokens: Expected `int`, got `null`"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1, not 0"),
+        ({"max_tokens": 200}, "this model's maximum context length is 100 tokens; the messages"),
+        ({"messages": []}, "messages: must have at least one message"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role: Invalid enum"),
+        ({"stop_sequences": [""]}, "stop_sequences: must be at most 32 strings"),
+        ({"temperature": 3}, "temperature: must be between 0 and 2, not 3"),
+        ({"container": "x"}, "container: not supported by this server"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content: this model takes text, not 'image' parts",
+        ),
+        ({"system": [IMAGE]}, "system: this model takes text, not 'image' parts"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        planned(**fields)
+    assert str(refused.value).startswith(says)
+
+
+def test_an_error_in_anthropics_words() -> None:
+    with pytest.raises(RequestError) as refused:
+        planned(model="other")
+    assert refused.value.anthropic_body() == {
+        "type": "error",
+        "error": {
+            "type": "not_found_error",
+            "message": "the model 'other' does not exist; this server has 'tiny'",
+        },
+    }
+
+
+def test_tokens_are_counted_without_a_limit() -> None:
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 500}]}).encode()
+    answer = make_planner().handle("count_tokens", HTTP, body)
+    assert isinstance(answer, Answer)
+    assert json.loads(answer.body) == {"input_tokens": 501}
+
+
+USE = {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "sea"}}
+RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [part("calm")]}
+LOOK = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
+
+
+def chat_body_of(**fields: Any) -> Any:
+    return chat_body(decode_messages(body_of(**fields)))
+
+
+def test_tools_are_a_chats() -> None:
+    body = chat_body_of(
+        tools=[LOOK],
+        tool_choice={"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+        messages=[
+            *HI,
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}, USE]},
+            {"role": "user", "content": [RESULT, part("So?")]},
+        ],
+    )
+    function = {"name": "look", "description": "Look.", "parameters": {"type": "object"}}
+    (tool,) = body["tools"]
+    assert tool["function"].items() >= function.items()
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    assert body["parallel_tool_calls"] is False
+    _, said, answered, asked = body["messages"]
+    (call,) = said["tool_calls"]
+    assert (said["role"], said["reasoning_content"]) == ("assistant", "Hm")
+    assert (call["id"], call["function"]["name"]) == ("call_1", "look")
+    assert json.loads(call["function"]["arguments"]) == {"at": "sea"}
+    assert answered == {"role": "tool", "tool_call_id": "call_1", "content": "calm"}
+    assert asked == {"role": "user", "content": "So?"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"), [("auto", "auto"), ("any", "required"), ("none", "none")]
+)
+def test_a_choice_of_tools_is_a_chats(choice: str, wanted: str) -> None:
+    assert chat_body_of(tools=[LOOK], tool_choice={"type": choice})["tool_choice"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"tools": [LOOK | {"type": "web_search_20250305"}]}, "tools[0]: 'web_search_20250305' is"),
+        ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name: must be there"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]},
+            "messages[0].content[0]: a tool_use block needs 'name' and 'input'",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [USE]}, *HI]},
+            "tools: must be there, where some have been called",
+        ),
+    ],
+)
+def test_tools_that_cannot_be_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        planned(**fields)
+    assert str(refused.value).startswith(says)
+
+
+def test_thinking_and_a_format_are_the_templates_and_the_grammars() -> None:
+    schema = {"type": "object"}
+    output = {"format": {"type": "json_schema", "schema": schema}}
+    body = chat_body_of(thinking={"type": "disabled"}, output_config=output)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert body["response_format"]["json_schema"]["schema"] == schema
