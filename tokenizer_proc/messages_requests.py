@@ -14,7 +14,6 @@ from headrace.tokenizer_proc.openai_requests import (
     Body,
     ChatRequest,
     TextPart,
-    check_called,
     check_chat,
     text_of,
 )
@@ -146,7 +145,6 @@ def chat_of_messages(request: CountRequest) -> ChatRequest:
         RequestError: it asks for what there is not. The text names a chat's field.
     """
     body = chat_body(request)
-    check_called(body)
     chat = msgspec.convert(body, ChatRequest)
     check_chat(chat)
     return chat

@@ -235,13 +235,6 @@ def check_continued(request: ChatRequest | TokenizeRequest) -> None:
         )
 
 
-def check_called(body: dict[str, Any]) -> None:
-    """Refuse a conversation that has called tools of which it does not tell."""
-    has_called = any("tool_calls" in message for message in body["messages"])
-    if has_called and not body.get("tools"):
-        raise InvalidValue("tools: must be there, where some have been called", "tools")
-
-
 def decode_completion(body: bytes | memoryview) -> CompletionRequest:
     """Decode and check the body of `/v1/completions`."""
     request: CompletionRequest = COMPLETION.decode(body)

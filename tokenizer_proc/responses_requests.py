@@ -14,7 +14,6 @@ from headrace.tokenizer_proc.openai_requests import (
     Body,
     ChatRequest,
     TextPart,
-    check_called,
     check_chat,
     text_of,
 )
@@ -159,7 +158,6 @@ def chat_of_responses(request: ResponsesRequest) -> ChatRequest:
         RequestError: it asks for what there is not. The text names a chat's field.
     """
     body = chat_body(request)
-    check_called(body)
     chat = msgspec.convert(body, ChatRequest)
     check_chat(chat)
     return chat
