@@ -329,7 +329,7 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     """Response bytes ready to write: detokenizer or tokenizer -> frontend, one per step.
 
     Frame: the bytes of all entries, concatenated. The columns `ids`, `lengths` and `last` have
-    one entry per request; `heads` comes once per request, with its first bytes.
+    an entry per request, or several in order; `heads` has one where these are the first bytes.
     """
 
     heads: dict[int, Head]
@@ -354,10 +354,11 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     ) -> Iterator[tuple[int, Head | None, memoryview, bool]]:
         """Yield each request's id, its head at first, its bytes, and whether they are the last."""
         view, start = memoryview(data), 0
+        heads = self.heads.copy()  # a request may have several entries
         ids, lengths = memoryview(self.ids).cast("Q"), memoryview(self.lengths).cast("I")
         for id, length, last in zip(ids, lengths, self.last, strict=True):
             end = start + length
-            yield id, self.heads.get(id), view[start:end], last != 0
+            yield id, heads.pop(id, None), view[start:end], last != 0
             start = end
 
 

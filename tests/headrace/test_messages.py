@@ -115,3 +115,11 @@ def test_the_fingerprint_changes_with_any_message(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(messages, "ToEngine", GenerateRequest | Abort | Changed)
     assert fingerprint() != before
+
+
+def test_a_head_comes_with_a_requests_first_entry_alone() -> None:
+    head = Head(200, "text/event-stream")
+    frames = ResponseFrames.of({1: head}, [1, 2, 1], [2, 1, 3], [False, False, True])
+    entries = [(id, head, bytes(data), last) for id, head, data, last in frames.split(b"abcdef")]
+    assert entries == [(1, head, b"ab", False), (2, None, b"c", False), (1, None, b"def", True)]
+    assert frames.heads == {1: head}
