@@ -200,7 +200,6 @@ EXAMPLES = [
     Example(PYTHONIC, "[f()(a=1)]", "[f()(a=1)]"),
     Example(PYTHONIC, "[f(a={1: 2})]", "[f(a={1: 2})]"),
     Example(PYTHONIC, "[f(a=b'x')]", "[f(a=b'x')]"),
-    Example(PYTHONIC, f"[f(a={'-' * 50000}1)]", f"[f(a={'-' * 50000}1)]"),
     # DeepSeek
     Example(
         DEEPSEEK,
@@ -249,6 +248,11 @@ def test_every_format_is_read_in_one_and_letter_by_letter(example: Example) -> N
     expected = Gathered(example.content, example.thought, calls)
     assert read(example.parsing, example.text) == expected
     assert read(example.parsing, *example.text) == expected
+
+
+@pytest.mark.parametrize("deep", ["-" * 50_000 + "1", "[" * 50_000, "1+" * 50_000 + "1"])
+def test_python_that_is_too_deep_is_content(deep: str) -> None:
+    assert read(PYTHONIC, f"[f(a={deep})]") == Gathered(f"[f(a={deep})]", "", [])
 
 
 CHUNKS = sorted(
