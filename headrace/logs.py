@@ -1,15 +1,68 @@
-"""One line per event, process name first."""
+"""One line per event, process name first.
 
+A thread of its own writes them: whoever reads the log, or has stopped reading, holds up nobody.
+"""
+
+import atexit
 import logging
-import sys
+import os
+import queue
+import threading
+
+STDERR = 2
+MAX_LINES = 4096  # that wait to be written; more are lost, and counted
+LAST_S = 1.0  # for what waits at the end of the process
+
+
+class LineWriter(logging.Handler):
+    """Hands lines to a thread, and never waits for it."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._num_lost = 0
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
+        self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written."""
+        try:
+            self._lines.put_nowait(self.format(record) + "\n")
+        except queue.Full:
+            self._num_lost += 1
+
+    def close(self) -> None:
+        """Have the last lines written, if somebody reads them."""
+        if self._thread.is_alive():
+            try:
+                self._lines.put(None, timeout=LAST_S)
+            except queue.Full:
+                return
+            self._thread.join(LAST_S)
+        super().close()
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None:
+            lost, self._num_lost = self._num_lost, 0
+            if lost:
+                line += f"{lost} lines of the log were lost: nobody has read it\n"
+            data = line.encode(errors="backslashreplace")
+            try:
+                while data:
+                    data = data[os.write(self._fd, data) :]
+            except OSError:  # nobody will
+                return
 
 
 def setup(process: str, level: str) -> None:
     """Log to standard error as `time process level event`."""
+    writer = LineWriter(STDERR)
     logging.basicConfig(
-        stream=sys.stderr,
+        handlers=[writer],
         level=level.upper(),
         format=f"%(asctime)s {process} %(levelname)s %(message)s",
         datefmt="%H:%M:%S",
         force=True,
     )
+    atexit.register(writer.close)

@@ -1,0 +1,62 @@
+"""The log: a line per event, and nobody waits for who reads it."""
+
+import os
+import subprocess
+import sys
+
+NUM_LINES = 20_000
+DEADLINE_S = 60
+CODE = f"""
+import logging
+from headrace import logs
+logs.setup("engine", "info")
+for number in range({NUM_LINES}):
+    logging.getLogger("x").info("%d %s", number, "." * 100)
+print("done", flush=True)
+input()
+logging.getLogger("x").info("the last")
+"""
+
+
+def start(stderr: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+    )
+
+
+def test_lines_are_written_in_order_to_the_last() -> None:
+    process = start(subprocess.PIPE)
+    _, log = process.communicate("\n", timeout=DEADLINE_S)
+    lines = log.splitlines()
+    assert " engine INFO 0 ." in lines[0]
+    assert lines[-1].endswith("the last")
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_says_what_was_lost() -> None:
+    reader, writer = os.pipe()
+    process = start(writer)
+    os.close(writer)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "done\n"
+    with os.fdopen(reader) as log:
+        while "lines of the log were lost" not in log.readline():
+            pass
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert log.read().endswith("the last\n")
+    assert process.wait(DEADLINE_S) == 0
+    process.stdout.close()
+
+
+def test_a_process_ends_though_nobody_reads_its_log() -> None:
+    reader, writer = os.pipe()
+    process = start(writer)
+    process.communicate("\n", timeout=DEADLINE_S)
+    assert process.returncode == 0
+    os.close(reader)
+    os.close(writer)
