@@ -289,12 +289,8 @@ ROWS = [
         Refused("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
     ),
     Row(
-        *("sampling defaults", ("--generation-config",), ()),
-        Already(("vllm",), "requests say how they are sampled; the defaults are OpenAI's"),
-    ),
-    Row(
-        *("sampling defaults", (), ("--sampling-defaults",)),
-        Already(("openai",), "requests say how they are sampled; the defaults are OpenAI's"),
+        *("sampling defaults", ("--generation-config",), ("--sampling-defaults",)),
+        Same("generation_config", spelled({"model": "auto", "openai": "vllm"})),
     ),
     Row(
         *("stopping", ("--shutdown-timeout",), ()),

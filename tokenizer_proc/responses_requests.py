@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
+from headrace.sampling_defaults import SamplingDefaults
 from headrace.tokenizer_proc.field_names import refuse
 from headrace.tokenizer_proc.openai_requests import (
     Body,
@@ -17,7 +18,7 @@ from headrace.tokenizer_proc.openai_requests import (
     check_chat,
     text_of,
 )
-from headrace.tokenizer_proc.sampling_fields import check_ranges
+from headrace.tokenizer_proc.sampling_fields import check_ranges, stated
 
 Object = dict[str, Any]
 
@@ -262,8 +263,8 @@ def add(messages: list[Object], message: Object) -> None:
         messages.append(message)
 
 
-def echo_of(request: ResponsesRequest) -> bytes:
-    """Return the fields that a response repeats, JSON, with OpenAI's defaults."""
+def echo_of(request: ResponsesRequest, defaults: SamplingDefaults) -> bytes:
+    """Return the fields that a response repeats, JSON, with their defaults."""
     text, reasoning = request.text or TextOptions(), request.reasoning or Reasoning()
     return msgspec.json.encode(
         {
@@ -278,12 +279,12 @@ def echo_of(request: ResponsesRequest) -> bytes:
             "safety_identifier": request.safety_identifier,
             "service_tier": "default",
             "store": False,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": stated(request.temperature, defaults.temperature),
             "text": {"format": text.format or TextFormat("text")},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": stated(request.top_p, defaults.top_p),
             "truncation": "disabled",
             "user": request.user,
         }

@@ -3,12 +3,15 @@
 OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
 """
 
+from typing import TypeVar
+
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
 from headrace.tokenizer_proc.grammar_fields import GrammarFields
 
+T = TypeVar("T")
 MAX_SEQUENCES_PER_REQUEST = 128
 MAX_STOP_STRINGS = 32
 MAX_WORD_LENGTH = 1000  # characters of a stop string or a bad word
@@ -97,6 +100,11 @@ class SamplingFields(GrammarFields, kw_only=True):
     def num_logprobs(self) -> int | None:
         """How many likeliest tokens are told with each one generated; None is no logprobs."""
         raise NotImplementedError
+
+
+def stated(value: T | None, default: T) -> T:
+    """Return what a request says, or else the default."""
+    return default if value is None else value
 
 
 def check_ranges(request: msgspec.Struct) -> None:

@@ -125,3 +125,12 @@ def test_the_demo_models_card() -> None:
     assert card.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     assert card.eos_token_ids == [2]
     assert card.chat_template is not None
+
+
+@pytest.mark.parametrize(("source", "temperature"), [("auto", 0.6), ("vllm", 1.0)])
+def test_the_generation_config_says_how_tokens_are_chosen_unless_told(
+    source: str, temperature: float, tmp_path: Path
+) -> None:
+    path = write_folder(tmp_path, generation_config={"temperature": 0.6})
+    card = read_card(ServerConfig(model=str(path), generation_config=source))
+    assert card.sampling_defaults.temperature == temperature

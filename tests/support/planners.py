@@ -8,6 +8,7 @@ from headrace.config import ModelCard
 from headrace.messages import HttpRequest, request_id
 from headrace.output_formats import ThoughtFormat, ToolFormat
 from headrace.pooling import Pooling, PoolingKind
+from headrace.sampling_defaults import OPENAI, SamplingDefaults
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
@@ -57,6 +58,7 @@ def make_planner(
     chat_template: str = "{% for m in messages %}{{ m.content }}{% endfor %}:",
     tool_format: ToolFormat | None = None,
     thought_format: ThoughtFormat | None = None,
+    sampling_defaults: SamplingDefaults = OPENAI,
 ) -> Planner:
     card = ModelCard(
         path="/model",
@@ -70,6 +72,7 @@ def make_planner(
         embedding_size=4 if embeds else None,
         tool_format=tool_format,
         thought_format=thought_format,
+        sampling_defaults=sampling_defaults,
     )
     encoder = encoder or ByteEncoder()
     template = ChatTemplate(card.chat_template, card.special_tokens)

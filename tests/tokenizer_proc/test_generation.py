@@ -21,6 +21,7 @@ from headrace.messages import (
     Sampling,
     request_id,
 )
+from headrace.sampling_defaults import SamplingDefaults
 from headrace.tokenizer_proc.stages import Sequences
 
 
@@ -61,6 +62,14 @@ def test_defaults_are_openais() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1, 1, 0)
     assert request.max_tokens == 16
     assert request.stop_token_ids == [EOS]
+
+
+def test_a_model_has_defaults_of_its_own() -> None:
+    planner = make_planner(sampling_defaults=SamplingDefaults(temperature=0.6, top_k=20))
+    sampling = only(completion(planner)).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 20, 1.0)
+    sampling = only(completion(planner, temperature=0, top_k=-1)).sampling
+    assert (sampling.temperature, sampling.top_k) == (0.0, 0)
 
 
 def test_a_chat_may_fill_the_context() -> None:
