@@ -48,6 +48,11 @@ class Grammars:
         """Whether a sequence waits for its matcher."""
         return bool(self._waiting)
 
+    @property
+    def requests(self) -> set[int]:
+        """The ids of all requests that have sequences here."""
+        return {request_of(s.id) for waiting in self._waiting.values() for s in waiting}
+
     def prepare(self, sequence: Sequence) -> bool:
         """Give a sequence its matcher; return False where it comes later, from `ready`."""
         grammar = sequence.request.grammar

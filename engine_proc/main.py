@@ -5,6 +5,7 @@ import pkgutil
 import time
 from array import array
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
@@ -176,7 +177,8 @@ class Engine:
 
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
-        for request in self._intake.lapsed(self._scheduler.requests, self._clock()):
+        requests = chain(self._scheduler.requests, self._grammars.requests)
+        for request in self._intake.lapsed(requests, self._clock()):
             self._slot.add(Field.LAPSED)
             self._abort(request)
 

@@ -330,6 +330,20 @@ def test_an_abort_reaches_what_waits_for_its_grammar(rig: Rig, compiler: Slow) -
     assert list(rig.scheduler.requests) == [request_id(0, 2)]
 
 
+def test_what_waits_for_its_grammar_lapses_too(rig: Rig, compiler: Slow) -> None:
+    rig.take(with_grammar(FIRST), generate(request_id(0, 2)))
+    for now in (0.0, LEASE_S + 2):
+        rig.now = now
+        rig.take(Renew(), ids=(request_id(0, 2),))
+        rig.engine.abort_lapsed()
+    assert not rig.engine._grammars.requests
+    rig.step()
+    assert (FIRST, 0, FinishReason.ABORT) in rig.heard()[0].rows()
+    compiler.let.set()
+    receive_compiled(rig)
+    assert list(rig.scheduler.requests) == [request_id(0, 2)]
+
+
 def test_what_was_drawn_without_its_grammar_is_not_told(rig: Rig, compiler: Slow) -> None:
     compiler.let.set()
     rig.take(with_grammar(FIRST, b"wrong"))
