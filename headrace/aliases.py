@@ -234,7 +234,7 @@ ROWS = [
     ),
     Row(
         *("chat template", ("--chat-template",), ("--chat-template",)),
-        Refused("put it into the model's folder, as chat_template.jinja"),
+        Same("chat_template"),
     ),
     Row("chat template", ("--default-chat-template-kwargs",), (), Refused(ON_REQUESTS)),
     Row(

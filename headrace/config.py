@@ -78,6 +78,7 @@ class ServerConfig:
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
+    chat_template: str | None = flag(None, "a Jinja file to use instead of the model's template")
     tool_call_parser: str = flag(
         "auto", "how the model writes calls of tools; auto asks the chat template", TOOL_PARSERS
     )

@@ -80,6 +80,8 @@ def read_card(config: ServerConfig) -> ModelCard:
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
+    if config.chat_template is not None:
+        card = replace(card, chat_template=read_template(Path(config.chat_template).expanduser()))
     if config.generation_config == "vllm":
         card = replace(card, sampling_defaults=OPENAI)
     return replace(
@@ -177,6 +179,14 @@ def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
     return template
+
+
+def read_template(path: Path) -> str:
+    """Read the file of --chat-template."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}") from None
 
 
 def _need(values: dict[str, Any], key: str, path: Path) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, ModelError
 from headrace.model_card import find_demo_model, find_model, read_card, read_folder
+from headrace.output_formats import ToolFormat
 
 CONFIG = {"max_position_embeddings": 64, "vocab_size": 32, "eos_token_id": 2}
 
@@ -134,3 +135,14 @@ def test_the_generation_config_says_how_tokens_are_chosen_unless_told(
     path = write_folder(tmp_path, generation_config={"temperature": 0.6})
     card = read_card(ServerConfig(model=str(path), generation_config=source))
     assert card.sampling_defaults.temperature == temperature
+
+
+def test_a_template_of_a_flag_goes_before_the_model_s(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, tokenizer_config={"chat_template": "old"})
+    file = tmp_path / "mine.jinja"
+    file.write_text("{# <tool_call> #}{% for tool in tools %}{% endfor %}é", encoding="utf-8")
+    card = read_card(ServerConfig(model=str(path), chat_template=str(file)))
+    assert card.chat_template == file.read_text(encoding="utf-8")
+    assert card.tool_format is ToolFormat.HERMES
+    with pytest.raises(ConfigError, match=r"--chat-template .*nothing.* cannot be read"):
+        read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "nothing")))
