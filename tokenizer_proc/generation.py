@@ -65,6 +65,7 @@ from headrace.tokenizer_proc.sampling_fields import (
     stated,
 )
 from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, json_answer
+from headrace.tokenizer_proc.thought_grammar import thoughts_of
 from headrace.tokenizer_proc.tool_grammar import demanded_calls
 
 SEED_MASK = 2**64 - 1
@@ -346,7 +347,13 @@ class GenerationPlanner:
                 )
             special = self._prompts.vocabulary.special_tokens
             constraint = demanded_calls(request.demanded, parsing, special)
-        return b"" if constraint is None else (yield from self._grammars.compiled(*constraint))
+        if constraint is None:
+            return b""
+        param, wanted = constraint
+        if parsing is not None:
+            thoughts = thoughts_of(parsing, self._prompts.vocabulary.special_tokens)
+            wanted = msgspec.structs.replace(wanted, thoughts=thoughts)
+        return (yield from self._grammars.compiled(param, wanted))
 
     def _stop_token_ids(self, request: Generation, has_grammar: bool) -> list[int]:
         """Return what ends a text. EOS does at the end of a grammar, ignored or not."""

@@ -18,6 +18,7 @@ import msgspec
 import setproctitle
 
 from headrace.tokenizer_proc.grammar_fields import Constraint
+from headrace.tokenizer_proc.thought_grammar import after_thoughts
 
 T = TypeVar("T")
 
@@ -67,7 +68,11 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             grammar = grammar_of(constraint)
-            compiler.check(grammar)
+            compiler.check(grammar)  # alone, since trying ends within the thoughts
+            if constraint.thoughts:
+                is_lark = constraint.kind in ("lark", "grammar")
+                grammar = after_thoughts(constraint.thoughts, grammar, is_lark)
+                compiler.check(grammar)
             verdict = Verdict(grammar.encode())
         except (ValueError, RecursionError) as error:
             verdict = Verdict(error=reworded(str(error)))

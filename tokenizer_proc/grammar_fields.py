@@ -71,6 +71,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["json_schema", "regex", "lark", "grammar"]
     source: str
     space: str = SOME_SPACE  # a regex: what may be between the parts of JSON
+    thoughts: str = ""  # rules of what comes before, as Lark has them
 
 
 def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:
@@ -173,5 +174,9 @@ def of_choice(choices: list[str], param: str) -> Constraint:
     """Return what a choice between texts comes to."""
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidValue(f"{param}: must have 1 to {MAX_CHOICES} entries", param)
-    texts = " | ".join(msgspec.json.encode(choice).decode() for choice in choices)
-    return Constraint("lark", f"start: {texts}")
+    return Constraint("lark", f"start: {' | '.join(map(quoted, choices))}")
+
+
+def quoted(text: str) -> str:
+    """Return a text as Lark writes it."""
+    return msgspec.json.encode(text).decode()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import Parsing
-from headrace.output_formats import THOUGHT_MARKS, TOOL_MARKS, ThoughtFormat, ToolFormat
-from headrace.tokenizer_proc.grammar_fields import MAX_GRAMMAR_CHARACTERS, Constraint
+from headrace.output_formats import TOOL_MARKS, ToolFormat
+from headrace.tokenizer_proc.grammar_fields import MAX_GRAMMAR_CHARACTERS, Constraint, quoted
 from headrace.tokenizer_proc.tool_requests import Tool, is_string
 
 Schema = dict[str, Any]
@@ -72,12 +72,9 @@ def demanded_calls(
         Unsupported, InvalidValue: there is no such grammar, or it is too large.
     """
     assert parsing.tools is not None
-    thought_marks = THOUGHT_MARKS[parsing.thoughts] if parsing.thoughts else ()
-    marks = (*TOOL_MARKS[parsing.tools], *thought_marks)
+    marks = TOOL_MARKS[parsing.tools]
     special = {mark: special_tokens[mark] for mark in marks if mark in special_tokens}
-    source = ToolGrammar(parsing.tools, special).of(
-        tools, not parsing.has_one_call, parsing.thoughts, parsing.begins_inside
-    )
+    source = ToolGrammar(parsing.tools, special).of(tools, not parsing.has_one_call)
     if len(source) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidValue(
             f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where one has to be "
@@ -98,14 +95,8 @@ class ToolGrammar:
         self._format = format
         self._special = special
 
-    def of(
-        self,
-        tools: list[Tool],
-        may_repeat: bool,
-        thoughts: ThoughtFormat | None = None,
-        begins_inside: bool = False,
-    ) -> str:
-        """Return the grammar of calls of `tools`, one or several, after thoughts where there are.
+    def of(self, tools: list[Tool], may_repeat: bool) -> str:
+        """Return the grammar of calls of `tools`, one or several.
 
         Raises:
             Unsupported: a parameter cannot be written in this format.
@@ -120,26 +111,7 @@ class ToolGrammar:
         rules.append("call: " + " | ".join(f"c{index}" for index in range(len(tools))))
         more = f"({self._joined(self._text(writing.between), 'call')})*" if may_repeat else ""
         calls = self._joined(self._text(writing.begin), "call", more, self._text(writing.end))
-        if thoughts is not None:
-            rules += self._thoughts(thoughts, begins_inside)
-            calls = f"thoughts {calls}"
         return "\n".join([f"start: {calls}", *rules])
-
-    def _thoughts(self, format: ThoughtFormat, begins_inside: bool) -> list[str]:
-        """Return rules for thoughts; those that the prompt has begun must come to an end."""
-        begin, end = THOUGHT_MARKS[format]
-        rest = self._joined(*self._anything("thought", end), "SPACE")
-        inside = "thoughts: inside" if begins_inside else f"thoughts: ({self._text(begin)} inside)?"
-        rules = [inside, f"inside: {rest}", r"SPACE: /\n{0,2}/"]
-        if end not in self._special:
-            rules.append(f"thought[suffix={quoted(end)}]: /(?s:.*)/")
-        else:
-            rules.append("thought: /(?s:.*)/")
-        return rules
-
-    def _anything(self, rule: str, end: str) -> tuple[str, ...]:
-        """Return what any text up to `end`, and that, is called."""
-        return (rule, self._text(end)) if end in self._special else (rule,)
 
     def _arguments(self, rule: str, schema: Schema) -> list[str]:
         """Return the rules of a tool's arguments."""
@@ -167,11 +139,6 @@ class ToolGrammar:
     @staticmethod
     def _joined(*parts: str) -> str:
         return " ".join(part for part in parts if part)
-
-
-def quoted(text: str) -> str:
-    """Return a text as Lark writes it."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def json_value(schema: Schema) -> str:

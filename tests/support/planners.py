@@ -43,10 +43,10 @@ class Planner:
 
 
 class Echo:
-    """Grammars that are their own sources, and known at once."""
+    """Grammars that are their own sources, after what comes first, and known at once."""
 
     def compiled(self, param: str, constraint: Constraint) -> Encoding[bytes]:
-        return f"{param}: {constraint.source}".encode()
+        return f"{param}: {constraint.thoughts}{constraint.source}".encode()
         yield []
 
 

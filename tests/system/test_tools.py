@@ -1,7 +1,7 @@
 """Tools and thoughts through a whole server, with OpenAI's client.
 
 The demo model calls no tools by itself. Where it is free to, what it says is prescribed by a
-grammar that leaves one text.
+grammar that leaves one text. Its thoughts are not: it repeats those that its prompt is full of.
 """
 
 import json
@@ -40,7 +40,12 @@ NOW: Any = {"type": "function", "function": {"name": "now"}}
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo, and the time?"}]
 ARGUMENTS = '{"city": "Oslo", "unit": "C"}'
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>\n'
-SAID = f"<think>\nHm, two calls.\n</think>\n\nOne moment.\n{CALL}{CALL.replace('Oslo', 'Bø')}"
+THOUGHTS = "<think>\nHm, two calls.\n</think>\n\n"
+SCRIPT = {
+    "structured_outputs": {"choice": [f"One moment.\n{CALL}{CALL.replace('Oslo', 'Bø')}"]},
+    "chat_template": TEMPLATE + 8 * f"{THOUGHTS}One moment.\n",
+    "temperature": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +114,6 @@ def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     assert ends == ["tool_calls"]
 
 
-SCRIPT = {"structured_outputs": {"choice": [SAID]}}
-
-
 def test_calls_are_found_in_what_the_model_says(client: openai.OpenAI) -> None:
     answer = ask(client, SCRIPT).choices[0]
     assert answer.finish_reason == "tool_calls"
@@ -149,7 +151,7 @@ def test_without_tools_the_same_words_are_words(client: openai.OpenAI) -> None:
 
 def test_a_conversation_goes_on_with_the_results(tool_server: RunningServer) -> None:
     with Client(tool_server.url) as client:
-        options = {"chat_template": TEMPLATE, "tools": [WEATHER, NOW], "max_tokens": 100}
+        options = {"tools": [WEATHER, NOW], "max_tokens": 100}
         answer = client.chat(QUESTION, **options, **SCRIPT)
         told = answer.choices[0].message
         results = [
@@ -157,7 +159,7 @@ def test_a_conversation_goes_on_with_the_results(tool_server: RunningServer) -> 
             for call in answer.tool_calls
         ]
         assert len(results) == 2
-        after = client.chat([*QUESTION, told, *results], **options)
+        after = client.chat([*QUESTION, told, *results], **options, **SCRIPT)
         assert after.usage.prompt_tokens > answer.usage.prompt_tokens
 
 

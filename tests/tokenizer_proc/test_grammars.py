@@ -14,15 +14,19 @@ import pytest
 from servers import wait_until
 
 from headrace.errors import InvalidValue, RequestError, Unsupported
+from headrace.messages import Parsing
 from headrace.model_card import find_demo_model, read_gguf
+from headrace.output_formats import ThoughtFormat
 from headrace.tokenizer_proc import grammar_checker
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.grammars import MAX_KEPT, Grammars
 from headrace.tokenizer_proc.stages import Check
+from headrace.tokenizer_proc.thought_grammar import thoughts_of
 
 MODEL = find_demo_model()
 assert MODEL is not None
 CARD = read_gguf(MODEL)
+THOUGHTS = thoughts_of(Parsing(thoughts=ThoughtFormat.QWEN3), {})
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,8 @@ def schema(**keywords: Any) -> Constraint:
         Constraint("lark", 'start: "a" | "b"'),
         Constraint("grammar", "start: NUMBER\n%import common.NUMBER"),
         Constraint("grammar", 'root ::= "a" root | "b"'),
+        Constraint("regex", "[a-z]+", thoughts=THOUGHTS),
+        Constraint("lark", 'start: "a" | "b"', thoughts=THOUGHTS),
     ],
 )
 def test_each_kind_is_compiled_and_kept(grammars: Grammars, constraint: Constraint) -> None:
@@ -124,6 +130,8 @@ def test_a_keyword_that_is_not_followed_is_named(
         (Constraint("grammar", "root ::= " + "(" * 9000 + ")" * 9000), "recursion"),
         (Constraint("lark", "start: " + "(" * 9000 + ")" * 9000), "nested"),
         (Constraint("json_schema", "[" * 100_000), "recursion"),
+        (Constraint("lark", 'start: start "a"', thoughts=THOUGHTS), "no text matches"),
+        (Constraint("lark", "{", thoughts=THOUGHTS), "EOF"),
     ],
 )
 def test_what_is_wrong_is_told_shortly(

@@ -1,23 +1,19 @@
 """A grammar allows calls of the tools and nothing else, as the model's format has them."""
 
-import functools
 import json
 import random
 from typing import Any
 
 import msgspec
 import pytest
-import tokenizers
+from grammars import allows, mark_ids, matcher, some_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLMatcher, LLTokenizer
 
 from headrace.errors import Unsupported
-from headrace.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
+from headrace.output_formats import ToolFormat
 from headrace.tokenizer_proc.tool_grammar import ToolGrammar
 from headrace.tokenizer_proc.tool_requests import Tool
-
-END, MARKS = "<|end|>", ("[TOOL_CALLS]", "<tool_call>", "</tool_call>", "</think>")
 
 FORECAST = {
     "name": "forecast",
@@ -72,38 +68,11 @@ def tools(*functions: dict[str, Any]) -> list[Tool]:
     return msgspec.convert([{"type": "function", "function": f} for f in functions], list[Tool])
 
 
-@functools.cache
-def vocabulary() -> tuple[tokenizers.Tokenizer, LLTokenizer]:
-    """A tokenizer of bytes and of some marks that are special tokens."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    model = tokenizers.models.BPE({char: id for id, char in enumerate(alphabet)}, [])
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens([END, *MARKS])
-    eos = tokenizer.token_to_id(END)
-    return tokenizer, LLTokenizer(tokenizer.to_str(), eos_token=eos)
-
-
 def grammar_of(
     format: ToolFormat, *functions: dict[str, Any], special: bool = True, **fields: Any
 ) -> str:
-    tokenizer, _ = vocabulary()
-    ids = {mark: tokenizer.token_to_id(mark) for mark in MARKS} if special else {}
+    ids = mark_ids() if special else {}
     return ToolGrammar(format, ids).of(tools(*functions), **({"may_repeat": True} | fields))
-
-
-def matcher(grammar: str) -> LLMatcher:
-    found = LLMatcher(vocabulary()[1], grammar, log_level=0)
-    assert not found.is_error(), found.get_error() + grammar
-    return found
-
-
-def allows(grammar: str, text: str) -> bool:
-    """Whether a whole text may be written under a grammar."""
-    found = matcher(grammar)
-    ids = vocabulary()[0].encode(text, add_special_tokens=False).ids
-    return found.try_consume_tokens(ids) == len(ids) and found.is_accepting()
 
 
 @pytest.mark.parametrize("format", ToolFormat)
@@ -121,22 +90,8 @@ def test_one_call_is_one(format: ToolFormat) -> None:
     assert not allows(grammar_of(format, FORECAST, NOW, may_repeat=False), CALLS[format])
 
 
-@pytest.mark.parametrize("format", ToolFormat)
-def test_thoughts_come_first(format: ToolFormat) -> None:
-    for thoughts in ThoughtFormat:
-        begin, end = THOUGHT_MARKS[thoughts]
-        inside = grammar_of(format, FORECAST, NOW, thoughts=thoughts, begins_inside=True)
-        outside = grammar_of(format, FORECAST, NOW, thoughts=thoughts)
-        text = f"Hm, 1 < 2.\n{end}\n\n{CALLS[format]}"
-        assert allows(inside, text)
-        assert allows(outside, begin + text)
-        assert allows(outside, CALLS[format])
-        assert not allows(outside, text)
-
-
 def test_marks_that_are_special_tokens_are_written_as_such() -> None:
-    tokenizer, _ = vocabulary()
-    mark = tokenizer.token_to_id("[TOOL_CALLS]")
+    mark = mark_ids()["[TOOL_CALLS]"]
     allowed = matcher(grammar_of(ToolFormat.MISTRAL, NOW)).compute_bitmask()
     assert allowed[mark // 8] >> mark % 8 & 1
     assert sum(byte.bit_count() for byte in allowed) == 1
@@ -175,22 +130,6 @@ def test_what_is_written_under_a_grammar_is_read_as_a_call(
     for name, value in arguments.items():
         kind = {"integer": int, "boolean": bool, "string": str}[properties[name]["type"]]
         assert type(value) is kind
-
-
-def some_text(found: LLMatcher, random: random.Random) -> str:
-    """Return a text that a grammar allows, which ends as soon as it can."""
-    tokenizer, _ = vocabulary()
-    eos = tokenizer.token_to_id(END)
-    ids: list[int] = []
-    while not found.is_stopped() and len(ids) < 1000:
-        mask = found.compute_bitmask()
-        allowed = [8 * i + b for i, byte in enumerate(mask) for b in range(8) if byte >> b & 1]
-        if eos in allowed:
-            break
-        ids.append(random.choice(allowed))
-        found.consume_token(ids[-1])
-    assert found.is_accepting()
-    return tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
