@@ -29,8 +29,9 @@ bench: .venv/dev
 soak: .venv/dev
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
-# Clients that people have already, and lm-eval. They take a gigabyte, so `make test` skips them.
-ecosystem: .venv/ecosystem
+# Clients that people have already, lm-eval and the JSON-Schema-Test-Suite. They take a gigabyte, so
+# `make test` skips them.
+ecosystem: .venv/ecosystem .venv/schema-suite
 	PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
 
 install: .venv/installed
@@ -48,6 +49,13 @@ install: .venv/installed
 .venv/ecosystem: .venv/dev tests/ecosystem/requirements.txt
 	rm -rf $@
 	$(PIP) --target $@ --requirement tests/ecosystem/requirements.txt
+	touch $@
+
+# The JSON-Schema-Test-Suite comes with jsonschema's source.
+.venv/schema-suite: .venv/dev
+	rm -rf $@
+	$(BIN)/pip download --no-binary :all: --no-deps --dest $@ jsonschema==4.26.0
+	tar -xzf $@/jsonschema-4.26.0.tar.gz -C $@ --strip-components 2 jsonschema-4.26.0/json
 	touch $@
 
 clean:
