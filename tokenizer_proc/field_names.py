@@ -1,5 +1,6 @@
 """Fields of requests that are made into others', and errors that name them as the client did."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -7,15 +8,23 @@ import msgspec
 
 from headrace.errors import RequestError, Unsupported
 
+INDEX = re.compile(r"\[\d+\]")
+
 
 @contextmanager
 def as_written(names: Mapping[str, str]) -> Iterator[None]:
-    """Have errors name fields as the client did; `names` has those by this server's names."""
+    """Have errors name fields as the client did.
+
+    `names` has those by this server's names. `[]` stands for any index, in both.
+    """
     try:
         yield
     except RequestError as error:
-        if error.param is not None and error.param in names:
-            error.rename(names[error.param])
+        param = error.param or ""
+        name = names.get(INDEX.sub("[]", param))
+        if name is not None:
+            indices = iter(INDEX.findall(param))
+            error.rename(re.sub(r"\[\]", lambda _: next(indices), name))
         raise
 
 

@@ -27,6 +27,9 @@ CHAT_NAMES = {
     "max_completion_tokens": "max_tokens",
     "continue_final_message": "messages",
     "response_format": "output_config.format",
+    "tools[].function.name": "tools[].name",
+    "tools[].function.parameters.type": "tools[].input_schema.type",
+    "tool_choice.function.name": "tool_choice.name",
 }
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

@@ -19,6 +19,7 @@ from headrace.tokenizer_proc.openai_requests import (
     text_of,
 )
 from headrace.tokenizer_proc.sampling_fields import check_ranges, stated
+from headrace.tokenizer_proc.tool_requests import arguments_of
 
 Object = dict[str, Any]
 
@@ -33,6 +34,10 @@ CHAT_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+    "tools[].function.name": "tools[].name",
+    "tools[].function.parameters.type": "tools[].parameters.type",
+    "tool_choice.function.name": "tool_choice.name",
 }
 
 
@@ -235,7 +240,8 @@ def said(item: InputItem, where: str) -> Object:
         case "function_call":
             if item.name is None or item.arguments is None:
                 raise InvalidValue(f"{where}: a call needs 'name' and 'arguments'", where)
-            function = {"name": item.name, "arguments": item.arguments}
+            arguments = arguments_of(item.arguments, f"{where}.arguments")
+            function = {"name": item.name, "arguments": arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             return {"role": "assistant", "tool_calls": [call]}
         case "function_call_output":

@@ -126,20 +126,19 @@ def check_choice(choice: ToolChoice | None, names: set[str]) -> None:
 
 def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
     """Return a call as templates expect it: with arguments that are an object."""
-    function = {"name": call.function.name, "arguments": arguments_of(call, where)}
+    arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
+    function = {"name": call.function.name, "arguments": arguments}
     told: dict[str, Any] = {"type": "function", "function": function}
     return told if call.id is None else told | {"id": call.id}
 
 
-def arguments_of(call: CalledTool, where: str) -> dict[str, Any]:
+def arguments_of(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
     """Return the arguments of a call; none is no arguments."""
-    arguments = call.function.arguments
     if isinstance(arguments, dict):
         return arguments
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        where += ".function.arguments"
         raise InvalidValue(f"{where}: must be a JSON object: {error}", where) from None
 
 

@@ -162,6 +162,15 @@ def test_a_choice_of_tools_is_a_chats(choice: str, wanted: str) -> None:
         ({"tools": [LOOK | {"type": "web_search_20250305"}]}, "tools[0]: 'web_search_20250305' is"),
         ({"tools": [LOOK], "tool_choice": {"type": "tool"}}, "tool_choice.name: must be there"),
         (
+            {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "leap"}},
+            "tool_choice.name: 'leap' is none of the tools",
+        ),
+        ({"tools": [LOOK, LOOK | {"name": "no way"}]}, "tools[1].name: must be 1 to 64 of"),
+        (
+            {"tools": [LOOK | {"input_schema": {"type": "array"}}]},
+            "tools[0].input_schema.type: must be 'object'",
+        ),
+        (
             {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]},
             "messages[0].content[0]: a tool_use block needs 'name' and 'input'",
         ),

@@ -150,7 +150,24 @@ def test_tools_are_a_chats() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]: 'web_search' is not offered"),
         ({"tools": [{"type": "function"}]}, "tools[0].name: must be there"),
         ({"tools": [LOOK], "tool_choice": {"type": "mcp"}}, "tool_choice: must be 'auto'"),
+        (
+            {"tools": [LOOK], "tool_choice": {"type": "function", "name": "leap"}},
+            "tool_choice.name: 'leap' is none of the tools",
+        ),
+        ({"tools": [LOOK, LOOK]}, "tools[1].name: 'look' is there already"),
+        (
+            {"tools": [LOOK | {"parameters": {"type": "array"}}]},
+            "tools[0].parameters.type: must be 'object'",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x"}}},
+            "text.format.schema: must be there",
+        ),
         ({"input": [{"type": "function_call"}]}, "input[0]: a call needs 'name' and 'arguments'"),
+        (
+            {"input": [{"type": "function_call", "name": "look", "arguments": "["}]},
+            "input[0].arguments: must be a JSON object",
+        ),
     ],
 )
 def test_tools_that_cannot_be_are_refused(fields: dict[str, Any], says: str) -> None:
