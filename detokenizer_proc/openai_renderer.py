@@ -31,12 +31,15 @@ def finish_name(finished: FinishReason | None, calls: bool = False) -> str | Non
 
 def usage_body(usage: Usage) -> Object:
     """Return the `usage` object."""
-    return {
+    body: Object = {
         "prompt_tokens": usage.num_prompt,
         "completion_tokens": usage.num_completion,
         "total_tokens": usage.num_prompt + usage.num_completion,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached},
     }
+    if usage.num_thought is not None:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.num_thought}
+    return body
 
 
 def call_body(call: Call) -> Object:

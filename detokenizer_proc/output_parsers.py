@@ -77,6 +77,11 @@ class SelectiveParser:
         self._parser = parser
         self._parsing = parsing
 
+    @property
+    def thought(self) -> range:
+        """Where in the text the thought is, told or not."""
+        return self._parser.thought
+
     def feed(self, text: str) -> list[Piece]:
         """Take more text; return what has become certain."""
         return [piece for piece in self._parser.feed(text) if self._is_told(piece)]

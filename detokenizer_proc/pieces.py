@@ -45,6 +45,11 @@ Piece = Content | Thought | ToolCall | Arguments
 class OutputParser(Protocol):
     """Tells what the text of one sequence is, as it comes."""
 
+    @property
+    def thought(self) -> range:
+        """Where in the text the thought is, so far as it is certain."""
+        ...
+
     def feed(self, text: str) -> list[Piece]:
         """Take more text; return what has become certain."""
         ...
@@ -56,6 +61,8 @@ class OutputParser(Protocol):
 
 class PlainParser:
     """All text is words to the reader."""
+
+    thought = range(0)
 
     def feed(self, text: str) -> list[Piece]:
         """Return the text."""

@@ -21,6 +21,7 @@ class Usage(NamedTuple):
     num_prompt: int
     num_completion: int
     num_cached: int  # of the prompt, found in the prefix cache
+    num_thought: int | None = None  # of the completion; None where no thoughts are looked for
 
 
 class Choice(NamedTuple):

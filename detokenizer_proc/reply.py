@@ -106,6 +106,7 @@ class Reply:
             pieces = self._parsers[index].feed(text)
             if sequence.finished is not None:
                 pieces += self._parsers[index].flush()
+        sequence.thought = self._parsers[index].thought
         # All that was computed, the stop token included: as many as the usage says.
         new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         stopped_here = sequence.finished is not None and finished is None
@@ -170,10 +171,12 @@ class Reply:
     def _usage(self) -> Usage:
         sequences = self._sequences.values()
         prompts = [s for s in sequences if not s.plan.shares_prompt]
+        thought = [s.num_thought for s in sequences]
         return Usage(
             sum(s.plan.num_prompt_tokens for s in prompts),
             sum(s.num_tokens for s in sequences),
             sum(s.num_cached for s in prompts),
+            None if None in thought else sum(filter(None, thought)),
         )
 
     def _whole(self) -> bytes:

@@ -23,7 +23,7 @@ def usage_body(usage: Usage) -> Object:
         "input_tokens": usage.num_prompt,
         "input_tokens_details": {"cached_tokens": usage.num_cached, "cache_write_tokens": 0},
         "output_tokens": usage.num_completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.num_thought or 0},
         "total_tokens": usage.num_prompt + usage.num_completion,
     }
 

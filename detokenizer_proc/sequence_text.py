@@ -1,6 +1,7 @@
 """The text of one sequence, and how likely its tokens were."""
 
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from headrace.detokenizer_proc.logprobs import ToldToken
@@ -28,6 +29,8 @@ class SequenceText:
     pieces: list[Piece] = field(default_factory=list)  # kept where the reply does not stream
     told: list[ToldToken] = field(default_factory=list)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
+    thought: range = range(0)  # where in the text it is
+    _starts: "array[int] | None" = None  # of all tokens in the text, where there may be a thought
     _num_decoded: int = 0  # characters, the echo among them
     _num_given: int = 0  # the same, without what is held back
     _held: list[ToldToken] = field(default_factory=list)  # tokens whose text is held back
@@ -40,7 +43,9 @@ class SequenceText:
             plan.skip_special_tokens, plan.spaces_between_special_tokens, marks_of(plan.parsing)
         )
         length = len(plan.echo)
-        return cls(plan, stream, stops, _num_decoded=length, _num_given=length)
+        starts = array("I") if plan.parsing is not None and plan.parsing.thoughts else None
+        assert starts is None or not length, "a parser sees no echo"
+        return cls(plan, stream, stops, _starts=starts, _num_decoded=length, _num_given=length)
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
@@ -52,7 +57,17 @@ class SequenceText:
     @property
     def usage(self) -> Usage:
         """How many tokens this sequence took."""
-        return Usage(self.plan.num_prompt_tokens, self.num_tokens, self.num_cached)
+        return Usage(
+            self.plan.num_prompt_tokens, self.num_tokens, self.num_cached, self.num_thought
+        )
+
+    @property
+    def num_thought(self) -> int | None:
+        """How many tokens begin in a thought; None where no thoughts are looked for."""
+        if self._starts is None:
+            return None
+        before = bisect_left(self._starts, self.thought.start)
+        return bisect_left(self._starts, self.thought.stop) - before
 
     @property
     def mean_logprob(self) -> float:
@@ -80,6 +95,8 @@ class SequenceText:
                     break
             if likely is not None and self.plan.logprobs is not None:
                 self._held.append(ToldToken(id, likely, self._num_decoded))
+            if self._starts is not None:
+                self._starts.append(self._num_decoded)
             text += self._certain(self.stream.feed(id))
             if self.stops.stopped:
                 self.finished = FinishReason.STOP

@@ -19,12 +19,26 @@ T = TypeVar("T")
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 
+class PromptDetails(msgspec.Struct):
+    """How many tokens of a prompt were found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class CompletionDetails(msgspec.Struct):
+    """How many tokens of an answer were thoughts."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     """How many tokens a request took. Embeddings complete nothing."""
 
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None  # where thoughts are looked for
 
 
 class LikelyToken(msgspec.Struct):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from headrace.detokenizer_proc.pieces import Piece
+from headrace.detokenizer_proc.pieces import Piece, Thought
 from headrace.detokenizer_proc.stops import overlap
 
 T = TypeVar("T")
@@ -32,11 +32,18 @@ class Source:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._num_dropped = 0  # characters of the text before what is kept
         self._has_ended = False
         self._unsettled: list[str] = []
 
+    @property
+    def position(self) -> int:
+        """How many characters have been taken."""
+        return self._num_dropped + self._at
+
     def give(self, text: str) -> None:
         """Add what has come."""
+        self._num_dropped += self._at
         self._text = self._text[self._at :] + text
         self._at = 0
 
@@ -63,6 +70,7 @@ class Source:
         if len(taken) <= self._at:
             self._at -= len(taken)
         else:
+            self._num_dropped = self.position - len(taken)
             self._text = taken + self._text[self._at :]
             self._at = 0
 
@@ -140,6 +148,7 @@ class SourceParser:
     """The `OutputParser` that a reader makes."""
 
     def __init__(self, read: Callable[[Source], Reading[None]]) -> None:
+        self.thought = range(0)
         self._source = Source()
         self._reading = read(self._source)
 
@@ -158,5 +167,9 @@ class SourceParser:
         for piece in self._reading:
             if piece is None:
                 break
+            if isinstance(piece, Thought):
+                end = self._source.position
+                start = self.thought.start if self.thought else end - len(piece.text)
+                self.thought = range(start, end)
             news.append(piece)
         return news

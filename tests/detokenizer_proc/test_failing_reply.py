@@ -19,6 +19,8 @@ LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
 class EndlessParser:
     """A parser that does not come to an end with some texts."""
 
+    thought = range(0)
+
     def feed(self, text: str) -> list[Piece]:
         while "!" in text:
             pass
@@ -30,6 +32,8 @@ class EndlessParser:
 
 class BrokenParser:
     """A parser with a bug that some texts bring to light."""
+
+    thought = range(0)
 
     def feed(self, text: str) -> list[Piece]:
         assert "!" not in text

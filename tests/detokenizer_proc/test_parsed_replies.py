@@ -10,7 +10,7 @@ from byte_replies import make_plan, take
 
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
-from headrace.messages import Api, FinishReason, Parsing, StepOutput, request_id
+from headrace.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
 from headrace.output_formats import ThoughtFormat, ToolFormat
 
 # Ids are bytes, but for the last ones, special tokens.
@@ -34,7 +34,7 @@ def ids(text: str) -> list[int]:
 def sent(tokens: list[int], parsing: Parsing, finished: FinishReason, **fields: Any) -> bytes:
     """Return what a client is sent of a reply whose tokens come one by one."""
     replies = Replies(TableVocabulary(TABLE), 2)
-    plan = make_plan(api=Api.CHAT, parsing=parsing, **fields)
+    plan = make_plan(**({"api": Api.CHAT, "parsing": parsing} | fields))
     data = b""
     for place, token in enumerate(tokens):
         started = {} if place else {ID: msgspec.msgpack.encode(plan)}
@@ -129,3 +129,51 @@ def test_a_call_is_the_same_where_token_ids_are_told() -> None:
     tokens = [*ids(CALLED), END]
     message, end = streamed(tokens, THINKING, STOP, return_token_ids=True)
     assert (call_of(message), end) == (("f", '{"a": "é"}'), "tool_calls")
+
+
+THOUGHT = Parsing(thoughts=ThoughtFormat.QWEN3)
+OPEN = Parsing(thoughts=ThoughtFormat.DEEPSEEK_R1, begins_inside=True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parsing", "finished", "count"),
+    [
+        ([*ids("\n<think>\nHm é</think>\n\nSo"), END], THOUGHT, STOP, 5),
+        (ids("<think>Hm, <thi"), THOUGHT, LENGTH, 8),
+        ([*ids("Hm, </thin</think>So"), END], OPEN, STOP, 10),
+        (ids("  Hm"), OPEN, LENGTH, 2),
+        ([*ids("<think>H"), PAD, *ids("m</think>"), END], THOUGHT, STOP, 3),
+        ([*ids("<think></think>So"), END], THOUGHT, STOP, 0),
+        ([*ids("<thin air"), END], THOUGHT, STOP, 0),
+    ],
+)
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_tokens_of_thoughts_are_counted(
+    tokens: list[int], parsing: Parsing, finished: FinishReason, count: int, hides: bool
+) -> None:
+    parsing = msgspec.structs.replace(parsing, hides_thoughts=hides)
+    body = json.loads(sent(tokens, parsing, finished))
+    details = {"reasoning_tokens": count}
+    assert body["usage"]["completion_tokens_details"] == details
+    streamed = sent(tokens, parsing, finished, stream=True, include_usage=True)
+    assert json.loads(streamed.split(b"data: ")[-2])["usage"] == body["usage"]
+    form = ResponsesForm(b"{}")
+    response = json.loads(sent(tokens, parsing, finished, api=Api.RESPONSES, form=form))
+    assert response["usage"]["output_tokens_details"] == details
+
+
+def test_a_stop_string_ends_the_thoughts_that_are_counted() -> None:
+    replies = Replies(TableVocabulary(TABLE), 2)
+    plan = make_plan(api=Api.CHAT, parsing=THOUGHT, stop=["nd"])
+    started = {ID: msgspec.msgpack.encode(plan)}
+    tokens = ids("<think>And so</think>")
+    output = StepOutput.of(started, [ID], [len(tokens)], [None])
+    outgoing, _ = take(replies, output, array("I", tokens).tobytes())
+    usage = json.loads(outgoing[0].data())["usage"]
+    assert usage["completion_tokens"] == len("<think>And")
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 1}
+
+
+def test_no_thoughts_are_counted_where_none_are_looked_for() -> None:
+    body = json.loads(sent([*ids(CALLED), END], Parsing(tools=ToolFormat.HERMES), STOP))
+    assert "completion_tokens_details" not in body["usage"]
