@@ -1,4 +1,4 @@
-"""Tools and thoughts through a whole server, with OpenAI's client.
+"""Tools and thoughts through a whole server, with OpenAI's client and Anthropic's.
 
 The demo model calls no tools by itself. Where it is free to, what it says is prescribed by a
 grammar that leaves one text. Its thoughts are not: it repeats those that its prompt is full of.
@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -15,12 +16,15 @@ from servers import RunningServer
 
 from headrace.client import Client
 
+MODEL = "SmolLM2-135M-Instruct"
 TEMPLATE = (
     "{% if tools %}Tools: {{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
+AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}  # it would think for long
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -49,10 +53,12 @@ SCRIPT = {
 
 
 @pytest.fixture(scope="module")
-def tool_server() -> Iterator[RunningServer]:
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATE)
     running = RunningServer(
+        *("--chat-template", str(template), "--trust-request-chat-template"),
         *("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"),
-        "--trust-request-chat-template",
     )
     yield running
     assert running.stop() == 0
@@ -64,11 +70,10 @@ def client(tool_server: RunningServer) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(client: openai.OpenAI, extra: dict[str, Any] | None = None, **fields: Any) -> Any:
-    arguments = {"model": "SmolLM2-135M-Instruct", "messages": QUESTION, "max_tokens": 150}
+def ask(client: openai.OpenAI, extra: dict[str, Any] = AT_ONCE, **fields: Any) -> Any:
+    arguments = {"model": MODEL, "messages": QUESTION, "max_tokens": 150}
     arguments |= {"tools": [WEATHER, NOW], "seed": 1} | fields
-    extra_body = {"chat_template": TEMPLATE} | (extra or {})
-    return client.chat.completions.create(**arguments, extra_body=extra_body)
+    return client.chat.completions.create(**arguments, extra_body=extra)
 
 
 def check_weather(arguments: str) -> None:
@@ -115,8 +120,11 @@ def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
 
 
 def test_calls_are_found_in_what_the_model_says(client: openai.OpenAI) -> None:
-    answer = ask(client, SCRIPT).choices[0]
+    told = ask(client, SCRIPT)
+    (answer,) = told.choices
     assert answer.finish_reason == "tool_calls"
+    num_thought = told.usage.completion_tokens_details.reasoning_tokens
+    assert 0 < num_thought <= len("Hm, two calls.\n")
     assert answer.message.reasoning_content == "Hm, two calls.\n"
     assert answer.message.content == "One moment.\n"
     calls = [call.function for call in answer.message.tool_calls]
@@ -164,7 +172,8 @@ def test_a_conversation_goes_on_with_the_results(tool_server: RunningServer) -> 
 
 
 def test_a_template_without_tools_refuses_them(tool_server: RunningServer) -> None:
-    body = {"messages": QUESTION, "tools": [NOW]}
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    body = {"messages": QUESTION, "tools": [NOW], "chat_template": template}
     refused = httpx.post(f"{tool_server.url}/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "tools"
@@ -174,9 +183,130 @@ def test_a_template_without_tools_refuses_them(tool_server: RunningServer) -> No
 def test_a_schema_that_cannot_be_followed_is_refused(tool_server: RunningServer) -> None:
     parameters = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    body = {"messages": QUESTION, "tools": [tool], "chat_template": TEMPLATE}
+    body = {"messages": QUESTION, "tools": [tool]}
     refused = httpx.post(
         f"{tool_server.url}/v1/chat/completions", json=body | {"tool_choice": "required"}
     )
     assert refused.status_code == 400, refused.text
     assert refused.json()["error"]["param"] == "tool_choice"
+
+
+# Anthropic's client
+
+
+def as_anthropic(tool: Any) -> Any:
+    """Return a tool as Anthropic has it."""
+    function = tool["function"]
+    return {"name": function["name"], "input_schema": function.get("parameters", EMPTY)}
+
+
+EMPTY: Any = {"type": "object", "properties": {}}
+TOOLS: Any = [as_anthropic(tool) for tool in (WEATHER, NOW)]
+NAMED: Any = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
+ANY: Any = {"type": "any", "disable_parallel_tool_use": True}
+
+
+@pytest.fixture
+def claude(tool_server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=tool_server.url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def asked(choice: Any, messages: Any = QUESTION) -> Any:
+    fields: Any = {"model": MODEL, "messages": messages, "max_tokens": 150, "tools": TOOLS}
+    fields |= {"tool_choice": choice, "thinking": {"type": "disabled"}}
+    return fields | {"extra_body": {"temperature": 0}}
+
+
+@pytest.mark.parametrize("choice", [NAMED, ANY], ids=["tool", "any"])
+def test_anthropics_client_goes_on_with_a_result(
+    claude: anthropic.Anthropic, client: openai.OpenAI, choice: Any
+) -> None:
+    answer = claude.messages.create(**asked(choice))
+    (use,) = (block for block in answer.content if block.type == "tool_use")
+    assert answer.stop_reason == "tool_use"
+    if use.name == "get_weather":
+        check_weather(json.dumps(use.input))
+    else:
+        assert (choice, use.name, use.input) == (ANY, "now", {})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "7 degrees, rain"}
+    messages: Any = [
+        *QUESTION,
+        {"role": "assistant", "content": answer.content},
+        {"role": "user", "content": [result]},
+    ]
+    after = claude.messages.create(**asked({"type": "none"}, messages))
+    assert all(block.type == "text" for block in after.content)
+    fields = {"thinking": {"type": "disabled"}, "tools": TOOLS}
+    counted = claude.messages.count_tokens(model=MODEL, messages=messages, **fields)
+    arguments = json.dumps(use.input)
+    assert counted.input_tokens == num_prompt_tokens(client, use.id, use.name, arguments)
+
+
+def test_anthropics_client_streams_a_call(claude: anthropic.Anthropic) -> None:
+    (whole,) = claude.messages.create(**asked(NAMED)).content
+    with claude.messages.stream(**asked(NAMED)) as events:
+        parts = [event.partial_json for event in events if event.type == "input_json"]
+        final = events.get_final_message()
+    (streamed,) = final.content
+    assert whole.type == streamed.type == "tool_use"
+    assert (streamed.name, streamed.input) == (whole.name, whole.input)
+    assert (final.stop_reason, json.loads("".join(parts))) == ("tool_use", whole.input)
+    assert len(parts) > 3, "arguments come as they are written"
+
+
+def num_prompt_tokens(client: openai.OpenAI, id: str, name: str, arguments: str) -> int:
+    """Return how many tokens the same conversation has as a chat."""
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id, "content": "7 degrees, rain"},
+    ]
+    tools = [WEATHER, {"type": "function", "function": NOW["function"] | {"parameters": EMPTY}}]
+    count: int = ask(client, messages=messages, tools=tools, max_tokens=1).usage.prompt_tokens
+    return count
+
+
+# OpenAI's responses
+
+FUNCTIONS: Any = [
+    {"type": "function", "name": tool["name"], "parameters": tool["input_schema"]} for tool in TOOLS
+]
+
+
+def wanted(choice: Any, input: Any = QUESTION) -> Any:
+    fields: Any = {"model": MODEL, "input": input, "max_output_tokens": 150, "tools": FUNCTIONS}
+    fields |= {"reasoning": {"effort": "none"}}
+    return fields | {"tool_choice": choice, "parallel_tool_calls": False, "temperature": 0}
+
+
+@pytest.mark.parametrize("choice", [{"type": "function", "name": "get_weather"}, "required"])
+def test_a_response_goes_on_with_a_result(client: openai.OpenAI, choice: Any) -> None:
+    response = client.responses.create(**wanted(choice))
+    (call,) = (item for item in response.output if item.type == "function_call")
+    assert (response.status, call.status) == ("completed", "completed")
+    if call.name == "get_weather":
+        check_weather(call.arguments)
+    else:
+        assert (choice, call.name, call.arguments) == ("required", "now", "{}")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "7 degrees, rain"}
+    after = client.responses.create(**wanted("auto", [*QUESTION, *response.output, result]))
+    assert after.usage is not None
+    told = num_prompt_tokens(client, call.call_id, call.name, call.arguments)
+    assert after.usage.input_tokens == told
+
+
+def test_a_response_streams_a_call(client: openai.OpenAI) -> None:
+    choice = {"type": "function", "name": "get_weather"}
+    (whole,) = client.responses.create(**wanted(choice)).output
+    parts = []
+    with client.responses.stream(**wanted(choice)) as events:
+        for event in events:
+            if event.type == "response.function_call_arguments.delta":
+                parts.append(event.delta)
+        (streamed,) = events.get_final_response().output
+    assert whole.type == streamed.type == "function_call"
+    assert (streamed.name, streamed.arguments) == (whole.name, whole.arguments)
+    assert "".join(parts) == whole.arguments
+    assert len(parts) > 3, "arguments come as they are written"
