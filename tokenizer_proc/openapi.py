@@ -10,6 +10,7 @@ import msgspec
 
 from headrace import __version__, answers
 from headrace.errors import ANTHROPIC_PATHS
+from headrace.tokenizer_proc import answer_schemas
 from headrace.tokenizer_proc.generate_requests import GenerateBody
 from headrace.tokenizer_proc.messages_requests import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.openai_requests import (
@@ -81,7 +82,7 @@ class Operation(msgspec.Struct):
     method: str
     summary: str
     request: type[msgspec.Struct] | None = None
-    response: type[msgspec.Struct] | None = None  # None is JSON of any form
+    response: Any = None  # the type of the answer; None is JSON of any form
     content_type: str = JSON
     streams: bool = False
 
@@ -103,17 +104,46 @@ OPERATIONS = [
         answers.Completion,
         streams=True,
     ),
-    Operation("/v1/responses", "post", "Respond to an input", ResponsesRequest, streams=True),
-    Operation("/v1/messages", "post", "Answer, as Anthropic does", MessagesRequest, streams=True),
-    Operation("/v1/messages/count_tokens", "post", "Count an input's tokens", CountRequest),
-    Operation("/generate", "post", "Continue texts, as SGLang does", GenerateBody, streams=True),
-    Operation(answers.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest),
+    Operation(
+        "/v1/responses",
+        "post",
+        "Respond to an input",
+        ResponsesRequest,
+        answer_schemas.Response,
+        streams=True,
+    ),
+    Operation(
+        "/v1/messages",
+        "post",
+        "Answer, as Anthropic does",
+        MessagesRequest,
+        answer_schemas.AnsweredMessage,
+        streams=True,
+    ),
+    Operation(
+        "/v1/messages/count_tokens",
+        "post",
+        "Count an input's tokens",
+        CountRequest,
+        answer_schemas.TokenCount,
+    ),
+    Operation(
+        "/generate",
+        "post",
+        "Continue texts, as SGLang does",
+        GenerateBody,
+        answer_schemas.Generated,
+        streams=True,
+    ),
+    Operation(answers.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest, answer_schemas.Embedded),
     Operation("/v1/rerank", "post", "Order texts by a query", RerankRequest, answers.Ranking),
     Operation("/v1/score", "post", "Compare texts", ScoreRequest, answers.ScoreList),
-    Operation("/tokenize", "post", "Turn a text into token ids", TokenizeRequest),
-    Operation("/detokenize", "post", "Turn token ids into a text", DetokenizeRequest),
-    Operation("/v1/models", "get", "List the model that is served"),
-    Operation("/version", "get", "Tell the server's version"),
+    Operation("/tokenize", "post", "Turn a text into token ids", TokenizeRequest, answers.Tokens),
+    Operation(
+        "/detokenize", "post", "Turn token ids into a text", DetokenizeRequest, answers.Detokenized
+    ),
+    Operation("/v1/models", "get", "List the model that is served", None, answers.ModelList),
+    Operation("/version", "get", "Tell the server's version", None, answers.Version),
     Operation("/metrics", "get", "Tell metrics, for Prometheus", content_type="text/plain"),
     Operation("/openapi.json", "get", "Tell this description"),
     Operation("/docs", "get", "Show this description as a page", content_type="text/html"),
@@ -155,8 +185,8 @@ def schemas(model: str) -> Object:
     return components
 
 
-def plain(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """Return a struct that msgspec can describe."""
+def plain(kind: Any) -> Any:
+    """Return a type that msgspec can describe."""
     name = TEXT_OR_IDS_FIELDS.get(kind)
     if name is None:
         return kind
@@ -208,6 +238,7 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
         yield status, {"description": why, "content": {JSON: {"schema": reference(kind)}}}
 
 
-def reference(kind: type[msgspec.Struct]) -> Object:
-    """Return the reference to a struct's schema."""
-    return {"$ref": REFERENCE.format(name=kind.__name__)}
+def reference(kind: Any) -> Object:
+    """Return the schema of a type, with references to those of structs."""
+    (schema,), _ = msgspec.json.schema_components([plain(kind)], ref_template=REFERENCE)
+    return schema

@@ -4,6 +4,7 @@ import json
 from array import array
 from typing import Any
 
+import msgspec
 from byte_replies import END, NOTHING, ByteVocabulary, make_plan
 
 from headrace.detokenizer_proc.generate_renderer import GenerateRenderer
@@ -18,6 +19,7 @@ from headrace.messages import (
     StepOutput,
     TokenLogprob,
 )
+from headrace.tokenizer_proc.answer_schemas import Generated
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=3, num_completion=2, num_cached=1)
@@ -45,6 +47,12 @@ def make_renderer(plan: ReplyPlan) -> GenerateRenderer:
     return GenerateRenderer(plan, lambda: 100.25)
 
 
+def checked(body: bytes) -> Any:
+    """Return an answer that is as it is described."""
+    msgspec.json.decode(body, type=Generated)
+    return json.loads(body)
+
+
 def events(data: bytes) -> list[Any]:
     *found, done, rest = data.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -53,7 +61,7 @@ def events(data: bytes) -> list[Any]:
 
 def test_a_whole_answer() -> None:
     answer = Choice("hi", STOP, token_ids=[104, 105, END], stopped_by=END, usage=USAGE)
-    assert json.loads(make_renderer(make_generate_plan()).whole([answer], USAGE)) == {
+    assert checked(make_renderer(make_generate_plan()).whole([answer], USAGE)) == {
         "text": "hi",
         "output_ids": [104, 105, END],
         "meta_info": {
@@ -70,7 +78,7 @@ def test_a_whole_answer() -> None:
 def test_a_batch_is_a_list_whose_ids_are_the_clients() -> None:
     answers = [Choice(text, LENGTH, token_ids=[1], usage=USAGE) for text in "abcd"]
     plan = make_generate_plan({"is_list": True, "ids": ["p", "q"], "num_each": 2}, num_sequences=4)
-    bodies = json.loads(make_renderer(plan).whole(answers, USAGE))
+    bodies = checked(make_renderer(plan).whole(answers, USAGE))
     assert [body["meta_info"]["id"] for body in bodies] == ["p_0", "p_1", "q_0", "q_1"]
     assert [body["text"] for body in bodies] == list("abcd")
     assert bodies[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
@@ -120,7 +128,7 @@ def told(stream: bool, **form: Any) -> Any:
     data = reply.open(plan, 0, NOTHING if stream else output)
     for token in b"hi":
         data += reply.feed(0, [token], None, [likely(token)])[0]
-    return events(data)[-1] if stream else json.loads(data)
+    return events(data)[-1] if stream else checked(data)
 
 
 def test_log_probabilities_are_those_of_all_output_ids() -> None:

@@ -24,6 +24,7 @@ from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.errors import InternalError
 from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
+from headrace.tokenizer_proc.answer_schemas import AnsweredMessage
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
@@ -82,8 +83,10 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
     found = events(data)
     text, thought, calls = gathered(PIECES)
     answer = Choice(text, STOP, thought=thought, calls=calls, stopped_by=END)
-    whole = json.loads(MessagesRenderer(make_message_plan()).whole([answer], USAGE))
+    body = MessagesRenderer(make_message_plan()).whole([answer], USAGE)
+    whole = json.loads(body)
     Message.model_validate(whole)
+    msgspec.json.decode(body, type=AnsweredMessage)
     assert content_of(found) == whole["content"]
     assert whole["content"] == [
         {"type": "thinking", "thinking": "The sea?", "signature": ""},

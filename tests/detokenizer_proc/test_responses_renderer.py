@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from byte_replies import NOTHING, ByteVocabulary, make_plan
 from openai.types.responses import Response, ResponseStreamEvent
@@ -21,11 +22,13 @@ from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.responses_renderer import ResponsesRenderer
 from headrace.errors import InternalError
 from headrace.messages import Api, FinishReason, ReplyPlan, ResponsesForm, TokenLogprob
+from headrace.tokenizer_proc import answer_schemas
+from headrace.tokenizer_proc.responses_requests import decode_responses, echo_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-ECHO = {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {"a": "b"}}
+ECHO = echo_of(decode_responses(b'{"input": "Hi", "metadata": {"a": "b"}}'))
 PIECES: list[Piece] = [
     Thought("The sea"),
     Thought("?"),
@@ -40,7 +43,7 @@ PIECES: list[Piece] = [
 
 
 def make_response_plan(**fields: Any) -> ReplyPlan:
-    form = ResponsesForm(json.dumps(ECHO).encode())
+    form = ResponsesForm(ECHO)
     return make_plan(**({"api": Api.RESPONSES, "form": form, "response_id": "resp_1"} | fields))
 
 
@@ -74,8 +77,10 @@ def test_a_stream_says_what_the_whole_response_says(
     found = stream_of(pieces, finished)
     text, thought, calls = gathered(pieces)
     answer = Choice(text, finished, thought=thought, calls=calls)
-    whole = json.loads(ResponsesRenderer(make_response_plan()).whole([answer], USAGE))
+    body = ResponsesRenderer(make_response_plan()).whole([answer], USAGE)
+    whole = json.loads(body)
     Response.model_validate(whole)
+    msgspec.json.decode(body, type=answer_schemas.Response)
     assert found[-1]["response"] == whole
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
     assert done == whole["output"]
@@ -112,7 +117,7 @@ def test_a_response_that_was_cut_off_says_so() -> None:
 
 def test_a_response_repeats_its_request() -> None:
     for event in (stream_of([], STOP)[0], stream_of([], STOP)[-1]):
-        assert event["response"].items() >= ECHO.items()
+        assert event["response"].items() >= json.loads(ECHO).items()
 
 
 def test_usage_is_the_whole_requests() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import openai
@@ -20,6 +21,7 @@ import headrace.client
 from headrace import Client, Engine
 from headrace.model_card import find_demo_model
 from headrace.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.answer_schemas import Embedded
 
 Vectors = npt.NDArray[np.float32]
 LONG = "All happy families are alike. " * 100
@@ -61,7 +63,8 @@ def test_the_examples_of_the_client_are_true(server: RunningServer) -> None:
 
 
 def test_floats_and_base64_are_the_same_numbers(server: RunningServer) -> None:
-    floats = post(server, input=TEXTS[0], encoding_format="float").json()["data"][0]["embedding"]
+    answer = post(server, input=TEXTS[0], encoding_format="float")
+    floats = msgspec.json.decode(answer.content, type=Embedded).data[0].embedding
     with Client(server.url) as client:
         assert client.embed(TEXTS[0]).data[0].vector.tolist() == np.float32(floats).tolist()
 

@@ -1,0 +1,256 @@
+"""What `/openapi.json` says of the answers that no client of ours reads: all of their fields.
+
+Those that ours reads are in `headrace/answers.py`, with what it needs of them.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.answers import ChosenToken
+from headrace.tokenizer_proc.responses_requests import (
+    OfferedFunction,
+    Reasoning,
+    TextOptions,
+    WantedFunction,
+)
+
+
+class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A struct that has all fields there are."""
+
+
+class Typed(Whole, tag_field="type"):
+    """One of several structs, told apart by their `type`."""
+
+
+# OpenAI's responses
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Typed, tag="output_text"):
+    """Words to the reader."""
+
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChosenToken]
+
+
+class ReasoningText(Typed, tag="reasoning_text"):
+    """Thoughts."""
+
+    text: str
+
+
+class MessageItem(Typed, tag="message"):
+    """What the model says."""
+
+    id: str
+    status: Status
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningItem(Typed, tag="reasoning"):
+    """What it thinks. There is no summary."""
+
+    id: str
+    status: Status
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+class CallItem(Typed, tag="function_call"):
+    """What it calls. `arguments` is JSON, if the model got it right."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputDetails(Whole):
+    """How many tokens of an input were found in the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Whole):
+    """How many tokens of an output were thoughts."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Whole):
+    """How many tokens a response took."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class IncompleteDetails(Whole):
+    """Why a response was cut off."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class Response(Whole):
+    """What `/v1/responses` answers. The last group is the request's."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Status
+    error: None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[MessageItem | ReasoningItem | CallItem]
+    usage: ResponseUsage
+
+    background: bool
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: Reasoning
+    safety_identifier: str | None
+    service_tier: str
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: str | WantedFunction
+    tools: list[OfferedFunction]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    user: str | None
+
+
+# Anthropic's messages
+
+
+class TextBlock(Typed, tag="text"):
+    """Words to the reader."""
+
+    text: str
+
+
+class ThinkingBlock(Typed, tag="thinking"):
+    """Thoughts, signed by nobody."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Typed, tag="tool_use"):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    input: Any  # an object, if the model got it right
+
+
+class MessageUsage(Whole):
+    """How many tokens a message took; `input_tokens` are those that were not in the cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class AnsweredMessage(Typed, tag="message"):
+    """What `/v1/messages` answers."""
+
+    id: str
+    role: Literal["assistant"]
+    model: str
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class TokenCount(Whole):
+    """What `/v1/messages/count_tokens` answers."""
+
+    input_tokens: int
+
+
+# SGLang's generate
+
+ToldLogprob = tuple[float | None, int, str | None]  # log probability, token id, text
+
+
+class Stopped(Typed, tag="stop"):
+    """It has come to its end: at a stop string or token, if one is told."""
+
+    matched: str | int | None
+
+
+class Cut(Typed, tag="length"):
+    """It was as long as it may be."""
+
+    length: int
+
+
+class MetaInfo(Whole):
+    """What there is to know of a text. The last group is there where it was asked for."""
+
+    id: str
+    finish_reason: Stopped | Cut
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float  # seconds
+
+    input_token_logprobs: list[ToldLogprob] = []
+    input_top_logprobs: list[list[ToldLogprob] | None] = []
+    output_token_logprobs: list[ToldLogprob] = []
+    output_top_logprobs: list[list[ToldLogprob] | None] = []
+
+
+class GeneratedText(Whole):
+    """What `/generate` answers, or one of several."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+Generated = GeneratedText | list[GeneratedText]
+
+
+# Embeddings
+
+
+class EmbeddedText(Whole):
+    """A text as a vector: numbers, or in base64 little-endian f32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: str | list[float]
+
+
+class EmbeddingUsage(Whole):
+    """How many tokens the texts took."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedded(Whole):
+    """What `/v1/embeddings` answers."""
+
+    object: Literal["list"]
+    data: list[EmbeddedText]
+    model: str
+    usage: EmbeddingUsage
