@@ -14,7 +14,7 @@ from headrace.tokenizer_proc.openai_requests import (
     Body,
     ChatRequest,
     TextPart,
-    check_chat,
+    checked_chat,
     text_of,
 )
 from headrace.tokenizer_proc.sampling_fields import check_ranges
@@ -142,15 +142,8 @@ def decode_count(body: bytes | memoryview) -> CountRequest:
 
 
 def chat_of_messages(request: CountRequest) -> ChatRequest:
-    """Return the chat that a request comes to.
-
-    Raises:
-        RequestError: it asks for what there is not. The text names a chat's field.
-    """
-    body = chat_body(request)
-    chat = msgspec.convert(body, ChatRequest)
-    check_chat(chat)
-    return chat
+    """Return the chat that a request comes to; raises as `checked_chat` does."""
+    return checked_chat(chat_body(request))
 
 
 def chat_body(request: CountRequest) -> Object:

@@ -215,6 +215,17 @@ def decode_chat(body: bytes | memoryview) -> ChatRequest:
     return request
 
 
+def checked_chat(body: dict[str, Any]) -> ChatRequest:
+    """Make a chat of the body that another API's request comes to.
+
+    Raises:
+        RequestError: it asks for what there is not. The text names a chat's field.
+    """
+    chat = msgspec.convert(body, ChatRequest)
+    check_chat(chat)
+    return chat
+
+
 def check_chat(request: ChatRequest) -> None:
     """Refuse what cannot be honored of a conversation, in whatever form it came."""
     check_sampling(request)

@@ -22,13 +22,14 @@ from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.responses_renderer import ResponsesRenderer
 from headrace.errors import InternalError
 from headrace.messages import Api, FinishReason, ReplyPlan, ResponsesForm, TokenLogprob
+from headrace.sampling_defaults import OPENAI
 from headrace.tokenizer_proc import answer_schemas
 from headrace.tokenizer_proc.responses_requests import decode_responses, echo_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-ECHO = echo_of(decode_responses(b'{"input": "Hi", "metadata": {"a": "b"}}'))
+ECHO = echo_of(decode_responses(b'{"input": "Hi", "metadata": {"a": "b"}}'), OPENAI)
 PIECES: list[Piece] = [
     Thought("The sea"),
     Thought("?"),
