@@ -1,8 +1,40 @@
-"""The examples in docstrings, run against a server."""
+"""The examples in docstrings and on pages, run against a server."""
 
 import doctest
+import os
+import re
+import subprocess
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 120
+HERE = re.compile(r"http://(127\.0\.0\.1|localhost):8000")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Return the blocks of a page, which is named from the root, in a language."""
+    text = (ROOT / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def run_command(command: str, url: str) -> str:
+    """Run a shell command that asks the server at `url`; return what it prints."""
+    done = subprocess.run(
+        ["sh", "-c", HERE.sub(url, command)],
+        env={**os.environ, "URL": url},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def run_program(program: str, url: str) -> None:
+    """Run Python that asks the server at `url`."""
+    exec(compile(HERE.sub(url, program), "an example", "exec"), {"__name__": "examples"})
 
 
 def run_examples(module: ModuleType, **names: Any) -> int:

@@ -2,10 +2,6 @@
 
 import itertools
 import json
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -335,24 +331,3 @@ def test_a_suffix_is_refused_and_an_echo_is_not(server: RunningServer) -> None:
     prompts = ["The capital", " of"]
     for prompt, one, other in zip(prompts, plain["choices"], echoed["choices"], strict=True):
         assert other["text"] == prompt + one["text"]
-
-
-def documented() -> list[str]:
-    """Return the commands in docs/api.md."""
-    page = Path(__file__).parents[2] / "docs" / "api.md"
-    return re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("command", documented())
-def test_documented_commands_work(server: RunningServer, command: str) -> None:
-    if shutil.which("curl") is None:
-        pytest.skip("there is no curl here")
-    done = subprocess.run(
-        ["sh", "-c", command],
-        env={**os.environ, "URL": server.url},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "error" not in done.stdout.replace('"error":null', "")

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -21,7 +20,6 @@ from servers import RunningServer
 TIMEOUT_S = 120
 NUM_TOGETHER = 10  # of whose texts only some fit the memory of a cramped server
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-DOCS = Path(__file__).parents[2] / "docs" / "structured_output.md"
 PERSON: Schema = {
     "type": "object",
     "properties": {
@@ -204,10 +202,3 @@ def test_the_openai_client_parses_its_model(server: RunningServer) -> None:
     )
     (choice,) = parsed.choices
     assert isinstance(choice.message.parsed, Household)
-
-
-def test_the_examples_of_the_documentation_work(server: RunningServer) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 4
-    program = "\n".join(blocks).replace("http://localhost:8000", server.url)
-    exec(compile(program, str(DOCS), "exec"), {"__name__": "docs"})

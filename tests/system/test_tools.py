@@ -12,34 +12,14 @@ import anthropic
 import httpx
 import openai
 import pytest
+from examples import blocks
 from servers import RunningServer
+from weather_tool import TEMPLATE, WEATHER, check_weather
 
 from headrace.client import Client
 
 MODEL = "SmolLM2-135M-Instruct"
-TEMPLATE = (
-    "{% if tools %}Tools: {{ tools | tojson }}\n{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
-    "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-)
 AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}  # it would think for long
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 8},
-                "unit": {"type": "string", "enum": ["C", "F"]},
-            },
-            "required": ["city", "unit"],
-            "additionalProperties": False,
-        },
-    },
-}
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 QUESTION: Any = [{"role": "user", "content": "What is the weather in Oslo, and the time?"}]
 ARGUMENTS = '{"city": "Oslo", "unit": "C"}'
@@ -74,13 +54,6 @@ def ask(client: openai.OpenAI, extra: dict[str, Any] = AT_ONCE, **fields: Any) -
     arguments = {"model": MODEL, "messages": QUESTION, "max_tokens": 150}
     arguments |= {"tools": [WEATHER, NOW], "seed": 1} | fields
     return client.chat.completions.create(**arguments, extra_body=extra)
-
-
-def check_weather(arguments: str) -> None:
-    given = json.loads(arguments)
-    assert given.keys() == {"city", "unit"}
-    assert len(given["city"]) <= 8
-    assert given["unit"] in ("C", "F")
 
 
 def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
@@ -310,3 +283,11 @@ def test_a_response_streams_a_call(client: openai.OpenAI) -> None:
     assert (streamed.name, streamed.arguments) == (whole.name, whole.arguments)
     assert "".join(parts) == whole.arguments
     assert len(parts) > 3, "arguments come as they are written"
+
+
+def test_the_examples_of_the_documentation_work(tool_server: RunningServer) -> None:
+    told = []
+    for body in map(json.loads, blocks("docs/tools.md", "json")):
+        with Client(tool_server.url) as client:
+            told.append(client.chat(**body, max_tokens=20).usage.prompt_tokens)
+    assert len(told) == 2

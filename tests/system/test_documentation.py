@@ -1,0 +1,46 @@
+"""What the pages show works, as it stands there. Those about tools are in `test_tools.py`."""
+
+import re
+import shutil
+
+import pytest
+from examples import ROOT, blocks, run_command, run_program
+from servers import RunningServer
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+PAGES = {"README.md", "docs/api.md", "docs/structured_output.md", "docs/tools.md"}
+
+
+def test_no_page_with_examples_is_left_out() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    shown = {page for page in pages if re.search(r"```(\w+)$|\bcurl\b", page.read_text(), re.M)}
+    assert {str(page.relative_to(ROOT)) for page in shown} == PAGES
+
+
+@needs_curl
+@pytest.mark.parametrize("command", blocks("docs/api.md", "sh"))
+def test_the_commands_about_the_apis_work(server: RunningServer, command: str) -> None:
+    assert "error" not in run_command(command, server.url).replace('"error":null', "")
+
+
+def test_the_program_about_structured_output_works(server: RunningServer) -> None:
+    programs = blocks("docs/structured_output.md", "python")
+    assert len(programs) == 4
+    run_program("\n".join(programs), server.url)
+
+
+@needs_curl
+def test_the_command_of_the_readme_works(server: RunningServer) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (command,) = re.findall(r"^    (curl (?:.*\\\n)*.*)$", readme, re.MULTILINE)
+    assert "Paris" in run_command(command, server.url)
+
+
+def test_the_programs_of_the_readme_work(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_client, with_engine = blocks("README.md", "python")
+    run_program(with_client, server.url)
+    assert capsys.readouterr().out
+    run_program(with_engine, server.url)
+    assert "1, 2, 3," in capsys.readouterr().out
