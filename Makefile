@@ -49,6 +49,7 @@ install: .venv/installed
 .venv/ecosystem: .venv/dev tests/ecosystem/requirements.txt
 	rm -rf $@
 	$(PIP) --target $@ --requirement tests/ecosystem/requirements.txt
+	$(PIP) --target $@ 'mcp>=2'  # litellm's tools want it; pip finds no way to install it with the rest
 	touch $@
 
 # The JSON-Schema-Test-Suite comes with jsonschema's source.
