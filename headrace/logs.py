@@ -31,6 +31,8 @@ class LineWriter(logging.Handler):
             self._lines.put_nowait(self.format(record) + "\n")
         except queue.Full:
             self._num_lost += 1
+        except Exception:  # a record that cannot be formatted; who logs it goes on
+            self.handleError(record)
 
     def close(self) -> None:
         """Have the last lines written, if somebody reads them."""

@@ -7,16 +7,12 @@ import msgspec
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from byte_replies import END, NOTHING, ByteVocabulary, make_plan, take
+from named_events import PIECES, named_events
 from pydantic import TypeAdapter
 
 from headrace.detokenizer_proc.messages_renderer import MessagesRenderer
 from headrace.detokenizer_proc.pieces import (
-    Arguments,
     Call,
-    Content,
-    Piece,
-    Thought,
-    ToolCall,
     gathered,
 )
 from headrace.detokenizer_proc.renderer import Choice, Usage
@@ -29,16 +25,6 @@ from headrace.tokenizer_proc.answer_schemas import AnsweredMessage
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-PIECES: list[Piece] = [
-    Thought("The sea"),
-    Thought("?"),
-    Content("I'll look"),
-    Content("."),
-    ToolCall(0, "call_1", "look"),
-    Arguments(0, '{"at":'),
-    Arguments(0, '"sea"}'),
-    ToolCall(1, "call_2", "wait"),
-]
 
 
 def make_message_plan(**fields: Any) -> ReplyPlan:
@@ -47,14 +33,7 @@ def make_message_plan(**fields: Any) -> ReplyPlan:
 
 def events(data: bytes) -> list[Any]:
     """Return the events in `data`, checked by the client's types."""
-    found = []
-    for entry in data.decode().split("\n\n")[:-1]:
-        name, body = entry.split("\n")
-        event = json.loads(body.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        EVENT.validate_python(event)
-        found.append(event)
-    return found
+    return named_events(data, EVENT)
 
 
 def content_of(found: list[Any]) -> list[Any]:

@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 from byte_replies import NOTHING, ByteVocabulary, make_plan
+from named_events import PIECES as SAID
+from named_events import named_events
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -13,8 +15,6 @@ from headrace.detokenizer_proc.pieces import (
     Arguments,
     Content,
     Piece,
-    Thought,
-    ToolCall,
     gathered,
 )
 from headrace.detokenizer_proc.renderer import Choice, Usage
@@ -30,17 +30,7 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ECHO = echo_of(decode_responses(b'{"input": "Hi", "metadata": {"a": "b"}}'), OPENAI)
-PIECES: list[Piece] = [
-    Thought("The sea"),
-    Thought("?"),
-    Content("I'll look"),
-    Content("."),
-    ToolCall(0, "call_1", "look"),
-    Arguments(0, '{"at":'),
-    Arguments(0, '"sea"}'),
-    ToolCall(1, "call_2", "wait"),
-    Arguments(1, "{}"),
-]
+PIECES = [*SAID, Arguments(1, "{}")]
 
 
 def make_response_plan(**fields: Any) -> ReplyPlan:
@@ -50,13 +40,7 @@ def make_response_plan(**fields: Any) -> ReplyPlan:
 
 def events(data: bytes) -> list[Any]:
     """Return the events in `data`, checked by the client's types and in their order."""
-    found = []
-    for entry in data.decode().split("\n\n")[:-1]:
-        name, body = entry.split("\n")
-        event = json.loads(body.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        EVENT.validate_python(event)
-        found.append(event)
+    found = named_events(data, EVENT)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 

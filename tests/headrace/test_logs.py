@@ -60,3 +60,15 @@ def test_a_process_ends_though_nobody_reads_its_log() -> None:
     assert process.returncode == 0
     os.close(reader)
     os.close(writer)
+
+
+def test_a_record_that_cannot_be_formatted_fails_nobody() -> None:
+    code = (
+        "import logging; from headrace import logs; logs.setup('engine', 'info')\n"
+        "logging.info('%d', 'no number'); logging.info('and on')"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0
+    assert "TypeError" in done.stderr
+    assert "engine INFO and on" in done.stderr
