@@ -24,7 +24,7 @@ from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import PromptLookup
 from headrace.engine_proc.step_time import StepTime
 from headrace.engine_proc.waiting_queue import Policy
-from headrace.engine_proc.workers import Worker
+from headrace.engine_proc.workers import WorkerDied, Workers
 from headrace.errors import ConfigError
 from headrace.messages import (
     Abort,
@@ -43,18 +43,19 @@ if TYPE_CHECKING:
     from headrace.grammar import GrammarCompiler
 
 IDLE_MS = 500
+LOADING_MS = 20  # between looks at whether new workers are ready
 COMPILING_MS = 1  # between looks at whether a grammar has been compiled, where nothing else runs
 ITEM_BYTES = 4  # of the columns of a `Step`
 
 
 def main(config: EngineConfig, context: Context) -> None:
-    """Run until SIGTERM; end when a worker does."""
+    """Run until SIGTERM, or until workers die one after the other."""
     if config.engine == "mock":
         pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
-    worker = Worker(config, context, rank=0)
+    workers = Workers(config, context)
     try:
-        ready = worker.wait_ready()
+        ready = workers.wait_ready()
         pool = make_pool(ready, config)
         scheduler = make_scheduler(pool, ready, config)
         detokenizers = DetokenizerLinks(
@@ -66,12 +67,9 @@ def main(config: EngineConfig, context: Context) -> None:
             context.slot.beat()
             engine.receive_all(inbox)
             engine.abort_lapsed()
-            if scheduler.has_work:
-                engine.step(worker)
-            else:
-                worker.check()
+            engine.go_on(workers)
     finally:
-        worker.stop()
+        workers.stop()
 
 
 def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
@@ -130,15 +128,17 @@ class Engine:
         self._clock = clock
         self._grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
         self._intake = Intake()
+        self._can_step = True
         self._show()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
         wait_ms = 0
-        if not self._scheduler.has_work:
+        if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
             self._accounts.settle()
             wait_ms = COMPILING_MS if self._grammars.is_busy else IDLE_MS
+            wait_ms = wait_ms if self._can_step else LOADING_MS
         received = inbox.receive(wait_ms)
         if self._grammars.is_busy:
             for sequence in self._grammars.ready():
@@ -191,7 +191,27 @@ class Engine:
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._tell([News(sequence, [], FinishReason.REFUSED)])
 
-    def step(self, worker: Worker) -> None:
+    def go_on(self, workers: Workers) -> None:
+        """Compute a step if there is work; if a worker has died, begin everything again on others.
+
+        Raises:
+            WorkerDied: too many died in a row.
+        """
+        try:
+            self._can_step = workers.are_ready()
+            if not self._can_step:
+                return
+            if self._scheduler.has_work:
+                self.step(workers)
+            else:
+                workers.check()
+        except WorkerDied as death:
+            workers.replace(death)
+            self._can_step = False
+            self._scheduler.recompute()
+            self._show()
+
+    def step(self, workers: Workers) -> None:
         """Compute one step. What the last one brought is sent while this one's worker is busy."""
         chunks = self._scheduler.schedule(self._budget())
         now_ns = time.monotonic_ns()
@@ -200,13 +220,13 @@ class Engine:
                 chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
         started_at = time.perf_counter()
         step = build_step(chunks)
-        worker.start(step)
+        workers.start(step)
         if step.masked_rows:
-            fill_masks(chunks, worker.masks)
-            worker.masks_written()
+            fill_masks(chunks, workers.masks)
+            workers.masks_written()
         self._detokenizers.send_ready()
         self._accounts.settle()
-        result = worker.finish()
+        result = workers.finish()
         num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_time.observe(num_tokens, time.perf_counter() - started_at)
         num_pooled = len(step.pooled_rows) // ITEM_BYTES

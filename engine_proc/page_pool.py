@@ -90,6 +90,14 @@ class PagePool:
             else:
                 self._free.append(page)
 
+    def forget(self) -> None:
+        """Note that the memory is gone, and with it what idle pages held. Nobody may have pages."""
+        assert not any(self._num_users), "pages are in use"
+        self._free += self._idle
+        self._idle.clear()
+        self._digests.clear()
+        self._pages.clear()
+
 
 def chain_digests(
     digests: list[bytes], tokens: "array[int]", page_tokens: int, end: int, salt: bytes = b""

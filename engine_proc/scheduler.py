@@ -257,6 +257,12 @@ class Scheduler:
         self.counts.preemptions += 1
         return victim
 
+    def recompute(self) -> None:
+        """Begin all sequences again from their tokens: the keys and values are lost."""
+        while self.running:
+            self._preempt_last()
+        self._pool.forget()
+
     def _release(self, sequence: Sequence) -> None:
         self._pool.give_back(sequence.pages)
         sequence.pages = array("i")

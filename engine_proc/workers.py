@@ -1,6 +1,16 @@
-"""The engine's side of its workers: their processes and the channels to them."""
+"""The engine's side of its workers: their processes, the channels to them, and new ones for those
+that die.
 
-from headrace.board import Seat
+Workers remember nothing of a sequence but its keys and values, so that what a dead one had can be
+computed again.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from headrace.board import Field, State
 from headrace.config import EngineConfig, WorkerConfig
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.speculation import TOKENS_PER_STEP
@@ -18,14 +28,17 @@ from headrace.messages import (
     WorkerReady,
 )
 from headrace.process import START_FAILED, Context, spawn
+from headrace.restarts import Restarts
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
 MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
 
+log = logging.getLogger(__name__)
+
 
 class WorkerDied(HeadraceError):
-    """A worker ended while the engine needed it."""
+    """A worker has ended on its own."""
 
 
 def step_bytes(config: EngineConfig) -> int:
@@ -50,16 +63,16 @@ def result_bytes(config: EngineConfig) -> int:
 
 
 class Worker:
-    """One worker process, its two channels and its masks."""
+    """One worker process and its two channels."""
 
-    def __init__(self, config: EngineConfig, context: Context, rank: int) -> None:
-        self._context = context
-        self._rank = rank
+    def __init__(self, config: EngineConfig, context: Context, rank: int, masks: MaskArea) -> None:
+        self._slot = context.board.slot("worker", rank)
+        self._engine_slot = context.slot
+        self._slot.last_words = ""
         self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
         self._results: StepChannel[FromWorker] = StepChannel.create(
             FromWorker, result_bytes(config)
         )
-        self.masks = MaskArea.create(max_draws(config), config.vocab_size)
         worker_config = WorkerConfig(
             model_path=config.model_path,
             model_impl=config.model_impl,
@@ -71,53 +84,142 @@ class Worker:
             vocab_size=config.vocab_size,
             step_fd=self._steps.fd,
             result_fd=self._results.fd,
-            mask_fd=self.masks.fd,
+            mask_fd=masks.fd,
         )
         self._process = spawn(
-            Seat("worker", rank),
+            self._slot.seat,
             worker_config,
             context.board,
             context.log_level,
-            (self._steps.fd, self._results.fd, self.masks.fd),
+            (self._steps.fd, self._results.fd, masks.fd),
         )
+        os.close(self._steps.fd)  # the child has its own, and we have the memory
+        os.close(self._results.fd)
 
-    def wait_ready(self) -> WorkerReady:
-        """Wait until the worker has loaded its model."""
-        result = self._receive()
-        assert isinstance(result, WorkerReady)
-        return result
+    def send(self, message: ToWorker) -> None:
+        """Hand over a step, or say that its masks are there."""
+        self._steps.send(message)
 
-    def start(self, step: Step) -> None:
-        """Let the worker run a step; `finish` has to follow."""
-        self._steps.send(step)
+    def receive(self) -> FromWorker:
+        """Wait for what it has to say.
 
-    def masks_written(self) -> None:
-        """Say that the masks of the step that was started are there."""
-        self._steps.send(Masks())
-
-    def finish(self) -> StepResult:
-        """Wait for the result of the step that was started."""
-        result = self._receive()
-        assert isinstance(result, StepResult)
-        return result
-
-    def _receive(self) -> FromWorker:
+        Raises:
+            WorkerDied: it has ended.
+        """
         while True:
-            self._context.slot.beat()
+            self._engine_slot.beat()
             result = self._results.receive(WAIT_S)
             if result is not None:
                 return result
             self.check()
 
+    def look(self) -> FromWorker | None:
+        """Return what it has said, if anything."""
+        return self._results.receive(0)
+
     def check(self) -> None:
-        """Raise `WorkerDied` if the worker has ended, with its last words."""
+        """Raise `WorkerDied` if it has ended, with its last words."""
         code = self._process.poll()
         if code is not None:
             reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
-            why = self._context.board.slot("worker", self._rank).last_words
-            raise WorkerDied(f"worker {self._rank} {reason}{f': {why}' if why else ''}")
+            why = self._slot.last_words
+            raise WorkerDied(f"{self._slot.seat} {reason}{f': {why}' if why else ''}")
 
     def stop(self) -> None:
-        """End the worker at once: it holds nothing that is not rebuilt."""
+        """End it at once: it holds nothing that is not rebuilt."""
         self._process.kill()
         self._process.wait()
+        self._slot[Field.STATE] = State.DEAD
+
+
+class Workers:
+    """All workers: they start together, and end together when one dies."""
+
+    def __init__(
+        self, config: EngineConfig, context: Context, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._clock = clock
+        self._restarts = Restarts()
+        self._start_at = 0.0  # while `_all` is empty
+        self.masks = MaskArea.create(max_draws(config), config.vocab_size)
+        self._all: list[Worker] = []
+        self._loading: list[Worker] = []
+        self._start()
+
+    def _start(self) -> None:
+        ranks = range(self._config.tp)
+        self._all = [Worker(self._config, self._context, rank, self.masks) for rank in ranks]
+        self._loading = list(self._all)
+
+    def wait_ready(self) -> WorkerReady:
+        """Wait until all have loaded the model for the first time.
+
+        Raises:
+            WorkerDied: one could not.
+        """
+        results = [worker.receive() for worker in self._all]
+        self._loading = []
+        assert isinstance(results[0], WorkerReady)
+        return results[0]
+
+    def are_ready(self) -> bool:
+        """Whether steps can be run; otherwise new workers are on their way.
+
+        Raises:
+            WorkerDied: one of those has ended, too.
+        """
+        if not self._all and self._clock() >= self._start_at:
+            self._start()
+        for worker in list(self._loading):
+            if worker.look() is not None:
+                self._loading.remove(worker)
+            else:
+                worker.check()
+        return bool(self._all) and not self._loading
+
+    def start(self, step: Step) -> None:
+        """Let the workers run a step; `finish` has to follow."""
+        for worker in self._all:
+            worker.send(step)
+
+    def masks_written(self) -> None:
+        """Say that the masks of the step that was started are there."""
+        for worker in self._all:
+            worker.send(Masks())
+
+    def finish(self) -> StepResult:
+        """Wait for the result of the step that was started.
+
+        Raises:
+            WorkerDied: there will be none.
+        """
+        results = [worker.receive() for worker in self._all]
+        self._restarts.worked()
+        assert isinstance(results[0], StepResult)
+        return results[0]
+
+    def check(self) -> None:
+        """Raise `WorkerDied` if one has ended."""
+        for worker in self._all:
+            worker.check()
+
+    def replace(self, death: WorkerDied) -> None:
+        """End what is left of them for one that died, and start anew when it is time to.
+
+        Raises:
+            WorkerDied: it is not the first in a row, and no work was done in between.
+        """
+        delay_s = self._restarts.delay_s()
+        if delay_s is None:
+            raise death
+        log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
+        self.stop()
+        self._start_at = self._clock() + delay_s
+
+    def stop(self) -> None:
+        """End all workers."""
+        for worker in self._all:
+            worker.stop()
+        self._all, self._loading = [], []

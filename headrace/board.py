@@ -37,6 +37,7 @@ class Field(enum.IntEnum):
     STATE = 1
     HEARTBEAT_NS = 2  # CLOCK_MONOTONIC
     PROGRESS = 3  # gauge, per mille of start-up work done
+    STARTS = 4  # of processes in this seat
     # frontend
     REQUESTS = 8
     RESPONSES = 9
@@ -180,6 +181,8 @@ class Slot:
         self.beat()
         self._words[Field.PID] = os.getpid()
         self._words[Field.STATE] = state
+        if state == State.STARTING:
+            self.add(Field.STARTS)
 
     @property
     def last_words(self) -> str:
@@ -189,7 +192,7 @@ class Slot:
     @last_words.setter
     def last_words(self, text: str) -> None:
         data = text.encode()[: len(self._text)]
-        self._text[: len(data)] = data
+        self._text[:] = data.ljust(len(self._text), b"\0")
 
     def illness(self, now_ns: int) -> str | None:
         """Return why the process does not serve; None is that it does: ready, and heard of lately.

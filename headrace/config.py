@@ -252,6 +252,7 @@ class EngineConfig:
     engine: str
     mock_profile: str
     embedding_size: int | None
+    tp: int
     model_impl: str
     dtype: str
     quantization: str

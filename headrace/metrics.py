@@ -96,6 +96,12 @@ class BoardCollector(Collector):
         for slot in self._board.slots:
             up.add_metric([self._model, str(slot.seat)], slot[Field.STATE] == State.READY)
         yield up
+        restarts = CounterMetricFamily(
+            "headrace:process_restarts", "Processes that died and were replaced", labels=LABELS
+        )
+        for slot in self._board.slots:
+            restarts.add_metric([self._model, str(slot.seat)], max(slot[Field.STARTS], 1) - 1)
+        yield restarts
         for name, help, role, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
             for slot in self._board.of(role):

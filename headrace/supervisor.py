@@ -185,6 +185,7 @@ class Supervisor:
                 engine=c.engine,
                 mock_profile=c.mock_profile,
                 embedding_size=self._card.embedding_size,
+                tp=c.tp,
                 model_impl=c.model_impl,
                 dtype=c.dtype,
                 quantization=c.quantization,

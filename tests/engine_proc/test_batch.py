@@ -166,6 +166,7 @@ def test_the_largest_step_fits_its_channel() -> None:
         engine="auto",
         mock_profile="zero",
         embedding_size=None,
+        tp=1,
         model_impl="auto",
         dtype="auto",
         kv_cache_memory_bytes=0,

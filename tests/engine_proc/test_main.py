@@ -18,6 +18,7 @@ from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.outcome import ROW
+from headrace.engine_proc.workers import WorkerDied
 from headrace.errors import ConfigError
 from headrace.messages import (
     Abort,
@@ -43,9 +44,10 @@ FIRST = request_id(0, 1)
 
 
 class Sevens:
-    """A worker whose model says 7, with probability 1."""
+    """Workers whose model says 7, with probability 1; those of `lives` steps die in the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, lives: int = 100) -> None:
+        self.lives = lives
         self.masks = MaskArea.create(4, 8)
         self.events: list[str] = []
 
@@ -56,7 +58,20 @@ class Sevens:
     def masks_written(self) -> None:
         self.events.append("masks")
 
+    def are_ready(self) -> bool:
+        return self.lives >= 0
+
+    def check(self) -> None:
+        if not self.lives:
+            raise WorkerDied("worker 0 died")
+
+    def replace(self, death: WorkerDied) -> None:
+        self.events.append(str(death))
+        self.lives = -1
+
     def finish(self) -> StepResult:
+        self.check()
+        self.lives -= 1
         self.events.append("finish")
         num_rows = len(self.step.logit_rows) // 4
         return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
@@ -82,6 +97,7 @@ class Rig:
             engine="auto",
             mock_profile="zero",
             embedding_size=None,
+            tp=1,
             model_impl="auto",
             dtype="auto",
             kv_cache_dtype="auto",
@@ -184,6 +200,34 @@ def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:
     output, tokens = rig.heard()
     assert (output.started, tokens) == ({}, [7])
     assert list(output.rows()) == [(FIRST, 1, FinishReason.LENGTH)]
+
+
+def test_who_was_with_a_worker_that_died_goes_on_where_it_was(rig: Rig) -> None:
+    rig.take(generate())
+    dying, other = Sevens(lives=1), Sevens()
+    for workers in (dying, dying, dying, other):
+        rig.engine.go_on(workers)  # type: ignore[arg-type]
+    rig.links.flush()
+    assert dying.events == ["start", "finish", "start", "worker 0 died"]
+    assert other.events == ["start", "finish"]
+    assert len(other.step.token_ids) == 4 * len([1, 2, 3, 7])
+    assert [rig.heard()[1] for _ in range(2)] == [[7], [7]]
+    assert not rig.scheduler.has_work
+
+
+def test_the_death_of_an_idle_worker_is_noticed(rig: Rig) -> None:
+    dead = Sevens(lives=0)
+    rig.engine.go_on(dead)  # type: ignore[arg-type]
+    assert dead.events == ["worker 0 died"]
+
+
+def test_messages_are_taken_while_workers_load(rig: Rig) -> None:
+    rig.take(generate())
+    loading = Sevens(lives=-1)
+    rig.engine.go_on(loading)  # type: ignore[arg-type]
+    rig.take(Abort(FIRST))
+    assert not loading.events
+    assert not rig.scheduler.has_work
 
 
 def test_prompts_are_told_with_their_log_probabilities(rig: Rig) -> None:

@@ -71,6 +71,7 @@ class Rig:
             engine="mock",
             mock_profile="zero",
             embedding_size=3,
+            tp=1,
             model_impl="auto",
             dtype="auto",
             quantization="none",

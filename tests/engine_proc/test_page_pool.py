@@ -108,3 +108,11 @@ def test_a_page_in_use_is_not_evicted() -> None:
     assert pool.share(digests_of([1, 2])) == pages
     assert pool.num_free == 1
     assert pool.take(1) != pages
+
+
+def test_pages_whose_memory_is_lost_hold_nothing() -> None:
+    pool = PagePool(num_pages=2, page_tokens=2)
+    remembered(pool, [1, 2, 3, 4])
+    pool.forget()
+    assert pool.share(digests_of([1, 2, 3, 4])).tolist() == []
+    assert sorted(pool.take(2)) == [0, 1]

@@ -130,6 +130,16 @@ class Rig:
         self.said[sequence.id] = []
         self.scheduler.add(sequence)
 
+    def lose(self) -> None:
+        """Lose the worker in the middle of a step, and with it all that was computed."""
+        if self.scheduler.has_work:
+            self.worker.run(self.scheduler.schedule())
+        self.scheduler.recompute()
+        self.worker = FakeWorker(self.pool)
+        assert not self.scheduler.running
+        assert self.pool.num_free == self.pool.num_pages
+        self.check_pages()
+
     def step(self) -> list[News]:
         """Run one step and check what must hold after each."""
         chunks = self.scheduler.schedule()
@@ -270,6 +280,7 @@ class Story:
     policy=st.sampled_from(Policy),
     speculation=st.sampled_from([None, PromptLookup()]),
     reuses_prefixes=st.booleans(),
+    deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
 )
 def test_every_sequence_says_what_it_would_say_alone(
     script: list[Arrival],
@@ -280,6 +291,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     policy: Policy,
     speculation: PromptLookup | None,
     reuses_prefixes: bool,
+    deaths: set[int],
 ) -> None:
     longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
     num_pages = -(-longest // page_tokens) + spare_pages
@@ -297,6 +309,8 @@ def test_every_sequence_says_what_it_would_say_alone(
     # others are preempted; hence an end to the number of steps.
     for step in range(LAST_EVENT + 1 + 24 * (MAX_PROMPT + MAX_TOKENS)):
         story.play(step)
+        if step in deaths:
+            rig.lose()
         if rig.scheduler.has_work:
             rig.step()
         elif step > LAST_EVENT:

@@ -133,7 +133,7 @@ async def test_async_engine_is_exact_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("victim", "says"),
     [
-        ("worker 0", "worker 0 died, exit code -9"),
+        ("detokenizer 0", "detokenizer 0 was killed by SIGKILL"),
         ("supervisor", "the supervisor was killed by SIGKILL"),
     ],
 )

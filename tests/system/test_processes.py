@@ -141,7 +141,7 @@ def test_killed_supervisor_takes_everything_with_it(
     assert shared_memory_files() == in_shared_memory
 
 
-@pytest.mark.parametrize("victim", ["worker 0", "engine", "frontend 0"])
+@pytest.mark.parametrize("victim", ["engine", "frontend 0"])
 def test_death_of_a_process_ends_the_server_and_says_so(
     own_server: RunningServer, tmp_path: Path, victim: str
 ) -> None:
