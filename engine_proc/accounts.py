@@ -11,7 +11,26 @@ from headrace.engine_proc.scheduler import News
 from headrace.engine_proc.sequence import Sequence
 from headrace.messages import FinishReason
 
+SECOND_NS = 10**9
 RAN = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class TokenRate:
+    """How many tokens are generated in a second, as the board tells: lately, whatever "now" is."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._since_ns = 0
+        self._num_before = 0
+
+    def observe(self, now_ns: int) -> None:
+        """Look at how many there have been, once a second."""
+        elapsed_ns = now_ns - self._since_ns
+        if elapsed_ns < SECOND_NS:
+            return
+        num = self._slot[Field.GENERATED_TOKENS]
+        self._slot[Field.TOKENS_PER_SECOND] = (num - self._num_before) * SECOND_NS // elapsed_ns
+        self._since_ns, self._num_before = now_ns, num
 
 
 class Accounts:
@@ -20,6 +39,7 @@ class Accounts:
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._open: list[tuple[list[News], int]] = []
+        self._rate = TokenRate(slot)
 
     def take(self, news: list[News], now_ns: int) -> None:
         """Keep what a step brought at `now_ns`, CLOCK_MONOTONIC, until `settle`."""
@@ -29,6 +49,7 @@ class Accounts:
         """Count what has been taken."""
         for news, now_ns in self._open:
             self._count(news, now_ns)
+            self._rate.observe(now_ns)
         self._open.clear()
 
     def stop(self, sequence: Sequence) -> None:

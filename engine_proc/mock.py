@@ -18,7 +18,7 @@ import numpy as np
 
 from headrace.board import Field, Slot, Span
 from headrace.config import EngineConfig
-from headrace.engine_proc.accounts import begin, close
+from headrace.engine_proc.accounts import TokenRate, begin, close
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.mock_profile import Profile, read_profile
@@ -126,6 +126,7 @@ class MockEngine:
         self._detokenizers = detokenizers
         self._slot = slot
         self._slot[Field.PAGE_TOKENS] = PAGE_TOKENS
+        self._rate = TokenRate(slot)
         self._max_num_seqs = config.max_num_seqs
         self._max_num_queued = config.max_num_queued
         self._max_tokens = profile.max_num_batched_tokens or config.max_num_batched_tokens
@@ -260,6 +261,7 @@ class MockEngine:
         self._slot.histogram(Span.STEP).observe(num_tokens)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, self._num_generating)
+        self._rate.observe(now)
         self._slot.add(Field.FINISHED, len(ended))
         for sequence in ended:
             why = FinishReason.STOP if sequence.request.embeds else FinishReason.LENGTH

@@ -22,6 +22,7 @@ from headrace.frontend.hops import Hops
 from headrace.frontend.long_bodies import LongBodies
 from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
 from headrace.frontend.request_head import RequestHead
+from headrace.http_counts import HttpCounts
 from headrace.links import LONG_BODY_BYTES, Links
 from headrace.messages import HttpRequest, share_key
 from headrace.sockets import Frame
@@ -54,26 +55,32 @@ class Forwarder:
         self._max_body_bytes = max_body_bytes
         self._long_bodies = LongBodies(links)
         self._too_large = too_large(max_body_bytes)
+        self._counts = HttpCounts(slot.http_words)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._slot.add(Field.REQUESTS)
         head = RequestHead.of(scope)
-        method = scope["method"]
+        method, received_at = scope["method"], scope["extensions"][RECEIVED_AT]
+        row = self._counts.row(method, scope["path"])
+        row.begin()
         refusal = self._door.enter(method, head)
         if refusal is not None:
             # The body is not read; the connection ignores it, and may be used again.
-            await respond(send, refusal, scope["path"])
+            length = await respond(send, refusal, scope["path"])
+            row.end(refusal.status, time.monotonic_ns() - received_at, head.length, length)
             return
-        exchange = self._exchanges.open(scope["extensions"][RECEIVED_AT], head.wants_timing)
+        exchange = self._exchanges.open(received_at, head.wants_timing)
         try:
             await self._carry(exchange, scope, head, receive, send)
         except BodyTooLarge:
-            await respond(send, self._too_large, scope["path"])
+            await self._refuse(exchange, send, self._too_large, scope["path"])
         except ClientLeft:
             pass
         finally:
             self._exchanges.close(exchange)
             self._door.leave(method)
+            duration_ns = time.monotonic_ns() - received_at
+            row.end(exchange.status, duration_ns, head.length, exchange.declared_length)
 
     async def _carry(
         self, exchange: Exchange, scope: Scope, head: RequestHead, receive: Receive, send: Send
@@ -87,7 +94,7 @@ class Forwarder:
         key = 0 if head.key is None else share_key(head.key)
         request = HttpRequest(exchange.id, scope["method"], scope["path"], time.time(), key)
         if not self._links.forward(request, body):
-            await respond(send, OVERLOADED, scope["path"])
+            await self._refuse(exchange, send, OVERLOADED, scope["path"])
             return
         del body
         connection: Connection = scope["extensions"][EXTENSION]
@@ -100,6 +107,11 @@ class Forwarder:
             if not exchange.complete:
                 self._slot.add(Field.DISCONNECTS)
                 self._links.abort(exchange.id)
+
+    async def _refuse(self, exchange: Exchange, send: Send, refusal: Refusal, path: str) -> None:
+        """Answer with an error from here."""
+        exchange.status = refusal.status
+        exchange.declared_length = await respond(send, refusal, path)
 
     async def _read_body(self, receive: Receive) -> bytes:
         """Read a request body, which counts as held until it is whole."""
@@ -154,7 +166,9 @@ class Forwarder:
         headers += [(name.encode(), value.encode()) for name, value in exchange.head.headers]
         if exchange.head.status == 429:  # the engine's queue was full: the door knows how long
             headers.append((b"retry-after", str(self._door.retry_after_s).encode()))
+        exchange.status = exchange.head.status
         if exchange.complete:
+            exchange.declared_length = length
             headers.append((b"content-length", str(length).encode()))
         else:
             headers.append((b"cache-control", b"no-cache"))
@@ -170,8 +184,8 @@ class Forwarder:
         return {"type": "http.response.start", "status": exchange.head.status, "headers": headers}
 
 
-async def respond(send: Send, refusal: Refusal, path: str) -> None:
-    """Send an error response, in the form of the API that is at `path`."""
+async def respond(send: Send, refusal: Refusal, path: str) -> int:
+    """Send an error response, in the form of the API at `path`; return its body's length."""
     body = anthropic_body(refusal) if path.startswith(ANTHROPIC_PATHS) else error_body(refusal)
     headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after_s is not None:
@@ -180,6 +194,7 @@ async def respond(send: Send, refusal: Refusal, path: str) -> None:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+    return len(body)
 
 
 def build_app(board: Board, forwarder: ASGIApp) -> ASGIApp:

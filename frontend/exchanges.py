@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.board import Field, Slot
+from headrace.http_counts import CLIENT_LEFT
 from headrace.messages import Head, request_id
 from headrace.sockets import Frame
 
@@ -23,6 +24,8 @@ class Exchange:
     received_at: int = 0  # when the head was read, CLOCK_MONOTONIC, ns
     wants_timing: bool = False
     head: Head | None = None
+    status: int = CLIENT_LEFT  # until there is a head
+    declared_length: int = 0  # of the answer; 0 where it streams
     unsent: bytearray = field(default_factory=bytearray)
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
+from headrace.http_counts import HTTP_WORDS
 
 SLOT_WORDS = 4096  # of 8 bytes: whole pages, so neighbors never share a cache line
 LAST_WORDS = 64  # here a slot's text begins, 512 bytes
 MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
 HISTOGRAMS = 192  # and here its histograms
+HTTP = SLOT_WORDS - HTTP_WORDS  # here what it counts of HTTP, to the end
 HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
 
 
@@ -84,6 +86,7 @@ class Field(enum.IntEnum):
     CACHED_TOKENS = 28  # and those found in the prefix cache
     PAGE_TOKENS = 29  # gauge, that a page of the KV cache holds
     DRAFT_ROUNDS = 30  # steps of sequences in which tokens were guessed
+    TOKENS_PER_SECOND = 31  # gauge, generated lately
     RIGHT_AT = 32  # 15 words, one per place of a guess: how often it was right
     # detokenizer
     TOKENS = 8
@@ -152,11 +155,12 @@ class Slot:
         self.seat = seat
         self._words = words
         self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
-        starts = range(HISTOGRAMS, SLOT_WORDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        starts = range(HISTOGRAMS, HTTP - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
         self._histograms = [
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
             for start, span in zip(starts, Span, strict=False)
         ]
+        self.http_words = words[HTTP:]  # of `HttpCounts`
 
     def __getitem__(self, field: int) -> int:
         return self._words[field]

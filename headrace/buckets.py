@@ -38,6 +38,12 @@ SGLANG_TOKEN: Bounds = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
+# As prometheus-fastapi-instrumentator's, which vLLM uses: of all requests, and of each handler's.
+HTTP: Bounds = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5),
+    *(10, 30, 60),
+)
+HTTP_BY_HANDLER: Bounds = (0.1, 0.5, 1)
 
 # Tokens, and other things that are counted.
 VLLM_TOKENS: Bounds = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))  # to the context length

@@ -19,6 +19,7 @@ from headrace.board import MESSAGES_SENT, Board, Field, Span, State
 from headrace.buckets import HEADRACE
 from headrace.config import ModelCard
 from headrace.histogram import Spread
+from headrace.http_metrics import SglangHttpCollector, VllmHttpCollector
 from headrace.readings import buckets_of
 from headrace.sglang_metrics import SglangCollector
 from headrace.vitals import vitals_of
@@ -71,6 +72,7 @@ HISTOGRAMS = [
 HOPS = [span for span in Span if Span.ACCEPT <= span <= Span.WRITE]
 LABELS = ["model_name", "process"]
 DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
+HTTP_DIALECTS = {"vllm": VllmHttpCollector, "sglang": SglangHttpCollector}
 VITALS = [
     (CounterMetricFamily, "process_cpu_seconds", "Processor time of all threads", "cpu_s"),
     (
@@ -197,4 +199,5 @@ def render_metrics(board: Board, card: ModelCard, dialect: str = "vllm") -> byte
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BoardCollector(board, card.name))
     registry.register(DIALECTS[dialect](board, card))
+    registry.register(HTTP_DIALECTS[dialect](board))
     return generate_latest(registry)

@@ -1,7 +1,7 @@
 """The board as SGLang's metrics: its names and buckets, for `--metrics-dialect sglang`.
 
-There is one scheduler here and no rank but 0. Labels that say what we do not know of a sequence, as
-`is_streaming` does, are left out.
+There is one scheduler here and no rank but 0. `is_streaming`, a label of its newest versions, is
+left out: the engine does not know it.
 """
 
 from collections.abc import Iterator
@@ -81,20 +81,31 @@ class SglangCollector(Collector):
         pages, page_tokens = engine(Field.PAGES_TOTAL), engine(Field.PAGE_TOKENS)
         free, total = engine(Field.PAGES_FREE) * page_tokens, pages * page_tokens
         hits, queries = engine(Field.PREFIX_HITS), engine(Field.PREFIX_QUERIES)
+        rounds, right = engine(Field.DRAFT_ROUNDS), engine(Field.RIGHT_DRAFTS)
+        speed = engine(Field.TOKENS_PER_SECOND) if engine(Field.RUNNING) else 0
         for name, help, value in [
             ("num_running_reqs", "Sequences that run", engine(Field.RUNNING)),
             ("num_queue_reqs", "Sequences that wait", engine(Field.WAITING)),
             ("token_usage", "Share of the KV cache in use, 0 to 1", self._readings.kv_usage),
+            ("full_token_usage", "The same: all layers are alike", self._readings.kv_usage),
             ("num_used_tokens", "Tokens that the KV cache has in use", total - free),
+            ("kv_used_tokens", "The same", total - free),
             ("kv_available_tokens", "Tokens that the KV cache has room for", free),
             ("max_total_num_tokens", "Tokens that the KV cache holds", total),
             ("num_pages", "Pages of the KV cache", pages),
             ("page_size", "Tokens that a page of the KV cache holds", page_tokens),
             ("context_len", "The longest sequence, tokens", self._card.max_model_len),
+            ("cache_hit_rate", "Share of prompts' tokens found, so far", share(hits, queries)),
+            ("gen_throughput", "Tokens generated per second, lately", speed),
             (
-                "cache_hit_rate",
-                "Share of prompts' tokens found, so far",
-                hits / queries if queries else 0,
+                "spec_accept_length",
+                "Tokens of a step with guesses, the one drawn included, so far",
+                share(right + rounds, rounds),
+            ),
+            (
+                "spec_accept_rate",
+                "Share of guesses that were right, so far",
+                share(right, engine(Field.DRAFTS)),
             ),
         ]:
             yield self._scheduler.gauge(name, help, [({}, value)])
@@ -125,3 +136,8 @@ class SglangCollector(Collector):
         retracted = engine(Field.PREEMPTIONS)
         help = "Sequences whose KV pages were taken back"
         yield self._scheduler.counter("num_retracted_requests", help, [({}, retracted)])
+
+
+def share(part: int, whole: int) -> float:
+    """Return a part of a whole; 0 of nothing."""
+    return part / whole if whole else 0.0

@@ -28,6 +28,13 @@ COUNTERS = [
     ("spec_decode_num_draft_tokens", "Tokens guessed", Field.DRAFTS),
     ("spec_decode_num_accepted_tokens", "Guesses that were right", Field.RIGHT_DRAFTS),
 ]
+# Counters of what there is none of, which vLLM tells whether there is or not.
+ABSENT = [
+    ("external_prefix_cache_queries", "Tokens looked up on other machines: none"),
+    ("external_prefix_cache_hits", "Tokens found on other machines: none"),
+    ("mm_cache_queries", "Images looked up in a cache: none"),
+    ("mm_cache_hits", "Images found in a cache: none"),
+]
 # Histograms, who keeps them, and by which bounds they are told.
 HISTOGRAMS = [
     (
@@ -133,6 +140,9 @@ class VllmCollector(Collector):
         usage = self._readings.kv_usage
         yield gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", [({}, usage)])
         pages = str(engine(Field.PAGES_TOTAL))
+        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}  # it never sleeps
+        sleep: list[tuple[Labels, float]] = [({"sleep_state": s}, n) for s, n in states.items()]
+        yield gauge("engine_sleep_state", "Whether the engine is awake: it always is", sleep)
         info = {"block_size": str(engine(Field.PAGE_TOKENS)), "num_gpu_blocks": pages}
         yield gauge("cache_config_info", "What the KV cache is, as labels", [(info, 1)])
 
@@ -149,6 +159,10 @@ class VllmCollector(Collector):
             ({"source": "external_kv_transfer"}, 0),
         ]
         yield counter("prompt_tokens_by_source", "Where prompts' keys came from", sources)
+        by_tier: list[tuple[Labels, float]] = [({"source": "device"}, cached)]
+        yield counter("prompt_tokens_cached_by_source", "Where cached tokens were", by_tier)
+        for name, help in ABSENT:
+            yield counter(name, help, [({}, 0)])
         ends = {
             "stop": engine(Field.ENDED + FinishReason.STOP),
             "length": engine(Field.ENDED + FinishReason.LENGTH),

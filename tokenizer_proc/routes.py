@@ -37,7 +37,7 @@ class Routes:
             "max_model_len": config.card.max_model_len,
         }
         self._board = board
-        self._handlers: dict[str, dict[str, Handler]] = {
+        self.handlers: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generation.chat},
             "/v1/completions": {"POST": generation.completion},
             "/v1/responses": {"POST": generation.responses},
@@ -69,7 +69,7 @@ class Routes:
         return found if isinstance(found, Answer) else (yield from found)
 
     def _find(self, request: HttpRequest) -> Handler:
-        methods = self._handlers.get(request.path)
+        methods = self.handlers.get(request.path)
         if methods is None and request.path.startswith("/v1/models/"):
             methods = {"GET": self._one_model}
         if methods is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.board import Board, Field, Seat, Slot, Span
-from headrace.engine_proc.accounts import Accounts
+from headrace.engine_proc.accounts import Accounts, TokenRate
 from headrace.engine_proc.scheduler import News
 from headrace.engine_proc.sequence import Sequence
 from headrace.messages import FinishReason, GenerateRequest, Sampling
@@ -105,3 +105,27 @@ def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
     accounts.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0, 0.007, 0])
     assert sums(slot, Span.GENERATED) == [0]
+
+
+def test_tokens_per_second_are_those_of_the_last_second_or_longer(slot: Slot) -> None:
+    rate = TokenRate(slot)
+    rate.observe(5000 * MS)
+    told = []
+    for at_ms, num in [(5500, 10), (6000, 30), (6900, 50), (8000, 70)]:
+        slot[Field.GENERATED_TOKENS] = num
+        rate.observe(at_ms * MS)
+        told.append(slot[Field.TOKENS_PER_SECOND])
+    assert told == [0, 30, 30, 20]
+
+
+def test_accounts_tell_how_fast_tokens_come(slot: Slot) -> None:
+    accounts, s = Accounts(slot), sequence()
+    for second in (1, 2):
+        slot.add(Field.GENERATED_TOKENS, 40)
+        accounts.take([news(s)], second * 1000 * MS)
+    accounts.settle()
+    assert slot[Field.TOKENS_PER_SECOND] == 0, "all came before it was looked at"
+    slot.add(Field.GENERATED_TOKENS, 40)
+    accounts.take([news(s)], 4000 * MS)
+    accounts.settle()
+    assert slot[Field.TOKENS_PER_SECOND] == 20

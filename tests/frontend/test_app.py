@@ -18,6 +18,7 @@ from headrace.frontend.connection import EXTENSION, RECEIVED_AT
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.keyring import Keyring
+from headrace.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.links import Links
 from headrace.messages import Head, HttpRequest, Times
 from headrace.sockets import Frame
@@ -188,6 +189,11 @@ def site() -> Iterator[Site]:
     os.close(made.board.fd)
 
 
+def answered(site: Site) -> dict[int, int]:
+    row = HttpCounts(site.slot.http_words).row("POST", "/v1/completions")
+    return {status: count for status, count in row.answers.items() if count}
+
+
 async def test_the_body_goes_on_as_it_came(site: Site) -> None:
     connection = Connection()
     connection.say(*body_of(b'{"a"', b"", b": not JSON"))
@@ -225,7 +231,7 @@ async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None
     request, _ = await site.forwarded()
     site.answer(request.id, b'{"error": 1}', True, Head(404, "application/json"))
     await task
-    assert connection.status == 404
+    assert (connection.status, answered(site)) == (404, {404: 1})
     assert connection.headers == {b"content-type": b"application/json", b"content-length": b"12"}
     assert connection.body == b'{"error": 1}'
     assert connection.is_complete
@@ -354,7 +360,7 @@ async def test_a_client_that_leaves_before_the_body_is_there_is_forgotten(site: 
     connection = Connection()
     connection.say(*body_of(b"{", b"}")[:1], LEFT)
     await site.ask(connection)
-    assert connection.sent == []
+    assert (connection.sent, answered(site)) == ([], {CLIENT_LEFT: 1})
     assert site.links.forwarded.empty()
     assert site.links.aborted == []
 
@@ -362,7 +368,7 @@ async def test_a_client_that_leaves_before_the_body_is_there_is_forgotten(site: 
 async def test_a_body_declared_too_large_is_refused_unread(site: Site) -> None:
     connection = Connection()  # which says nothing
     await site.ask(connection, headers=((b"content-length", b"101"),))
-    assert connection.status == 413
+    assert (connection.status, answered(site)) == (413, {413: 1})
     error = json.loads(connection.body)["error"]
     assert error["code"] == "body_too_large"
     assert "100 bytes (--max-body-bytes)" in error["message"]
@@ -372,7 +378,7 @@ async def test_a_body_that_grows_too_large_is_refused(site: Site) -> None:
     connection = Connection()
     connection.say(*body_of(b"x" * 60, b"x" * 41, b"x")[:2])
     await site.ask(connection, headers=((b"content-length", b"nonsense"),))
-    assert connection.status == 413
+    assert (connection.status, answered(site)) == (413, {413: 1})
     assert site.links.forwarded.empty()
 
 
@@ -391,7 +397,7 @@ async def test_full_links_are_answered_with_try_again(site: Site) -> None:
     connection.say(*body_of(b"{}"))
     site.links.full = True
     await site.ask(connection)
-    assert connection.status == 503
+    assert (connection.status, answered(site)) == (503, {503: 1})
     assert connection.headers[b"retry-after"] == b"1"
     assert json.loads(connection.body)["error"]["code"] == "overloaded"
     assert len(site.exchanges) == 0
@@ -408,6 +414,7 @@ async def test_traffic_is_counted(site: Site) -> None:
     await task
     fields = (Field.REQUESTS, Field.RESPONSES, Field.DISCONNECTS, Field.BYTES_IN, Field.BYTES_OUT)
     assert [site.slot[f] for f in fields] == [1, 1, 0, 5, 7]
+    assert answered(site) == {200: 1}
 
 
 async def test_concurrent_requests_get_their_own_answers(site: Site) -> None:

@@ -153,6 +153,8 @@ def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
     assert value(found["num_requests_waiting_by_reason"], reason="capacity") == 4
     assert value(found["num_requests_waiting_by_reason"], reason="deferred") == 0
     assert value(found["kv_cache_usage_perc"], **VLLM_LABELS) == 0.25
+    sleep = {s.labels["sleep_state"]: s.value for s in found["engine_sleep_state"].samples}
+    assert sleep == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
     info = {"block_size": "16", "num_gpu_blocks": "8", "engine": "0"}
     assert value(found["cache_config_info"], **info) == 1
 
@@ -168,6 +170,8 @@ def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
     sources = found["prompt_tokens_by_source"]
     assert value(sources, source="local_compute") == 70
     assert value(sources, source="local_cache_hit") == 30
+    assert value(found["prompt_tokens_cached_by_source"], source="device") == 30
+    assert value(found["external_prefix_cache_hits"]) == value(found["mm_cache_queries"]) == 0
     ends = {s.labels["finished_reason"]: s.value for s in found["request_success"].samples}
     assert ends == {"stop": 5, "length": 6, "abort": 7, "error": 0, "repetition": 0}
     assert value(found["spec_decode_num_accepted_tokens_per_pos"], position="2") == 8
@@ -217,6 +221,8 @@ def test_sglangs_gauges_and_counters_tell_of_the_engine(board: Board) -> None:
     slot[Field.RUNNING], slot[Field.WAITING], slot[Field.FINISHED] = 3, 4, 9
     slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS], slot[Field.ABORTED] = 70, 30, 1
     slot[Field.PREFIX_QUERIES], slot[Field.PREFIX_HITS], slot[Field.GENERATED_TOKENS] = 8, 2, 40
+    slot[Field.DRAFTS], slot[Field.RIGHT_DRAFTS], slot[Field.DRAFT_ROUNDS] = 20, 5, 10
+    slot[Field.TOKENS_PER_SECOND] = 77
     found = families(board, "sglang")
     gauges = {
         "num_running_reqs": 3,
@@ -229,6 +235,11 @@ def test_sglangs_gauges_and_counters_tell_of_the_engine(board: Board) -> None:
         "page_size": 16,
         "context_len": 300,
         "cache_hit_rate": 0.25,
+        "full_token_usage": 0.25,
+        "kv_used_tokens": 32,
+        "gen_throughput": 77,
+        "spec_accept_length": 1.5,
+        "spec_accept_rate": 0.25,
     }
     for name, expected in gauges.items():
         assert found[name].type == "gauge"
@@ -239,3 +250,5 @@ def test_sglangs_gauges_and_counters_tell_of_the_engine(board: Board) -> None:
         assert value(found[name], engine_type="unified") == expected, name
     assert value(found["cached_tokens"], cache_source="device") == 30
     assert value(found["realtime_tokens"], mode="prefill_compute") == 70
+    slot[Field.RUNNING] = 0
+    assert value(families(board, "sglang")["gen_throughput"]) == 0, "nothing runs"

@@ -34,7 +34,8 @@ def samples(server: RunningServer) -> dict[str, float]:
 def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> None:
     before = samples(server)
     body = {"prompt": "One, two,", "max_tokens": 6, "ignore_eos": True, "temperature": 0}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+    done = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    answer = done.json()
 
     def grown() -> dict[str, float]:
         return {name: value - before.get(name, 0) for name, value in samples(server).items()}
@@ -47,6 +48,10 @@ def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> Non
     assert news["generation_tokens_total"] == 6
     assert news["prompt_tokens_total"] == answer["usage"]["prompt_tokens"]
     assert news["inter_token_latency_seconds_count"] == 5
+    path = "/v1/completions"
+    assert news[f"http_requests_total {path} POST 2xx"] == 1
+    assert news[f"http_request_duration_seconds_count {path} POST"] == 1
+    assert news[f"http_response_size_bytes_sum {path}"] == len(done.content)
     assert news["request_generation_tokens_sum"] == 6
     parts = ("prefill", "decode", "queue")
     total = sum(news[f"request_{part}_time_seconds_sum"] for part in parts)

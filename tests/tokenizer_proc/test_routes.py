@@ -11,6 +11,7 @@ from headrace import __version__
 from headrace.board import Board, Seat
 from headrace.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
+from headrace.http_counts import NOT_COUNTED, SERVED, STATUSES
 from headrace.messages import HttpRequest
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
@@ -160,6 +161,21 @@ def test_another_method_is_refused_with_the_right_one(method: str, path: str, al
     assert body["error"]["message"] == f"{path} takes {allowed}, not {method}"
 
 
+def test_every_path_is_counted_by_its_name_or_not_at_all() -> None:
+    counted = {(method, path) for method, paths in SERVED.items() for path in paths}
+    not_counted = {("GET", path) for path in NOT_COUNTED}
+    handlers = make_routes().handlers.items()
+    assert {(method, path) for path, methods in handlers for method in methods} == (
+        counted | not_counted
+    )
+
+
+def test_every_status_of_a_refusal_is_counted() -> None:
+    kinds = [RequestError, *RequestError.__subclasses__()]
+    assert len(kinds) > 5
+    assert {kind.status for kind in kinds} <= set(STATUSES)
+
+
 def test_version_is_the_packages() -> None:
     assert answer("GET", "/version") == (200, {"version": __version__})
 
@@ -176,7 +192,8 @@ def test_metrics_speak_the_dialect_that_is_asked_for(dialect: str) -> None:
     found = make_routes(dialect).handle(HttpRequest(0, "GET", "/metrics", 0.0), b"")
     outcome = finish(found, ByteEncoder())
     assert isinstance(outcome, Answer)
-    told = {line.split(":")[0] for line in outcome.body.decode().splitlines() if line[0] != "#"}
+    lines = [line for line in outcome.body.decode().splitlines() if line[0] != "#"]
+    told = {line.split(":")[0] for line in lines if not line.startswith("http_")}
     assert told == {"headrace", dialect}
 
 
