@@ -70,7 +70,7 @@ class GenerateRenderer:
         said.token_ids += token_ids or ()
         for name, new in (logprobs or NO_LOGPROBS).items():
             said.logprobs[name] += new
-        told = said.logprobs if self._plan.logprobs is not None else None
+        told = said.logprobs if self._of(self._form.num_logprobs, index) is not None else None
         body = self._body(index, said.text, said.token_ids, told)
         body["meta_info"] |= self._ending(finished, stopped_by, usage)
         if self._form.is_list:
@@ -92,12 +92,13 @@ class GenerateRenderer:
 
     def _answer(self, index: int, answer: Choice) -> Object:
         assert answer.usage is not None and answer.token_ids is not None
-        wants = self._plan.logprobs is not None
-        told = (answer.logprobs or NO_LOGPROBS) if wants else None
+        num_top = self._of(self._form.num_logprobs, index)
+        told = None if num_top is None else answer.logprobs or NO_LOGPROBS
         body = self._body(index, answer.text, answer.token_ids, told)
         meta = body["meta_info"]
-        if wants:
-            meta |= self._columns("input", self._of_prompt(answer.prompt_logprobs))
+        if told is not None:
+            of_prompt = self._of_prompt(index, answer.prompt_logprobs)
+            meta |= self._columns("input", of_prompt, num_top)
         meta |= self._ending(answer.finished, answer.stopped_by, answer.usage)
         return body
 
@@ -107,7 +108,7 @@ class GenerateRenderer:
             text, token_ids, logprobs = "", [], logprobs and NO_LOGPROBS
         meta: Object = {"id": self._id(index)}
         if logprobs is not None:
-            meta |= self._columns("output", logprobs)
+            meta |= self._columns("output", logprobs, self._of(self._form.num_logprobs, index))
         return {"text": text, "output_ids": token_ids, "meta_info": meta}
 
     def _id(self, index: int) -> str:
@@ -137,20 +138,24 @@ class GenerateRenderer:
             ending["e2e_latency"] = max(0.0, self._clock() - self._form.received_at)
         return ending
 
-    def _of_prompt(self, logprobs: object) -> Object:
+    def _of(self, values: list[int | None], index: int) -> int | None:
+        """Return what is asked for the prompt of a sequence."""
+        return values[index // self._form.num_each if len(values) > 1 else 0]
+
+    def _of_prompt(self, index: int, logprobs: object) -> Object:
         """Return what is told of a prompt. What the first token told follows is not known."""
-        first = self._form.first_logprob
+        first = self._of(self._form.first_logprob, index)
         if first is None or not isinstance(logprobs, dict):
             return NO_LOGPROBS
         tokens, tops = (list(logprobs[name][first:]) for name in NO_LOGPROBS)
         tokens[:1] = [[None, *token[1:]] for token in tokens[:1]]
         return {"token_logprobs": tokens, "top_logprobs": [None, *tops[1:]] if tops else []}
 
-    def _columns(self, of: str, logprobs: Object) -> Object:
+    def _columns(self, of: str, logprobs: Object, num_top: int | None) -> Object:
         """Return the log probabilities of the `input` or the `output`, as they are called."""
         tokens = logprobs["token_logprobs"]
         columns = {f"{of}_token_logprobs": [self._spelled(token) for token in tokens]}
-        if self._plan.logprobs:
+        if num_top:
             columns[f"{of}_top_logprobs"] = [
                 top and [self._spelled(one) for one in top] for top in logprobs["top_logprobs"]
             ]

@@ -69,7 +69,7 @@ class Reply:
         usage = self._usage_so_far(sequence)
         opening = self._renderer.opening(plan.index, usage, sequence.prompt_token_ids)
         if plan.echo:
-            logprobs = self._logprobs(echoed)
+            logprobs = self._logprobs(plan, echoed)
             echo: list[Piece] = [Content(plan.echo)]
             opening += self._renderer.delta(plan.index, echo, None, logprobs, usage)
         return opening
@@ -123,7 +123,7 @@ class Reply:
                 index,
                 pieces,
                 sequence.finished,
-                self._logprobs(told),
+                self._logprobs(sequence.plan, told),
                 self._usage_so_far(sequence),
                 new,
                 sequence.stopped_by,
@@ -141,23 +141,23 @@ class Reply:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
-    def _logprobs(self, told: list[ToldToken]) -> Object | None:
+    def _logprobs(self, plan: ReplyPlan, told: list[ToldToken]) -> Object | None:
         """Return `logprobs` of a choice, or of a piece of it."""
-        if not told or self._plan.logprobs is None:
+        if not told or plan.logprobs is None:
             return None
-        match self._plan.api:
+        match plan.api:
             case Api.CHAT | Api.RESPONSES | Api.MESSAGES:
-                return self._forms.chat(told, self._plan.logprobs)
+                return self._forms.chat(told, plan.logprobs)
             case Api.COMPLETION:
-                return self._forms.completion(told, self._plan.logprobs)
+                return self._forms.completion(told, plan.logprobs)
             case Api.GENERATE:
-                return self._forms.generate(told, self._plan.logprobs)
+                return self._forms.generate(told, plan.logprobs)
             case _:
-                assert_never(self._plan.api)
+                assert_never(plan.api)
 
     def _prompt_logprobs(self, sequence: SequenceText) -> list[Object | None] | Object | None:
         """Return what is told of how likely a prompt was."""
-        num_top = self._plan.prompt_logprobs
+        num_top = sequence.plan.prompt_logprobs
         if num_top is None:
             return None
         if self._plan.api is Api.GENERATE:
@@ -196,7 +196,7 @@ class Reply:
         return Choice(
             text,
             sequence.finished,
-            self._logprobs(sequence.told),
+            self._logprobs(sequence.plan, sequence.told),
             self._prompt_logprobs(sequence),
             sequence.token_ids if self._plan.return_token_ids else None,
             sequence.prompt_token_ids,

@@ -195,7 +195,10 @@ class GenerateForm(Message, tag="generate", frozen=True):
     ids: list[str]  # of the prompts; empty where the response's does for all
     num_each: int  # sequences of a prompt
     tells_token_text: bool  # with each log probability
-    first_logprob: int | None  # prompt tokens from there on are told; None is none
+    # Of each prompt, or of all: likeliest tokens told with each one, and from which token of the
+    # prompt on. None is no logprobs, and none of the prompt.
+    num_logprobs: list[int | None]
+    first_logprob: list[int | None]
     tells_text: bool = True  # else the prompt is all that is told of
 
 

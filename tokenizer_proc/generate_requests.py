@@ -25,6 +25,8 @@ UNSUPPORTED = (
     *("image_data", "audio_data", "input_embeds", "token_ids_logprob", "lora_path"),
     *("custom_logit_processor", "return_hidden_states"),
 )
+# Fields that are one for all prompts, or a list with one for each.
+BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
 UNSUPPORTED_PARAMS = ("structural_tag", "stop_regex", "custom_params")
 
 
@@ -75,9 +77,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     input_ids: list[int | list[int]] | None = None
     sampling_params: SamplingParams | list[SamplingParams] | None = None
     rid: str | list[str] | None = None
-    return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
     return_text_in_logprobs: bool = False
     stream: bool = False
     priority: int | None = None
@@ -114,10 +116,25 @@ class GenerateBody(msgspec.Struct, kw_only=True):
         return found if isinstance(found, list) else [found]
 
     @property
-    def first_logprob(self) -> int | None:
-        """From which prompt token on likelihoods are told; None is from none."""
-        start = -1 if self.logprob_start_len is None else self.logprob_start_len
-        return start if self.return_logprob and start >= 0 else None
+    def differs(self) -> bool:
+        """Whether each prompt may be continued in another way."""
+        return any(isinstance(getattr(self, name), list) for name in BY_PROMPT)
+
+    def given(self, name: str, index: int) -> Any:
+        """Return a field as it is for one prompt, where there may be a list of them."""
+        value = getattr(self, name)
+        return value[index] if isinstance(value, list) else value
+
+    def num_logprobs(self, index: int) -> int | None:
+        """How many likeliest tokens are told with each of a prompt; None is no logprobs."""
+        wants = self.given("return_logprob", index)
+        return (self.given("top_logprobs_num", index) or 0) if wants else None
+
+    def first_logprob(self, index: int) -> int | None:
+        """From which token of a prompt on likelihoods are told; None is from none."""
+        start = self.given("logprob_start_len", index)
+        wants = self.given("return_logprob", index) and start is not None and start >= 0
+        return start if wants else None
 
 
 class Continuations(NamedTuple):
@@ -142,7 +159,7 @@ def decode_generate(body: bytes | memoryview) -> GenerateBody:
         raise InvalidValue(
             "input_ids: must be a list of token ids, or a list of lists of token ids", "input_ids"
         )
-    for name in ("sampling_params", "rid"):
+    for name in (*BY_PROMPT, "rid"):
         given = getattr(request, name)
         if isinstance(given, list) and (len(given) != len(request.prompts) or not request.is_batch):
             raise InvalidValue(f"{name}: must be one, or a list with one for each prompt", name)
@@ -168,18 +185,16 @@ def continuations_of(request: GenerateBody) -> list[Continuations]:
     Raises:
         RequestError: it asks for what there is not.
     """
-    if not isinstance(request.sampling_params, list):
-        return [continuations(request, request.prompts, request.params[0], "sampling_params")]
-    return [
-        continuations(request, [prompt], params, f"sampling_params[{index}]")
-        for index, (prompt, params) in enumerate(zip(request.prompts, request.params, strict=True))
-    ]
+    if not request.differs:
+        return [continuations(request, request.prompts, 0)]
+    return [continuations(request, [prompt], i) for i, prompt in enumerate(request.prompts)]
 
 
-def continuations(
-    request: GenerateBody, prompts: list[Any], params: SamplingParams, where: str
-) -> Continuations:
-    """Return what some prompts come to with the parameters that are `where`."""
+def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Continuations:
+    """Return what some prompts come to, with what is given for the `index`-th."""
+    is_list = isinstance(request.sampling_params, list)
+    params: SamplingParams = request.given("sampling_params", index) or SamplingParams()
+    where = f"sampling_params[{index}]" if is_list else "sampling_params"
     names = {name: f"{where}.{name}" for name in SamplingParams.__struct_fields__}
     names |= {ours: f"{where}.{name}" for name, ours in TAKEN.items()}
     names |= {
@@ -187,7 +202,8 @@ def continuations(
         "logprobs": "top_logprobs_num",
         "prompt_logprobs": "logprob_start_len",
     }
-    num_top = request.top_logprobs_num or 0
+    num_logprobs = request.num_logprobs(index)
+    tells_prompt = request.first_logprob(index) is not None
     with as_written(names):
         check_ranges(params)
         refuse(params, UNSUPPORTED_PARAMS)
@@ -195,8 +211,8 @@ def continuations(
             prompt=prompts,
             stream=request.stream,
             stream_options=StreamOptions(True, True) if request.stream else None,
-            logprobs=num_top if request.return_logprob else None,
-            prompt_logprobs=None if request.first_logprob is None else num_top,
+            logprobs=num_logprobs,
+            prompt_logprobs=num_logprobs if tells_prompt else None,
             priority=request.priority,
             return_token_ids=True,
         )
@@ -211,12 +227,14 @@ def continuations(
 def form_of(request: GenerateBody, received_at: float) -> GenerateForm:
     """Return how a request is to be answered; `received_at` is in seconds since the epoch."""
     params = request.params[0]
+    told = range(len(request.prompts) if request.differs else 1)
     return GenerateForm(
         is_list=request.is_batch or params.n > 1,
         received_at=received_at,
         ids=request.rid if isinstance(request.rid, list) else [],
         num_each=params.n,
         tells_token_text=request.return_text_in_logprobs,
-        first_logprob=request.first_logprob,
+        num_logprobs=[request.num_logprobs(index) for index in told],
+        first_logprob=[request.first_logprob(index) for index in told],
         tells_text=params.max_new_tokens != 0,
     )

@@ -194,8 +194,9 @@ def plain(kind: Any) -> Any:
 
 
 def limit(field: Object, low: float | None, high: float | None) -> None:
-    """Add a range to the numbers that a field may be."""
-    for form in field.get("anyOf", [field]):
+    """Add a range to the numbers that a field may be, or have a list of."""
+    for given in field.get("anyOf", [field]):
+        form = given.get("items", given)
         if form.get("type") in NUMBERS:
             form |= {
                 name: bound

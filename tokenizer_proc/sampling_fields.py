@@ -110,11 +110,12 @@ def stated(value: T | None, default: T) -> T:
 def check_ranges(request: msgspec.Struct) -> None:
     """Refuse numbers outside their ranges; the text says what would be right."""
     for name, (low, high) in RANGES.items():
-        value = getattr(request, name, None)
-        if value is None or (value >= low and (high is None or value <= high)):
-            continue
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidValue(f"{name}: must be {allowed}, not {value}", name)
+        given = getattr(request, name, None)
+        for value in given if isinstance(given, list) else [given]:
+            if value is None or (value >= low and (high is None or value <= high)):
+                continue
+            allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise InvalidValue(f"{name}: must be {allowed}, not {value}", name)
 
 
 def check_sampling(request: SamplingFields) -> None:

@@ -5,6 +5,7 @@ from array import array
 from typing import Any
 
 import msgspec
+import pytest
 from byte_replies import END, NOTHING, ByteVocabulary, make_plan
 
 from headrace.detokenizer_proc.generate_renderer import GenerateRenderer
@@ -32,7 +33,8 @@ def make_generate_plan(form: dict[str, Any] | None = None, **fields: Any) -> Rep
         "ids": [],
         "num_each": 1,
         "tells_token_text": True,
-        "first_logprob": None,
+        "num_logprobs": [None],
+        "first_logprob": [None],
     }
     given: dict[str, Any] = {
         "api": Api.GENERATE,
@@ -114,7 +116,11 @@ def likely(token: int) -> TokenLogprob:
 def told(stream: bool, **form: Any) -> Any:
     """Return the answer "hi" and an end token to the prompt "abc", with log probabilities."""
     plan = make_generate_plan(
-        form, logprobs=1, stream=stream, prompt_logprobs=None if stream else 1, stop=["i"]
+        {"num_logprobs": [1]} | form,
+        logprobs=1,
+        stream=stream,
+        prompt_logprobs=None if stream else 1,
+        stop=["i"],
     )
     output = StepOutput.of(
         {},
@@ -133,7 +139,7 @@ def told(stream: bool, **form: Any) -> Any:
 
 def test_log_probabilities_are_those_of_all_output_ids() -> None:
     for stream in (True, False):
-        answer = told(stream, first_logprob=None if stream else 1)
+        answer = told(stream, first_logprob=[None if stream else 1])
         meta = answer["meta_info"]
         assert (answer["text"], answer["output_ids"]) == ("h", [104, 105])
         assert meta["output_token_logprobs"] == [[-1.04, 104, "h"], [-1.05, 105, "i"]]
@@ -142,13 +148,33 @@ def test_log_probabilities_are_those_of_all_output_ids() -> None:
 
 
 def test_log_probabilities_of_a_prompt_begin_with_a_token_that_follows_nothing() -> None:
-    meta = told(False, first_logprob=0)["meta_info"]
+    meta = told(False, first_logprob=[0])["meta_info"]
     expected = [[None, 97, "a"], [-0.98, 98, "b"], [-0.99, 99, "c"]]
     assert meta["input_token_logprobs"] == expected
     assert meta["input_top_logprobs"] == [None, [[-0.98, 98, "b"]], [[-0.99, 99, "c"]]]
-    meta = told(False, first_logprob=1)["meta_info"]
+    meta = told(False, first_logprob=[1])["meta_info"]
     assert meta["input_token_logprobs"] == [[None, 98, "b"], expected[2]]
     assert told(False)["meta_info"]["input_token_logprobs"] == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_each_prompt_has_the_log_probabilities_it_asked_for(stream: bool) -> None:
+    form = {"is_list": True, "num_logprobs": [None, 0, 1], "first_logprob": [None] * 3}
+    plans = [
+        make_generate_plan(form, logprobs=wanted, stream=stream, num_sequences=3, index=index)
+        for index, wanted in enumerate([None, 0, 1])
+    ]
+    reply = Reply(plans[0], ByteVocabulary())
+    data = b"".join(reply.open(plan, plan.index, NOTHING) for plan in plans)
+    for plan in plans:
+        told = [] if plan.logprobs is None else [likely(104)]
+        data += reply.feed(plan.index, [104], LENGTH, told)[0]
+    metas = [one["meta_info"] for one in (events(data) if stream else checked(data))]
+    assert "output_token_logprobs" not in metas[0]
+    for meta in metas[1:]:
+        assert meta["output_token_logprobs"] == [[-1.04, 104, "h"]]
+    assert "output_top_logprobs" not in metas[1]
+    assert metas[2]["output_top_logprobs"] == [[[-1.04, 104, "h"]]]
 
 
 def test_token_texts_are_told_only_where_that_is_wanted() -> None:
@@ -157,7 +183,7 @@ def test_token_texts_are_told_only_where_that_is_wanted() -> None:
 
 
 def test_of_a_prompt_that_is_only_scored_no_output_is_told() -> None:
-    answer = told(False, first_logprob=0, tells_text=False)
+    answer = told(False, first_logprob=[0], tells_text=False)
     assert (answer["text"], answer["output_ids"]) == ("", [])
     meta = answer["meta_info"]
     assert (meta["completion_tokens"], meta["output_token_logprobs"]) == (0, [])

@@ -322,6 +322,33 @@ def test_recorded_requests_to_sglang(server: RunningServer) -> None:
     ]
 
 
+def test_a_batch_to_sglang_has_the_log_probabilities_of_each_prompt(server: RunningServer) -> None:
+    wishes = [(True, 1, 2), (False, 0, 1), (True, -1, 0)]
+    names = ("return_logprob", "logprob_start_len", "top_logprobs_num")
+    prompts = [[504, 3575, 282], [504, 3575], [282, 504]]
+    params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
+    lists = dict(zip(names, map(list, zip(*wishes, strict=True)), strict=True))
+    batch = {"input_ids": prompts, "sampling_params": params, "rid": "r"}
+    told = post(server, "/generate", batch | lists)
+    for prompt, wish, one in zip(prompts, wishes, told, strict=True):
+        body = {"input_ids": prompt, "sampling_params": params} | dict(
+            zip(names, wish, strict=True)
+        )
+        alone = post(server, "/generate", body)
+        assert (one["text"], one["output_ids"]) == (alone["text"], alone["output_ids"])
+        assert one["meta_info"].keys() == alone["meta_info"].keys()
+        for name in [name for name in one["meta_info"] if "logprobs" in name]:
+            assert ids_of(one["meta_info"][name]) == ids_of(alone["meta_info"][name]), name
+    *_, last = stream(server, "/generate", batch | {"return_logprob": [False, False, True]})
+    assert ("output_token_logprobs" in last["meta_info"]) == (last["index"] == 2)
+
+
+def ids_of(told: Any) -> Any:
+    """Return the token ids of log probabilities, however deep."""
+    is_one = told and isinstance(told[-1], str | None)
+    return told and (told[1] if is_one else [ids_of(one) for one in told])
+
+
 def test_a_suffix_is_refused_and_an_echo_is_not(server: RunningServer) -> None:
     body = {"prompt": [[504, 3575], [282]], "max_tokens": 1, "temperature": 0}
     url = f"{server.url}/v1/completions"

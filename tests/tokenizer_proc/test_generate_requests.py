@@ -33,7 +33,7 @@ def test_a_text_is_continued() -> None:
     assert bytes(sequences.prompts[0].tolist()) == b"\x01Hi"
     assert request.max_tokens == 97, "SGLang's default, 128, or what fits"
     assert (plan.api, plan.response_id, plan.return_token_ids) == (Api.GENERATE, "mine", True)
-    assert form_of(sequences) == GenerateForm(False, HTTP.received_at, [], 1, False, None)
+    assert form_of(sequences) == GenerateForm(False, HTTP.received_at, [], 1, False, [None], [None])
 
 
 def test_parameters_are_called_as_with_sglang() -> None:
@@ -98,11 +98,27 @@ def test_log_probabilities_of_a_prompt_are_told_from_where_they_are_wanted() -> 
     found = []
     for wish in wishes:
         sequences = planned(text="Hi", **wish)
-        sampling = sequences.requests[0].sampling
-        found.append(
-            (sampling.logprobs, sampling.prompt_logprobs, form_of(sequences).first_logprob)
-        )
+        sampling, form = sequences.requests[0].sampling, form_of(sequences)
+        assert form.num_logprobs == [sampling.logprobs]
+        found.append((sampling.logprobs, sampling.prompt_logprobs, *form.first_logprob))
     assert found == [(None, None, None), (2, None, None), (0, 0, 0), (2, 2, 1), (None, None, None)]
+
+
+def test_each_prompt_may_have_log_probabilities_of_its_own() -> None:
+    sequences = planned(
+        input_ids=[[1], [2], [3]],
+        sampling_params={"n": 2, "max_new_tokens": 4},
+        return_logprob=[True, False, True],
+        logprob_start_len=[0, 0, -1],
+        top_logprobs_num=[3, 2, 1],
+    )
+    sampling = [(r.sampling.logprobs, r.sampling.prompt_logprobs) for r in sequences.requests]
+    assert sampling == [(3, 3)] * 2 + [(None, None)] * 2 + [(1, None)] * 2
+    assert [r.max_tokens for r in sequences.requests] == [4] * 6
+    form = form_of(sequences)
+    assert (form.num_logprobs, form.first_logprob) == ([3, None, 1], [0, None, None])
+    alike = form_of(planned(text=["x", "y"], return_logprob=[True, True], top_logprobs_num=2))
+    assert (alike.num_logprobs, alike.first_logprob) == ([2, 2], [None, None])
 
 
 def test_a_prompt_may_only_be_scored() -> None:
@@ -131,6 +147,9 @@ def test_a_prompt_may_only_be_scored() -> None:
         ({"text": ["x"] * 2, "sampling_params": [{}, {"n": 2}]}, "sampling_params: must have the"),
         ({"text": "x", "image_data": "y"}, "image_data: not supported by this server"),
         ({"text": "x", "top_logprobs_num": 21}, "top_logprobs_num: must be between 0 and 20"),
+        ({"text": ["x"], "top_logprobs_num": [21]}, "top_logprobs_num: must be between 0 and 20"),
+        ({"text": "x", "return_logprob": [True]}, "return_logprob: must be one, or a list with"),
+        ({"text": ["x"], "logprob_start_len": [0, 1]}, "logprob_start_len: must be one, or a"),
         (
             {"text": "x", "return_logprob": True, "logprob_start_len": 0, "stream": True},
             "logprob_start_len: not available with 'stream': true",
