@@ -42,6 +42,22 @@ class Arguments:
 Piece = Content | Thought | ToolCall | Arguments
 
 
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Return the same pieces, those that go on with the one before them put together."""
+    found: list[Piece] = []
+    for piece in pieces:
+        match found[-1:], piece:
+            case [Content(before)], Content(text):
+                found[-1] = Content(before + text)
+            case [Thought(before)], Thought(text):
+                found[-1] = Thought(before + text)
+            case [Arguments(index, before)], Arguments(other, text) if index == other:
+                found[-1] = Arguments(index, before + text)
+            case _:
+                found.append(piece)
+    return found
+
+
 class OutputParser(Protocol):
     """Tells what the text of one sequence is, as it comes."""
 

@@ -68,6 +68,7 @@ class Replies:
         limit: AbstractContextManager[None] = UNLIMITED,
     ) -> None:
         self._limit = limit
+        self._interval = stream_interval
         self._vocabulary = vocabulary
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
         self._core: CoreTexts | None = None
@@ -154,7 +155,8 @@ class Replies:
                 ending = self._core_replies.setdefault(request, CoreReply(times))
                 ending.add(plan, output.cached.get(id, 0))
             return
-        reply = self._replies.setdefault(request, Reply(plan, self._vocabulary, self._limit))
+        new = Reply(plan, self._vocabulary, self._limit, self._interval)
+        reply = self._replies.setdefault(request, new)
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
         self._openings[id] = reply.open(plan, id, output)

@@ -6,7 +6,7 @@ from typing import assert_never
 
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken, told_tokens
 from headrace.detokenizer_proc.output_parsers import parser_of
-from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, gathered
+from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, gathered, joined
 from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
@@ -25,9 +25,16 @@ class Reply:
         plan: ReplyPlan,
         vocabulary: Vocabulary,
         limit: AbstractContextManager[None] = UNLIMITED,
+        stream_interval: int = 1,
     ) -> None:
-        """`limit` is within what a parser works that does more than pass text on."""
+        """Begin one.
+
+        Args:
+            limit: within what a parser works that does more than pass text on.
+            stream_interval: tokens in each event of a stream, but for its first and last.
+        """
         self._plan = plan
+        self._interval = stream_interval
         self._limit = UNLIMITED if plan.parsing is None else limit
         self._vocabulary = vocabulary
         self._renderer = renderer_of(plan)
@@ -112,25 +119,26 @@ class Reply:
         stopped_here = sequence.finished is not None and finished is None
         if self._plan.api is Api.GENERATE:
             told = told_tokens(ids, logprobs, sequence.num_tokens - num_before)
+        sequence.add(pieces, told, new or [])
         if not self._plan.stream:
-            sequence.pieces += pieces
-            sequence.told += told
-            sequence.token_ids += new or ()
             return (self._whole() if self.is_complete else b""), stopped_here
-        data = b""
-        if pieces or told or new or sequence.finished is not None:
-            data = self._renderer.delta(
-                index,
-                pieces,
-                sequence.finished,
-                self._logprobs(sequence.plan, told),
-                self._usage_so_far(sequence),
-                new,
-                sequence.stopped_by,
-            )
+        data = self._event(index, sequence) if sequence.is_due(self._interval) else b""
         if self.is_complete:
             data += self._renderer.closing(self._usage())
         return data, stopped_here
+
+    def _event(self, index: int, sequence: SequenceText) -> bytes:
+        """Return the events of what has come since the last ones."""
+        pieces, told, token_ids = sequence.take()
+        return self._renderer.delta(
+            index,
+            joined(pieces),
+            sequence.finished,
+            self._logprobs(sequence.plan, told),
+            self._usage_so_far(sequence),
+            token_ids if self._plan.return_token_ids else None,
+            sequence.stopped_by,
+        )
 
     def end(self, index: int, finished: FinishReason | None) -> None:
         """Take note that a sequence has ended, of a reply that has failed."""

@@ -26,9 +26,10 @@ class SequenceText:
     prompt: list[ToldToken] = field(default_factory=list)  # where its likelihood is wanted
     finished: FinishReason | None = None
     stopped_by: str | int | None = None  # the stop string, or the stop token
-    pieces: list[Piece] = field(default_factory=list)  # kept where the reply does not stream
+    pieces: list[Piece] = field(default_factory=list)  # since the last event, if there was one
     told: list[ToldToken] = field(default_factory=list)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
+    num_taken: int = 0  # tokens when there was one
     thought: range = range(0)  # where in the text it is
     _starts: "array[int] | None" = None  # of all tokens in the text, where there may be a thought
     _num_decoded: int = 0  # characters, the echo among them
@@ -46,6 +47,27 @@ class SequenceText:
         starts = array("I") if plan.parsing is not None and plan.parsing.thoughts else None
         assert starts is None or not length, "a parser sees no echo"
         return cls(plan, stream, stops, _starts=starts, _num_decoded=length, _num_given=length)
+
+    def add(self, pieces: list[Piece], told: list[ToldToken], token_ids: list[int]) -> None:
+        """Keep what is to be told."""
+        self.pieces += pieces
+        self.told += told
+        self.token_ids += token_ids
+
+    def is_due(self, interval: int) -> bool:
+        """Whether there is to be an event of what is kept: every `interval` tokens, at first and
+        at the end."""
+        if self.finished is not None:
+            return True
+        has_news = bool(self.pieces or self.told or self.token_ids)
+        return has_news and (not self.num_taken or self.num_tokens - self.num_taken >= interval)
+
+    def take(self) -> tuple[list[Piece], list[ToldToken], list[int]]:
+        """Return what is kept, and keep it no longer."""
+        taken = self.pieces, self.told, self.token_ids
+        self.pieces, self.told, self.token_ids = [], [], []
+        self.num_taken = self.num_tokens
+        return taken
 
     @property
     def prompt_token_ids(self) -> list[int] | None:
