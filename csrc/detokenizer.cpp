@@ -18,6 +18,7 @@ namespace {
 
 constexpr int FRONTEND_SHIFT = 56, SEQUENCE_BITS = 16; // messages.py
 constexpr uint64_t INDEX_MASK = (uint64_t(1) << SEQUENCE_BITS) - 1;
+constexpr uint32_t ENDED = uint32_t(1) << 31;
 
 // What opens a sequence, followed by parts, each a length (u32) and so many bytes: the opening, the
 // prefix of a text event, its tail, the ends for a stop and for length, the closing; then the
@@ -29,7 +30,9 @@ struct Opening {
     uint8_t streams, include_stop, skips_special;
     uint8_t end_is_event; // an event of its own, after that of the text (chats)
     uint8_t closes;       // `closing` is all that the request's end takes
-    uint8_t padding[7];
+    uint8_t has_told;     // the client has its opening, and what is in ...
+    uint8_t padding[2];
+    uint32_t told;        // ... this: tokens, and whether its end (ENDED)
 };
 
 struct Parts {
@@ -39,15 +42,37 @@ struct Parts {
 struct Stream {
     Stream(const Vocabulary &vocabulary, const Opening &o, Parts p, SequenceOptions options)
         : id(o.id), sequence(vocabulary, std::move(options)), parts(std::move(p)),
-          interval(o.interval), streams(o.streams), end_is_event(o.end_is_event) {}
+          interval(o.interval), num_told(o.told & ~ENDED), streams(o.streams),
+          end_is_event(o.end_is_event), is_end_told(o.told & ENDED), has_opened(o.has_told) {}
+
+    // Take new tokens. The text of those that the client has been told is not told again.
+    void feed(const uint32_t *tokens, uint32_t count, Finish finish) {
+        const uint32_t num_known = num_told - std::min(num_told, sequence.num_tokens);
+        const uint32_t num_old = std::min(num_known, count);
+        if (num_old > 0) {
+            const bool is_all = num_old == count;
+            sequence.feed(tokens, num_old, is_all && is_end_told ? finish : NOT_FINISHED);
+            sequence.text.clear();
+            tokens += num_old;
+            count -= num_old;
+        }
+        if (sequence.finished == NOT_FINISHED && (count > 0 || finish != NOT_FINISHED)) {
+            sequence.feed(tokens, count, finish);
+        }
+        if (is_end_told && sequence.finished != NOT_FINISHED) {
+            sequence.text.clear();
+            has_ended = true;
+        }
+    }
 
     uint64_t id;
     Sequence sequence;
     Parts parts;
-    uint32_t interval, num_told = 0; // tokens when an event was last written
+    uint32_t interval, num_told; // tokens when an event was last written
     bool streams, end_is_event;
+    bool is_end_told;       // before it came here
     bool announces = false; // its request's head goes with what it says first
-    bool has_opened = false, has_ended = false;
+    bool has_opened, has_ended = false;
     bool is_dirty = false;
 };
 
@@ -69,20 +94,22 @@ struct Request {
 // What one render brings for one frontend: columns with an entry per piece, and all bytes.
 struct Frames {
     std::string data;
-    std::vector<uint64_t> requests;
-    std::vector<uint32_t> lengths;
+    std::vector<uint64_t> ids;
+    std::vector<uint32_t> lengths, told;
     std::vector<uint8_t> last;
 
-    void add(uint64_t request, size_t start, bool is_last) {
-        requests.push_back(request);
+    void add(const Stream &stream, size_t start, bool is_last) {
+        ids.push_back(stream.id);
         lengths.push_back(uint32_t(data.size() - start));
+        told.push_back(stream.num_told | (stream.has_ended ? ENDED : 0));
         last.push_back(is_last);
     }
 
     void clear() {
         data.clear();
-        requests.clear();
+        ids.clear();
         lengths.clear();
+        told.clear();
         last.clear();
     }
 };
@@ -90,8 +117,8 @@ struct Frames {
 struct FramesView { // core_texts.py
     const char *data;
     uint64_t num_bytes;
-    const uint64_t *requests;
-    const uint32_t *lengths;
+    const uint64_t *ids;
+    const uint32_t *lengths, *told;
     const uint8_t *last;
     uint64_t num_entries;
     const uint64_t *completed; // requests whose end is to be written
@@ -168,7 +195,7 @@ public:
             const Finish finish = Finish(finished[row]);
             Sequence &sequence = found->second->sequence;
             if (finish != ABORT && sequence.finished == NOT_FINISHED) {
-                sequence.feed(tokens, counts[row], finish);
+                found->second->feed(tokens, counts[row], finish);
                 if (sequence.finished != NOT_FINISHED && finish == NOT_FINISHED) {
                     stopped_.push_back(ids[row]);
                 }
@@ -199,7 +226,7 @@ public:
                 frames.data += found->second.closing;
             }
             if (frames.data.size() > start || (stream->streams && stream->announces)) {
-                frames.add(id, start, is_last);
+                frames.add(*stream, start, is_last);
                 stream->announces = false;
             }
             if (is_last) {
@@ -238,8 +265,8 @@ public:
 
     FramesView frames(uint32_t frontend) const {
         const Frames &f = frames_[frontend];
-        return {f.data.data(), f.data.size(),     f.requests.data(), f.lengths.data(),
-                f.last.data(), f.requests.size(), completed_.data(), completed_.size()};
+        return {f.data.data(), f.data.size(), f.ids.data(),      f.lengths.data(),  f.told.data(),
+                f.last.data(), f.ids.size(),  completed_.data(), completed_.size()};
     }
 
     uint32_t take_stopped(uint64_t *stopped, uint32_t room) {

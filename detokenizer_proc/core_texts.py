@@ -15,7 +15,7 @@ from headrace.messages import FinishReason, ReplyPlan
 FIRST = 2
 STOPPED_ROOM = 64
 # As `Opening` in the core.
-OPENING = struct.Struct("<Q3I5B7x")
+OPENING = struct.Struct("<Q3I6B2xI")
 
 
 class FramesView(ctypes.Structure):
@@ -24,8 +24,9 @@ class FramesView(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("num_bytes", ctypes.c_uint64),
-        ("requests", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
+        ("told", ctypes.c_void_p),
         ("last", ctypes.c_void_p),
         ("num_entries", ctypes.c_uint64),
         ("completed", ctypes.c_void_p),
@@ -47,14 +48,15 @@ class TextView(ctypes.Structure):
 class CoreFrames(NamedTuple):
     """What there is to send to a frontend: an entry per piece, and the bytes of all."""
 
-    requests: bytes  # u64
+    ids: bytes  # u64, of sequences
     lengths: bytes  # u32
     last: bytes  # u8
+    told: bytes  # u32
     data: bytes
     completed: list[int]  # requests whose end is to be written
 
 
-NO_FRAMES = CoreFrames(b"", b"", b"", b"", [])
+NO_FRAMES = CoreFrames(b"", b"", b"", b"", b"", [])
 
 
 class CoreText(NamedTuple):
@@ -116,6 +118,7 @@ class CoreTexts:
             *(id, plan.num_sequences, plan.min_tokens, self._interval),
             *(plan.stream, plan.include_stop, plan.skip_special_tokens),
             *(plan.chat, plan.stream and not plan.include_usage),
+            *(plan.told is not None, plan.told or 0),
         )
         data = b"".join([opening, *(len(p).to_bytes(4, "little") + p for p in parts)])
         result: int = self._core.headrace_texts_open(self._texts, data, ctypes.c_uint64(len(data)))
@@ -161,9 +164,10 @@ class CoreTexts:
         if not count:
             return NO_FRAMES._replace(completed=completed)
         return CoreFrames(
-            ctypes.string_at(view.requests, 8 * count),
+            ctypes.string_at(view.ids, 8 * count),
             ctypes.string_at(view.lengths, 4 * count),
             ctypes.string_at(view.last, count),
+            ctypes.string_at(view.told, 4 * count),
             ctypes.string_at(view.data, view.num_bytes) if view.num_bytes else b"",
             completed,
         )

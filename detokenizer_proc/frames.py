@@ -1,7 +1,9 @@
 """What one step brings for one frontend."""
 
+from array import array
+
 from headrace.detokenizer_proc.core_texts import NO_FRAMES, CoreFrames
-from headrace.messages import Head, ResponseFrames
+from headrace.messages import Head, ResponseFrames, request_of
 
 
 class Frames:
@@ -10,8 +12,10 @@ class Frames:
     def __init__(self) -> None:
         self._heads: dict[int, Head] = {}
         self._core = NO_FRAMES
-        self._chunks: dict[int, list[bytes]] = {}
-        self._last: dict[int, bool] = {}
+        self._ids = array("Q")
+        self._chunks: list[bytes] = []
+        self._last: list[bool] = []
+        self._told = array("I")
 
     def announce(self, id: int, head: Head) -> None:
         """Give the head of a response, of which an entry is added later."""
@@ -21,30 +25,34 @@ class Frames:
         """Take the entries that the core has made; they go before all others."""
         self._core = core
 
-    def add(self, id: int, head: Head | None, data: bytes, last: bool) -> None:
-        """Append bytes to a request's response; sequences of one request share its entry."""
+    def add(self, id: int, head: Head | None, data: bytes, last: bool, told: int = 0) -> None:
+        """Append bytes to a response, news of a sequence or of the request with `id`.
+
+        Args:
+            told: as in `HttpRequest`.
+        """
         if head is not None:
-            self._heads[id] = head
-        self._chunks.setdefault(id, []).append(data)
-        self._last[id] = last
+            self._heads[request_of(id)] = head
+        self._ids.append(id)
+        self._chunks.append(data)
+        self._last.append(last)
+        self._told.append(told)
 
     def message(self) -> ResponseFrames:
         """Return the message."""
         core = self._core
         if not self._chunks:
-            return ResponseFrames(self._heads, core.requests, core.lengths, core.last)
-        lengths = (sum(map(len, chunks)) for chunks in self._chunks.values())
-        own = ResponseFrames.of(self._heads, self._chunks, lengths, self._last.values())
+            return ResponseFrames(self._heads, core.ids, core.lengths, core.last, core.told)
         return ResponseFrames(
             self._heads,
-            core.requests + own.ids,
-            core.lengths + own.lengths,
-            core.last + own.last,
+            core.ids + self._ids.tobytes(),
+            core.lengths + array("I", map(len, self._chunks)).tobytes(),
+            core.last + bytes(self._last),
+            core.told + self._told.tobytes(),
         )
 
     def data(self) -> bytes:
         """Return the message's bytes."""
         if not self._chunks:
             return self._core.data
-        own = (chunk for chunks in self._chunks.values() for chunk in chunks)
-        return b"".join([self._core.data, *own])
+        return b"".join([self._core.data, *self._chunks])

@@ -1,6 +1,7 @@
 """Detokenizer process: token ids in, ready-to-write HTTP bytes out.
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
+from headrace.backlog import detokenizer_backlog
 from headrace.board import Field
 from headrace.config import DetokenizerConfig
 from headrace.cpu_limit import CpuLimit
@@ -34,6 +35,8 @@ def main(config: DetokenizerConfig, context: Context) -> None:
     engine = Outbox(address(config.run_dir, "engine"))
     frontends = FrontendLinks(config.run_dir, config.num_frontends, context.board, slot)
     is_holding = False
+    backlog = detokenizer_backlog(context.board, context.index)
+    backlog.settle()
     context.ready()
     while True:
         slot.beat()
@@ -46,6 +49,7 @@ def main(config: DetokenizerConfig, context: Context) -> None:
             num_steps += 1
             received = inbox.receive(0) if num_steps < MAX_STEPS else None
         if not num_steps and not is_holding:
+            backlog.settle()
             continue
         for stop in replies.stops():
             engine.send(stop)

@@ -136,7 +136,7 @@ class Replies:
         """Return what there is to send to a frontend since the last time, if anything."""
         if self._core is not None:
             rendered = self._core.render(frontend)
-            if rendered.requests:
+            if rendered.ids:
                 self._outgoing.setdefault(frontend, Frames()).put_first(rendered)
             for request in rendered.completed:
                 self._end(self._core, request)
@@ -203,7 +203,7 @@ class Replies:
             return
         if stopped_here:
             self._stops.append(Stop(id))
-        self._emit(request, reply, opening + data)
+        self._emit(id, reply, opening + data, reply.told(id - request))
 
     def _fail(self, request: int, reply: Reply) -> None:
         """End a reply with an error. The engine hears of it, and says when it has let go."""
@@ -229,20 +229,20 @@ class Replies:
         reply = self._replies.setdefault(request, EmbeddingReply(plan))
         assert isinstance(reply, EmbeddingReply)
         reply.times = reply.times or times_of(id, output)
-        self._emit(request, reply, reply.take(plan, output.embeddings[id]))
+        self._emit(id, reply, reply.take(plan, output.embeddings[id]))
 
-    def _emit(self, request: int, reply: Reply | EmbeddingReply, data: bytes) -> None:
+    def _emit(self, id: int, reply: Reply | EmbeddingReply, data: bytes, told: int = 0) -> None:
         complete = reply.is_complete
         if not data and not complete:
             return
         head = None if reply.head_sent else Head(200, reply.content_type, reply.times)
         reply.head_sent = True
-        self._frames(request).add(request, head, data, complete)
+        self._frames(id).add(id, head, data, complete, told)
         if complete:
-            del self._replies[request]
+            del self._replies[request_of(id)]
 
-    def _frames(self, request: int) -> Frames:
-        return self._outgoing.setdefault(frontend_of(request), Frames())
+    def _frames(self, id: int) -> Frames:
+        return self._outgoing.setdefault(frontend_of(id), Frames())
 
 
 def is_plain(plan: ReplyPlan) -> bool:

@@ -12,7 +12,15 @@ from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
 from headrace.errors import RequestError
-from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, Times, TokenLogprob
+from headrace.messages import (
+    ENDED,
+    Api,
+    FinishReason,
+    ReplyPlan,
+    StepOutput,
+    Times,
+    TokenLogprob,
+)
 
 UNLIMITED: AbstractContextManager[None] = nullcontext()
 
@@ -79,7 +87,7 @@ class Reply:
             logprobs = self._logprobs(plan, echoed)
             echo: list[Piece] = [Content(plan.echo)]
             opening += self._renderer.delta(plan.index, echo, None, logprobs, usage)
-        return opening
+        return opening if plan.told is None else b""
 
     def _prompt_tokens(self, id: int, output: StepOutput) -> list[ToldToken]:
         """Return a prompt's tokens where their likelihood was wanted, else nothing."""
@@ -107,25 +115,58 @@ class Reply:
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
-        num_before = sequence.num_tokens
-        text, told = sequence.feed(ids, finished, logprobs)
-        with self._limit:
-            pieces = self._parsers[index].feed(text)
-            if sequence.finished is not None:
-                pieces += self._parsers[index].flush()
-        sequence.thought = self._parsers[index].thought
-        # All that was computed, the stop token included: as many as the usage says.
-        new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
+        old, is_end_old = self._old_tokens(sequence, len(ids))
+        # One by one: whatever the client was told of these, it was in no more pieces.
+        for place in range(old):
+            end = finished if is_end_old and place == len(ids) - 1 else None
+            self._take(sequence, [ids[place]], end, logprobs[place : place + 1])
+            if sequence.has_news:
+                self._event(index, sequence)
+        if sequence.finished is None and (old < len(ids) or finished is not None):
+            self._take(sequence, ids[old:], finished, logprobs[old:])
         stopped_here = sequence.finished is not None and finished is None
-        if self._plan.api is Api.GENERATE:
-            told = told_tokens(ids, logprobs, sequence.num_tokens - num_before)
-        sequence.add(pieces, told, new or [])
         if not self._plan.stream:
             return (self._whole() if self.is_complete else b""), stopped_here
-        data = self._event(index, sequence) if sequence.is_due(self._interval) else b""
+        data = b""
+        if sequence.is_due(self._interval):
+            event = self._event(index, sequence)
+            data = b"" if is_end_old else event
         if self.is_complete:
             data += self._renderer.closing(self._usage())
         return data, stopped_here
+
+    def _old_tokens(self, sequence: SequenceText, num_new: int) -> tuple[int, bool]:
+        """Return how many of a sequence's new tokens the client has, and whether it has the end."""
+        told = sequence.plan.told or 0
+        count = min(max((told & ~ENDED) - sequence.num_tokens, 0), num_new)
+        return count, bool(told & ENDED)
+
+    def told(self, index: int) -> int:
+        """Return what has been told of a sequence, as `ResponseFrames` has it."""
+        sequence = self._sequences[index]
+        return sequence.num_taken | (ENDED if sequence.finished is not None else 0)
+
+    def _take(
+        self,
+        sequence: SequenceText,
+        ids: list[int],
+        finished: FinishReason | None,
+        logprobs: list[TokenLogprob],
+    ) -> None:
+        """Keep what is to be told of new tokens."""
+        parser = self._parsers[sequence.plan.index]
+        num_before = sequence.num_tokens
+        text, told = sequence.feed(ids, finished, logprobs)
+        with self._limit:
+            pieces = parser.feed(text)
+            if sequence.finished is not None:
+                pieces += parser.flush()
+        sequence.thought = parser.thought
+        # All that was computed, the stop token included: as many as the usage says.
+        new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
+        if self._plan.api is Api.GENERATE:
+            told = told_tokens(ids, logprobs, sequence.num_tokens - num_before)
+        sequence.add(pieces, told, new or [])
 
     def _event(self, index: int, sequence: SequenceText) -> bytes:
         """Return the events of what has come since the last ones."""

@@ -59,8 +59,13 @@ class SequenceText:
         at the end."""
         if self.finished is not None:
             return True
-        has_news = bool(self.pieces or self.told or self.token_ids)
-        return has_news and (not self.num_taken or self.num_tokens - self.num_taken >= interval)
+        is_first = not self.num_taken
+        return self.has_news and (is_first or self.num_tokens - self.num_taken >= interval)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is kept."""
+        return bool(self.pieces or self.told or self.token_ids)
 
     def take(self) -> tuple[list[Piece], list[ToldToken], list[int]]:
         """Return what is kept, and keep it no longer."""

@@ -3,7 +3,8 @@
 So there are as many messages as a detokenizer can take, and each costs two processes to be woken.
 """
 
-from headrace.board import MESSAGES_SENT, Board, Field, Slot
+from headrace.backlog import detokenizer_backlog
+from headrace.board import MESSAGES_SENT, Board, Slot
 from headrace.messages import StepOutput
 from headrace.sockets import STEP_HIGH_WATER, Outbox, address
 
@@ -20,7 +21,7 @@ class DetokenizerLinks:
             for i in range(num_detokenizers)
         ]
         self._held: list[list[tuple[StepOutput, bytes]]] = [[] for _ in self._outboxes]
-        self._detokenizers = list(board.of("detokenizer"))
+        self._backlogs = [detokenizer_backlog(board, i) for i in range(num_detokenizers)]
         self._slot = slot
 
     def __len__(self) -> int:
@@ -33,7 +34,7 @@ class DetokenizerLinks:
     def send_ready(self) -> None:
         """Send what there is to those who are not behind; wait for one for whom much is held."""
         for index, held in enumerate(self._held):
-            if held and (self._backlog(index) < MAX_BEHIND or len(held) >= MAX_HELD):
+            if held and (self._backlogs[index]() < MAX_BEHIND or len(held) >= MAX_HELD):
                 self._send(index)
 
     def flush(self) -> None:
@@ -46,10 +47,6 @@ class DetokenizerLinks:
         """Drop all links."""
         for outbox in self._outboxes:
             outbox.close()
-
-    def _backlog(self, index: int) -> int:
-        """Return how many steps a detokenizer has been sent and not handled."""
-        return self._slot[MESSAGES_SENT + index] - self._detokenizers[index][Field.MESSAGES_TAKEN]
 
     def _send(self, index: int) -> None:
         held = self._held[index]

@@ -35,6 +35,7 @@ from headrace.messages import (
     Stop,
     ToEngine,
     WorkerReady,
+    request_of,
 )
 from headrace.process import Context
 from headrace.sockets import Frame, Inbox, address
@@ -185,11 +186,31 @@ class Engine:
     def _add(self, sequence: Sequence) -> None:
         match self._intake.judge(sequence.id, self._scheduler.is_full):
             case Verdict.TAKEN:
+                if sequence.request.resumes:
+                    self._resume(sequence)
                 if not sequence.request.grammar or self._grammars.prepare(sequence):
                     self._scheduler.add(sequence)
             case Verdict.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._tell([News(sequence, [], FinishReason.REFUSED)])
+
+    def _resume(self, sequence: Sequence) -> None:
+        """Go on from what the same sequence has, if it is still here under its old id.
+
+        Where log probabilities are told it begins anew: nobody keeps those.
+        """
+        before = sequence.request.resumes
+        request = request_of(before)
+        self._intake.drop(request)
+        self._grammars.abort(request)
+        old = self._scheduler.end(before)
+        if old is None:
+            return
+        self._tell([News(old, [], FinishReason.ABORT)])
+        sampling = sequence.request.sampling
+        if sampling.logprobs is None and sampling.prompt_logprobs is None and old.num_generated:
+            sequence.go_on_from(old)
+            self._tell([News(sequence, old.generated.tolist())])
 
     def go_on(self, workers: Workers) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.

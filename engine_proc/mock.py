@@ -203,6 +203,8 @@ class MockEngine:
     def _add(self, request: GenerateRequest, num_prompt: int) -> None:
         match self._intake.judge(request.id, len(self._waiting) >= self._max_num_queued):
             case Verdict.TAKEN:
+                if request.resumes:  # from the beginning: that takes it no time
+                    self._abort(request_of(request.resumes))
                 self._wait_in_line(request, num_prompt)
             case Verdict.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)

@@ -23,7 +23,7 @@ class AdmissionLimits:
 
     num_requests: int  # in all of the server
     num_waiting_tokens: int  # to compute for those who wait
-    num_body_bytes: int  # being read, or on their way to a tokenizer process
+    num_body_bytes: int  # of requests that are not answered, or being read
 
 
 class Load(NamedTuple):
@@ -89,6 +89,6 @@ class Admission:
         num_bytes = load.num_body_bytes
         if num_bytes and num_bytes + length > limits.num_body_bytes > 0:
             return overloaded(
-                SHORTEST_S, f"request bodies of {num_bytes} bytes are waiting to be read"
+                SHORTEST_S, f"request bodies of {num_bytes} bytes are being worked on"
             )
         return None

@@ -24,13 +24,21 @@ from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_
 from headrace.frontend.request_head import RequestHead
 from headrace.http_counts import HttpCounts
 from headrace.links import LONG_BODY_BYTES, Links
-from headrace.messages import HttpRequest, share_key
+from headrace.messages import Head, HttpRequest, share_key
+from headrace.sent import Sent
 from headrace.sockets import Frame
 
 JSON = b"application/json"
 HEALTH = ("/health", "/ready")  # whether all processes serve; orchestrators know both names
 OVERLOADED = Refusal(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
+)
+
+DEADLY = Refusal(
+    500,
+    "the server failed twice at this request; its log says why",
+    "server_error",
+    "internal_error",
 )
 
 
@@ -82,6 +90,16 @@ class Forwarder:
             duration_ns = time.monotonic_ns() - received_at
             row.end(exchange.status, duration_ns, head.length, exchange.declared_length)
 
+    def resend(self) -> None:
+        """Send again what processes had that have died and been replaced."""
+        self._links.resend(self._exchanges.sent, self._exchanges.renumber, self._give_up)
+
+    def _give_up(self, sent: Sent) -> None:
+        """Answer a request at which processes die, whichever it is sent to."""
+        path = sent.request.path
+        body = anthropic_body(DEADLY) if path.startswith(ANTHROPIC_PATHS) else error_body(DEADLY)
+        self._exchanges.fail(sent, Head(DEADLY.status, JSON.decode()), body)
+
     async def _carry(
         self, exchange: Exchange, scope: Scope, head: RequestHead, receive: Receive, send: Send
     ) -> None:
@@ -93,16 +111,19 @@ class Forwarder:
         self._slot.add(Field.BYTES_IN, len(body))
         key = 0 if head.key is None else share_key(head.key)
         request = HttpRequest(exchange.id, scope["method"], scope["path"], time.time(), key)
-        if not self._links.forward(request, body):
+        sent = Sent(request, body)
+        if not self._links.forward(sent):
             await self._refuse(exchange, send, OVERLOADED, scope["path"])
             return
-        del body
+        exchange.sent = sent
+        self._slot.add(Field.KEPT_BYTES, len(body))
         connection: Connection = scope["extensions"][EXTENSION]
         exchange.on_overflow = connection.cut
         connection.on_lost = exchange.drop
         try:
             await self._relay(exchange, connection, send)
         finally:
+            self._slot.add(Field.KEPT_BYTES, -len(body))
             connection.on_lost = None
             if not exchange.complete:
                 self._slot.add(Field.DISCONNECTS)
@@ -147,7 +168,7 @@ class Forwarder:
             if exchange.head is not None:
                 is_timed = exchange.head.times is not None
                 await send(self._start(exchange, len(data)))
-                exchange.head, exchange.write = None, write
+                exchange.head, exchange.has_begun, exchange.write = None, True, write
             is_last = exchange.complete and not exchange.unsent
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             self._slot.add(Field.BYTES_OUT, len(data))

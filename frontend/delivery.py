@@ -11,12 +11,10 @@ from itertools import islice
 
 from headrace.board import Field, Slot
 from headrace.frontend.exchanges import Exchanges
-from headrace.messages import Head, ResponseFrames
+from headrace.messages import Entry, ResponseFrames
 from headrace.sockets import Frame
 
 MAX_ENTRIES = 16  # in one turn of the event loop
-
-Entry = tuple[int, Head | None, memoryview, bool]
 
 
 class Delivery:
@@ -27,6 +25,10 @@ class Delivery:
         self._exchanges = exchanges
         self._slot = slot
         self._messages: deque[Iterator[Entry]] = deque()
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self._messages)
 
     def take(self, frames: ResponseFrames, data: Frame) -> None:
         """Take a message; hand over what there is a turn for."""

@@ -5,7 +5,6 @@ from headrace.frontend.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Loa
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.refusals import UNAUTHORIZED, Refusal, too_large
 from headrace.frontend.request_head import RequestHead
-from headrace.links import Links
 
 POST = "POST"
 LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOADS}
@@ -21,13 +20,11 @@ class Door:
         max_body_bytes: int,
         board: Board,
         slot: Slot,
-        links: Links,
     ) -> None:
         self._keyring = keyring
         self._admission = admission
         self._max_body_bytes = max_body_bytes
         self._slot = slot
-        self._links = links
         self._frontends = list(board.of("frontend"))
         self._engine = board.slot("engine")
 
@@ -65,9 +62,9 @@ class Door:
         self._admission.tokens.observe(self._engine[Field.COMPUTED_TOKENS], now)
 
     def _load(self) -> Load:
-        held = sum([slot[Field.HELD_BYTES] for slot in self._frontends])
+        held = [slot[Field.HELD_BYTES] + slot[Field.KEPT_BYTES] for slot in self._frontends]
         return Load(
             num_requests=sum([slot[Field.ADMITTED] for slot in self._frontends]),
             num_waiting_tokens=self._engine[Field.WAITING_TOKENS],
-            num_body_bytes=held + self._links.total_backlog(),
+            num_body_bytes=sum(held),
         )

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from headrace.board import Field, Slot
 from headrace.http_counts import CLIENT_LEFT
-from headrace.messages import Head, request_id
+from headrace.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
+from headrace.sent import Sent
 from headrace.sockets import Frame
 
 MAX_UNSENT_BYTES = 4 << 20  # of one response, waiting for a client that reads too slowly
@@ -23,7 +24,9 @@ class Exchange:
     id: int
     received_at: int = 0  # when the head was read, CLOCK_MONOTONIC, ns
     wants_timing: bool = False
+    sent: Sent | None = None  # once it has been
     head: Head | None = None
+    has_begun: bool = False  # the head has been taken
     status: int = CLIENT_LEFT  # until there is a head
     declared_length: int = 0  # of the answer; 0 where it streams
     unsent: bytearray = field(default_factory=bytearray)
@@ -83,7 +86,7 @@ class Exchanges:
     def __init__(self, frontend: int, slot: Slot) -> None:
         self._frontend = frontend
         self._slot = slot
-        self._counter = 0
+        self._counter = first_counter(slot[Field.STARTS])
         self._open: dict[int, Exchange] = {}
 
     def __len__(self) -> int:
@@ -99,21 +102,46 @@ class Exchanges:
 
     def open(self, received_at: int = 0, wants_timing: bool = False) -> Exchange:
         """Draw an id and wait for its answer."""
-        self._counter += 1
-        id = request_id(self._frontend, self._counter)
-        exchange = Exchange(id, received_at, wants_timing)
-        self._open[id] = exchange
+        exchange = Exchange(self._next_id(), received_at, wants_timing)
+        self._open[exchange.id] = exchange
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
         return exchange
+
+    def _next_id(self) -> int:
+        self._counter += 1
+        return request_id(self._frontend, self._counter)
+
+    def sent(self) -> list[Sent]:
+        """Return the requests that have been sent."""
+        return [exchange.sent for exchange in self._open.values() if exchange.sent is not None]
+
+    def renumber(self, sent: Sent) -> int:
+        """Draw a new id for a request; what comes for the old one is dropped."""
+        exchange = self._open.pop(sent.request.id)
+        exchange.id = self._next_id()
+        self._open[exchange.id] = exchange
+        return exchange.id
+
+    def fail(self, sent: Sent, head: Head, data: bytes) -> None:
+        """Answer a request with an error; no answer has begun."""
+        exchange = self._open[sent.request.id]
+        assert not exchange.has_begun
+        exchange.head = head
+        exchange.deliver(data, True)
 
     def close(self, exchange: Exchange) -> None:
         """Stop waiting."""
         self._open.pop(exchange.id, None)
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
-    def deliver(self, id: int, head: Head | None, data: Frame, last: bool) -> None:
+    def deliver(self, id: int, head: Head | None, data: Frame, last: bool, told: int) -> None:
         """Hand an entry of a message to the request it is for."""
-        exchange = self._open.get(id)
-        if exchange is not None:
-            exchange.head = head or exchange.head
-            exchange.deliver(data, last)
+        exchange = self._open.get(request_of(id))
+        if exchange is None:
+            return
+        if head is not None and not exchange.has_begun:
+            exchange.head = head
+        if exchange.sent is not None:
+            exchange.sent.is_answered = True
+            exchange.sent.told[id % MAX_SEQUENCES] = told
+        exchange.deliver(data, last)

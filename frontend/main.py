@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 from starlette.middleware.cors import CORSMiddleware
 
+from headrace.backlog import frontend_backlog
 from headrace.board import Field
 from headrace.config import FrontendConfig
 from headrace.frontend.admission import Admission, AdmissionLimits
@@ -70,7 +71,7 @@ class Frontend:
         limits = AdmissionLimits(
             num_requests=config.max_num_requests,
             num_waiting_tokens=config.max_queued_tokens,
-            num_body_bytes=config.max_queued_bytes,
+            num_body_bytes=config.max_kept_bytes,
         )
         keyring = Keyring(config.api_key_digests)
         self._door = Door(
@@ -79,12 +80,11 @@ class Frontend:
             config.max_body_bytes,
             context.board,
             context.slot,
-            self._links,
         )
-        forwarder = Forwarder(
+        self._forwarder = Forwarder(
             self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
         )
-        app = build_app(context.board, forwarder)
+        app = build_app(context.board, self._forwarder)
         if config.allowed_origins:
             app = CORSMiddleware(
                 app, config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
@@ -114,10 +114,11 @@ class Frontend:
     async def serve(self) -> None:
         """Take connections from the socket the supervisor has bound."""
         loop = asyncio.get_running_loop()
-        self._inbox.attach(loop, Delivery(loop, self._exchanges, self._slot).take)
+        delivery = Delivery(loop, self._exchanges, self._slot)
+        self._inbox.attach(loop, delivery.take)
         lag = LoopLag(loop, self._slot, lambda: len(self._exchanges) > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
-            beating = asyncio.create_task(self._beat(loop))
+            beating = asyncio.create_task(self._beat(loop, delivery))
             lag.start()
             self._context.ready()
             await self._server.serve(sockets=[listener])
@@ -125,9 +126,16 @@ class Frontend:
         self._inbox.close()
         self._links.close()
 
-    async def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _beat(self, loop: asyncio.AbstractEventLoop, delivery: Delivery) -> None:
         """Keep the board current; retry what a full link has refused; look at the clock."""
+        backlog = frontend_backlog(self._context.board, self._context.index)
+        backlog.settle()
+        num_taken = -1
         while True:
+            if num_taken == self._slot[Field.MESSAGES_TAKEN] and not delivery:
+                backlog.settle()
+            num_taken = self._slot[Field.MESSAGES_TAKEN]
+            self._forwarder.resend()
             if self._server.should_exit:
                 self._end_streams()
             self._slot.beat()

@@ -48,6 +48,7 @@ class Field(enum.IntEnum):
     BYTES_IN = 12
     BYTES_OUT = 13
     HELD_BYTES = 14  # gauge, of bodies being read
+    KEPT_BYTES = 24  # gauge, of bodies read whose answers are not complete
     UNSENT_BYTES = 15  # gauge, of responses whose clients read too slowly
     CONNECTIONS = 16  # gauge
     OVERLOADS = 17  # requests refused since there is too much to do,
@@ -63,6 +64,7 @@ class Field(enum.IntEnum):
     REFUSED = 9
     PROMPT_TOKENS = 10
     HANDLED_BYTES = 11  # of FORWARDED_BYTES, done with
+    AT_HAND = 12  # the suspect request that is being handled, 0 where there is none
     # engine
     STEPS = 8
     RUNNING = 9  # gauge
@@ -94,6 +96,19 @@ class Field(enum.IntEnum):
     FRAMES = 10
 
 
+GAUGES = {
+    "frontend": (
+        *(Field.OPEN_REQUESTS, Field.HELD_BYTES, Field.UNSENT_BYTES, Field.CONNECTIONS),
+        *(Field.ADMITTED, Field.KEPT_BYTES),
+    ),
+    "tokenizer": (),
+    "engine": (
+        *(Field.RUNNING, Field.WAITING, Field.WAITING_TOKENS),
+        *(Field.PAGES_TOTAL, Field.PAGES_FREE),
+    ),
+    "worker": (),
+    "detokenizer": (Field.OPEN_REPLIES,),
+}
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 
@@ -187,6 +202,8 @@ class Slot:
         self._words[Field.STATE] = state
         if state == State.STARTING:
             self.add(Field.STARTS)
+            for field in GAUGES[self.seat.role]:
+                self[field] = 0
 
     @property
     def last_words(self) -> str:

@@ -1,6 +1,7 @@
 """Links to the frontends, and how far each of them is behind."""
 
-from headrace.board import MESSAGES_SENT, Board, Field, Slot
+from headrace.backlog import frontend_backlog
+from headrace.board import MESSAGES_SENT, Board, Slot
 from headrace.messages import ResponseFrames
 from headrace.sockets import STEP_HIGH_WATER, Frame, Outbox, address
 
@@ -12,8 +13,7 @@ class FrontendLinks:
         self._outboxes = [
             Outbox(address(run_dir, "frontend", i), STEP_HIGH_WATER) for i in range(num_frontends)
         ]
-        self._senders = [*board.of("tokenizer"), *board.of("detokenizer")]
-        self._frontends = list(board.of("frontend"))
+        self._backlogs = [frontend_backlog(board, i) for i in range(num_frontends)]
         self._slot = slot
 
     def __len__(self) -> int:
@@ -21,8 +21,7 @@ class FrontendLinks:
 
     def backlog(self, frontend: int) -> int:
         """Return how many messages a frontend has been sent, by anyone, and not handled."""
-        sent = sum([slot[MESSAGES_SENT + frontend] for slot in self._senders])
-        return sent - self._frontends[frontend][Field.MESSAGES_TAKEN]
+        return self._backlogs[frontend]()
 
     def send(self, frontend: int, frames: ResponseFrames, data: Frame) -> None:
         """Send a message, waiting while the link is full."""

@@ -2,17 +2,21 @@
 
 Long bodies have a tokenizer of their own, the last: who asks for little never waits behind one.
 Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
-again (aborts: losing one would leave the engine working for nobody).
+again (aborts: losing one would leave the engine working for nobody). What a process had that died
+is sent again when another is in its seat.
 """
 
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from headrace.board import Board, Field, Slot
-from headrace.messages import Abort, HttpRequest, Renew
+from headrace.backlog import tokenizer_backlog
+from headrace.board import Board, Field, Slot, State
+from headrace.messages import Abort, Renew
+from headrace.sent import Sent
 from headrace.sockets import Outbox, address
+from headrace.watch import Watch
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
@@ -29,38 +33,71 @@ class Links:
         ]
         self._long = num_tokenizers
         self._engine = Outbox(address(run_dir, "engine"))
-        self._frontend_slots = list(board.of("frontend"))
         self._tokenizer_slots = list(board.of("tokenizer"))
+        self._backlogs = [tokenizer_backlog(board, i) for i in range(num_tokenizers + 1)]
+        self._num_detokenizers = len(list(board.of("detokenizer")))
+        self._watch = Watch(board, ("tokenizer", "engine", "detokenizer"))
+        self._are_unsent = False  # requests that are to be sent again
         self._slot = slot
         self._aborts: deque[Abort] = deque()
         self._renewed_at = 0.0
 
     def backlog(self, tokenizer: int) -> int:
         """Return how many bytes of bodies a tokenizer has been sent and not handled."""
-        sent = sum([s[Field.FORWARDED_BYTES + tokenizer] for s in self._frontend_slots])
-        return sent - self._tokenizer_slots[tokenizer][Field.HANDLED_BYTES]
+        return self._backlogs[tokenizer]()
 
     def long_backlog(self) -> int:
         """Return how many bytes of long bodies have still to be handled."""
         return self.backlog(self._long)
 
-    def total_backlog(self) -> int:
-        """Return how many bytes of bodies all tokenizers have still to handle."""
-        return sum(map(self.backlog, range(len(self._tokenizers))))
-
-    def forward(self, request: HttpRequest, body: bytes) -> bool:
+    def forward(self, sent: Sent) -> bool:
         """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
+        body = sent.body
         if len(body) < LONG_BODY_BYTES:
-            target = min(range(self._long), key=self.backlog)
+            target = min(range(self._long), key=self._business)
         elif self.backlog(self._long) < MAX_LONG_BACKLOG_BYTES:
             target = self._long
         else:
             return False
-        if not self._tokenizers[target].try_send(request, body):
+        if not self._tokenizers[target].try_send(sent.request, body):
             return False
+        sent.tokenizer = target
         # A request without a body is work too.
         self._slot.add(Field.FORWARDED_BYTES + target, len(body) + 1)
         return True
+
+    def _business(self, tokenizer: int) -> tuple[bool, int]:
+        """Return how little use it is to send to a tokenizer now."""
+        is_ready = self._tokenizer_slots[tokenizer][Field.STATE] == State.READY
+        return not is_ready, self.backlog(tokenizer)
+
+    def resend(
+        self,
+        open: Callable[[], Iterable[Sent]],
+        renumber: Callable[[Sent], int],
+        give_up: Callable[[Sent], None],
+    ) -> None:
+        """Send again what those had who have been replaced since the last time.
+
+        Args:
+            open: the requests whose answers are not complete.
+            renumber: draws a new id for one of them.
+            give_up: is told of one with which processes die.
+        """
+        for seat in self._watch.replaced():
+            is_tokenizer = seat.role == "tokenizer"
+            at_hand = self._tokenizer_slots[seat.index][Field.AT_HAND] if is_tokenizer else 0
+            for sent in open():
+                if not sent.is_lost_with(seat, self._num_detokenizers):
+                    continue
+                if sent.blame(at_hand):
+                    sent.renew(renumber(sent), is_suspect=is_tokenizer)
+                    self._are_unsent = True
+                else:
+                    give_up(sent)
+        if self._are_unsent:
+            unsent = [sent for sent in open() if sent.tokenizer < 0]
+            self._are_unsent = not all([self.forward(sent) for sent in unsent])
 
     def abort(self, request: int) -> None:
         """Have the engine forget a request, now or as soon as the link takes it."""

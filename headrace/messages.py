@@ -14,6 +14,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any, Self, get_args, get_type_hints
 
 import msgspec
@@ -22,6 +23,7 @@ from headrace.output_formats import ThoughtFormat, ToolFormat
 
 SEQUENCE_BITS = 16
 COUNTER_BITS = 40
+START_BITS = 8  # of these
 MAX_SEQUENCES = 1 << SEQUENCE_BITS
 MAX_LOGPROBS = 20  # likeliest tokens reported in one place
 MAX_BIASES = 2048  # of a sequence: logit_bias, bad_words and stop_token_ids together
@@ -35,6 +37,19 @@ def request_id(frontend: int, counter: int) -> int:
 def request_of(sequence: int) -> int:
     """Return the id of the request a sequence belongs to."""
     return sequence >> SEQUENCE_BITS << SEQUENCE_BITS
+
+
+def first_counter(start: int) -> int:
+    """Return where the counter begins of the `start`-th process in a frontend's seat.
+
+    What the ring still does for those before it is known by that, and by nobody taken for its own.
+    """
+    return (start % (1 << START_BITS)) << (COUNTER_BITS - START_BITS)
+
+
+def detokenizer_of(request: int, num_detokenizers: int) -> int:
+    """Return which detokenizer process writes the answer to a request."""
+    return (request >> SEQUENCE_BITS) % num_detokenizers
 
 
 def share_key(name: bytes) -> int:
@@ -67,6 +82,7 @@ class Api(enum.StrEnum):
 
 
 NOT_FINISHED = 255  # in the place of a `FinishReason`, where there is none
+ENDED = 1 << 31  # beside a number of tokens: the client has been told the sequence's end
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -77,13 +93,26 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HttpRequest(Message, tag="http", frozen=True):
-    """One HTTP request, read whole: frontend -> tokenizer. Frame: the body."""
+    """One HTTP request, read whole: frontend -> tokenizer. Frame: the body.
+
+    Where a process has died that had it, it is sent again, with a new id: what is still on its way
+    to the old one is nobody's. The answer is the same, and goes on where the client has it.
+    """
 
     id: int
     method: str
     path: str
     received_at: float  # seconds since the epoch, when the head was read
     key: int = 0  # whose request it is, a hash of the API key; 0 is nobody's
+    origin: int = 0  # the id it was first sent with, where this is not the first time,
+    resumes: int = 0  # and the last
+    told: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
+    is_suspect: bool = False  # is handled alone: a process has died that had it among others
+
+    @property
+    def first_id(self) -> int:
+        """The id it was first sent with."""
+        return self.origin or self.id
 
 
 ToTokenizer = HttpRequest
@@ -146,6 +175,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     times: Times | None = None
     second_text: int = 0  # of two texts in one, at which token the second begins
     grammar: bytes = b""  # llguidance's, checked: what is generated follows it; empty is anything
+    resumes: int = 0  # the same sequence, under the id it had before; it goes on here
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -230,6 +260,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     prompt_token_ids: bytes = b""  # u32, where token ids are told
     parsing: Parsing | None = None  # None is words to the reader and nothing else
     form: ResponsesForm | GenerateForm | None = None  # what only this API has
+    told: int | None = None  # as in `HttpRequest`; None is that the client has nothing of it
 
     @property
     def chat(self) -> bool:
@@ -331,14 +362,15 @@ class Head(Message, frozen=True):
 class ResponseFrames(Message, tag="frames", frozen=True):
     """Response bytes ready to write: detokenizer or tokenizer -> frontend, one per step.
 
-    Frame: the bytes of all entries, concatenated. The columns `ids`, `lengths` and `last` have
-    an entry per request, or several in order; `heads` has one where these are the first bytes.
+    Frame: the bytes of all entries, concatenated. The columns have an entry per sequence with
+    news, or several in order; `heads` has one by request where these are its first bytes.
     """
 
     heads: dict[int, Head]
-    ids: bytes  # u64
+    ids: bytes  # u64, of sequences, or of a request where no sequence is concerned
     lengths: bytes  # u32
     last: bytes  # u8: whether these bytes end the response
+    told: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
 
     @classmethod
     def of(
@@ -347,22 +379,28 @@ class ResponseFrames(Message, tag="frames", frozen=True):
         ids: Iterable[int],
         lengths: Iterable[int],
         last: Iterable[bool],
+        told: Iterable[int] = (),
     ) -> Self:
         """Make a message of columns that are Python's."""
         columns = array("Q", ids).tobytes(), array("I", lengths).tobytes(), bytes(last)
-        return cls(heads, *columns)
+        return cls(heads, *columns, array("I", told).tobytes())
 
-    def split(
-        self, data: bytes | memoryview
-    ) -> Iterator[tuple[int, Head | None, memoryview, bool]]:
-        """Yield each request's id, its head at first, its bytes, and whether they are the last."""
+    def split(self, data: bytes | memoryview) -> "Iterator[Entry]":
+        """Yield each entry."""
         view, start = memoryview(data), 0
         heads = self.heads.copy()  # a request may have several entries
         ids, lengths = memoryview(self.ids).cast("Q"), memoryview(self.lengths).cast("I")
-        for id, length, last in zip(ids, lengths, self.last, strict=True):
+        told = memoryview(self.told).cast("I") if self.told else repeat(0)
+        for id, length, last, count in zip(ids, lengths, self.last, told, strict=False):
             end = start + length
-            yield id, heads.pop(id, None), view[start:end], last != 0
+            head = heads.pop(id >> SEQUENCE_BITS << SEQUENCE_BITS, None) if heads else None
+            yield id, head, view[start:end], last != 0, count
             start = end
+
+
+# A piece of a response: the sequence's id, or where none is concerned the request's; its head, the
+# first time; bytes; whether they are the last; what has been told with them, as in `HttpRequest`.
+Entry = tuple[int, Head | None, memoryview, bool, int]
 
 
 ToFrontend = ResponseFrames

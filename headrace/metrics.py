@@ -15,7 +15,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from headrace.board import MESSAGES_SENT, Board, Field, Span, State
+from headrace.backlog import frontend_backlog, tokenizer_backlog
+from headrace.board import Board, Field, Span, State
 from headrace.buckets import HEADRACE
 from headrace.config import ModelCard
 from headrace.histogram import Spread
@@ -143,8 +144,8 @@ class BoardCollector(Collector):
             labels=LABELS,
         )
         for place, slot in enumerate(self._board.of("tokenizer")):
-            sent = self._sum("frontend", Field.FORWARDED_BYTES + place)
-            bodies.add_metric([self._model, str(slot.seat)], sent - slot[Field.HANDLED_BYTES])
+            backlog = tokenizer_backlog(self._board, place)
+            bodies.add_metric([self._model, str(slot.seat)], max(backlog(), 0))
         yield bodies
         messages = GaugeMetricFamily(
             "headrace:frontend_queue_messages",
@@ -152,13 +153,9 @@ class BoardCollector(Collector):
             labels=LABELS,
         )
         for place, slot in enumerate(self._board.of("frontend")):
-            senders = ("tokenizer", "detokenizer")
-            sent = sum(self._sum(role, MESSAGES_SENT + place) for role in senders)
-            messages.add_metric([self._model, str(slot.seat)], sent - slot[Field.MESSAGES_TAKEN])
+            backlog = frontend_backlog(self._board, place)
+            messages.add_metric([self._model, str(slot.seat)], max(backlog(), 0))
         yield messages
-
-    def _sum(self, role: str, field: int) -> int:
-        return sum(slot[field] for slot in self._board.of(role))
 
     def _vitals(self) -> Iterator[Metric]:
         """What the kernel says of each process that lives."""

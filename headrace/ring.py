@@ -15,14 +15,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from headrace.board import Field, State
 from headrace.config import ServerConfig
 from headrace.embedded import EmbeddedServer, Ready
-from headrace.errors import EngineDied
+from headrace.errors import EngineDied, InternalError
 from headrace.links import Links
-from headrace.messages import Head, HttpRequest, ResponseFrames, ToFrontend, request_id
+from headrace.messages import (
+    MAX_SEQUENCES,
+    Head,
+    HttpRequest,
+    ResponseFrames,
+    ToFrontend,
+    request_id,
+    request_of,
+)
+from headrace.sent import Sent
 from headrace.sockets import Frame, Inbox, address
 
+JSON = "application/json"
 BEAT_S = 0.1  # between heartbeats and tries to send what a full link has refused
 SHUT_DOWN = "the engine has been shut down"
 
@@ -66,6 +78,7 @@ class Ring:
         # From here on all is the thread's.
         self._waiting: deque[tuple[HttpRequest, Call]] = deque()
         self._running: dict[int, int] = {}  # sequences of each request that has been sent
+        self._sent: dict[int, Sent] = {}  # the same requests, by the ids they have now
         self._num_running = 0
         self._links = Links(server.run_dir, server.config.tokenizer_procs, server.board, self._slot)
         self._inbox: Inbox[ToFrontend] = Inbox(
@@ -172,7 +185,8 @@ class Ring:
     def _beat(self) -> None:
         self._slot.beat()
         self._flush()
-        self._links.renew(self._running)
+        self._links.resend(lambda: list(self._sent.values()), self._renumber, self._give_up)
+        self._links.renew(self._sent)
         self._loop.call_later(BEAT_S, self._beat)
 
     def _accept(self, request: HttpRequest, call: Call) -> None:
@@ -185,8 +199,10 @@ class Ring:
             request, call = self._waiting[0]
             if request.id in self._puts:
                 is_full = self._num_running + call.num_sequences > self.places
-                if (self._running and is_full) or not self._links.forward(request, call.body):
+                sent = Sent(request, call.body)
+                if (self._running and is_full) or not self._links.forward(sent):
                     break
+                self._sent[request.id] = sent
                 self._running[request.id] = call.num_sequences
                 self._num_running += call.num_sequences
             self._waiting.popleft()
@@ -195,15 +211,41 @@ class Ring:
     def _abort(self, id: int) -> None:
         if id in self._running:
             self._num_running -= self._running.pop(id)
-            self._links.abort(id)
+            current = next(now for now, sent in self._sent.items() if sent.request.first_id == id)
+            del self._sent[current]
+            self._links.abort(current)
             self._flush()
 
+    def _renumber(self, sent: Sent) -> int:
+        """Give a request that is sent again a new id. Its caller knows it by the first."""
+        del self._sent[sent.request.id]
+        id = request_id(0, next(self._counter))
+        self._sent[id] = sent
+        return id
+
+    def _give_up(self, sent: Sent) -> None:
+        """Answer a request at which processes die."""
+        error = InternalError()
+        body = msgspec.json.encode(error.body())
+        self._put(sent.request.id, Head(error.status, JSON), body, True)
+
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:
-        for id, head, entry, last in frames.split(data):
-            put = self._puts.pop(id, None) if last else self._puts.get(id)
-            if last:
-                self._num_running -= self._running.pop(id, 0)
-            if put is not None:
-                put(Piece(id, head, bytes(entry), last))
+        for id, head, entry, last, told in frames.split(data):
+            sent = self._sent.get(request_of(id))
+            if sent is not None:
+                head = None if sent.is_answered else head
+                sent.is_answered = True
+                sent.told[id % MAX_SEQUENCES] = told
+                self._put(request_of(id), head, bytes(entry), last)
         self._slot.add(Field.MESSAGES_TAKEN)
         self._flush()
+
+    def _put(self, id: int, head: Head | None, data: bytes, last: bool) -> None:
+        """Hand on a piece of the answer to the request that has an id now."""
+        first_id = self._sent[id].request.first_id
+        put = self._puts.pop(first_id, None) if last else self._puts.get(first_id)
+        if last:
+            self._num_running -= self._running.pop(first_id, 0)
+            del self._sent[id]
+        if put is not None:
+            put(Piece(first_id, head, data, last))

@@ -1,7 +1,8 @@
 """The supervisor: starts every process of the ring, watches them, ends them.
 
-It holds no traffic. Its children die with it however it dies (`process.die_with_parent`), and
-when a child dies the whole server ends and says which: nothing limps on.
+It holds no traffic. Its children die with it however it dies (`process.die_with_parent`). A child
+that dies is replaced; one that dies again and again without having served ends the whole server,
+which says which and why.
 """
 
 import logging
@@ -14,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,11 +32,13 @@ from headrace.config import (
 )
 from headrace.errors import HeadraceError
 from headrace.listeners import Listeners
-from headrace.process import spawn
+from headrace.process import START_FAILED, spawn
+from headrace.restarts import Restarts
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
-QUEUED_BODIES = 16  # of the largest size, that may wait for a tokenizer process
+KEPT_BODIES = 16  # of the largest size, that may be in memory
+MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +48,18 @@ class ChildDied(HeadraceError):
 
     def __init__(self, seat: Seat, code: int, why: str = "") -> None:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        super().__init__(f"{seat} {how}{f' ({why})' if why else ''}; the server stops")
+        super().__init__(f"{seat} {how}{f' ({why})' if why else ''}")
 
 
 @dataclass
 class Child:
-    """A running process and the descriptor that tells of its end."""
+    """Who is in a seat: a process and the descriptor that tells of its end."""
 
     seat: Seat
     process: "subprocess.Popen[bytes]"
     pidfd: int
+    restarts: Restarts = field(default_factory=Restarts)
+    start_at: float | None = None  # when another is to start, where this one has died
 
 
 def seats_of(config: ServerConfig) -> list[Seat]:
@@ -89,6 +94,7 @@ class Supervisor:
         self.board = Board.create(seats_of(config))
         self.run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
         self._children: list[Child] = []
+        self._is_up = False  # all have been ready
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
@@ -115,10 +121,11 @@ class Supervisor:
             while not self._stopping and not self._all_ready():
                 self._wait(POLL_S)
                 on_progress(self._progress())
+            self._is_up = True
             if not self._stopping:
                 on_ready()
             while not self._stopping:
-                self._wait(None)
+                self._wait(self._restart())
         finally:
             self._stop()
 
@@ -130,12 +137,29 @@ class Supervisor:
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
-            config = self._config_of(slot.seat)
-            fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
-            process = spawn(slot.seat, config, self.board, self._config.log_level, fds)
+            process = self._spawn(slot.seat)
             child = Child(slot.seat, process, os.pidfd_open(process.pid))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _spawn(self, seat: Seat) -> "subprocess.Popen[bytes]":
+        config = self._config_of(seat)
+        fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
+        return spawn(seat, config, self.board, self._config.log_level, fds)
+
+    def _restart(self) -> float | None:
+        """Start whoever is to be replaced by now; return in how many seconds the next one is."""
+        now = time.monotonic()
+        dead = [child for child in self._children if child.start_at is not None]
+        for child in dead:
+            assert child.start_at is not None
+            if child.start_at <= now:
+                child.start_at = None
+                child.process = self._spawn(child.seat)
+                child.pidfd = os.pidfd_open(child.process.pid)
+                self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        waits = [child.start_at - now for child in dead if child.start_at is not None]
+        return min(waits, default=None)
 
     def _config_of(self, seat: Seat) -> Any:
         c, role = self._config, seat.role
@@ -148,7 +172,7 @@ class Supervisor:
                 max_body_bytes=c.max_body_bytes,
                 max_num_requests=c.max_num_seqs + c.max_num_queued,
                 max_queued_tokens=c.max_queued_tokens,
-                max_queued_bytes=QUEUED_BODIES * c.max_body_bytes,
+                max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
                 api_key_digests=[digest(key.encode()) for key in self._api_keys],
                 allowed_origins=c.allowed_origins,
                 ssl_certfile=c.ssl_certfile,
@@ -216,10 +240,29 @@ class Supervisor:
                 continue
             child: Child = key.data
             code = child.process.wait()
-            slot = self.board.slot(child.seat.role, child.seat.index)
-            slot[Field.STATE] = State.DEAD
             if not self._stopping:
-                raise ChildDied(child.seat, code, slot.last_words)
+                self._bury(child, code)
+
+    def _bury(self, child: Child, code: int) -> None:
+        """Have a child that has died replaced.
+
+        Raises:
+            ChildDied: it gave up, died before all were up, or too often in a row.
+        """
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        slot = self.board.slot(child.seat.role, child.seat.index)
+        if slot[Field.STATE] == State.READY:
+            child.restarts.worked()
+        slot[Field.STATE] = State.DEAD
+        is_hopeless = code == START_FAILED or not self._is_up  # it has said why itself
+        delay_s = None if is_hopeless else child.restarts.delay_s()
+        death = ChildDied(child.seat, code, slot.last_words)
+        if delay_s is None:
+            raise death
+        slot.last_words = ""
+        log.warning("%s; starting another", death)
+        child.start_at = time.monotonic() + delay_s
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""

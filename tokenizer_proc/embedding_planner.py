@@ -1,6 +1,5 @@
 """Bodies of requests that embed or compare texts, made into the sequences they ask for."""
 
-import secrets
 from collections.abc import Sequence
 
 import msgspec
@@ -13,6 +12,7 @@ from headrace.messages import (
     HttpRequest,
     Sampling,
     SimilarityPlan,
+    detokenizer_of,
 )
 from headrace.tokenizer_proc.openai_requests import (
     MAX_EMBEDDING_INPUTS,
@@ -24,9 +24,9 @@ from headrace.tokenizer_proc.pairs import pair
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     Vocabulary,
-    detokenizer_of,
     joined,
     key_of,
+    public_id,
 )
 from headrace.tokenizer_proc.sampling_fields import check_length
 from headrace.tokenizer_proc.similarity_requests import (
@@ -81,7 +81,7 @@ class EmbeddingPlanner:
     def _similarity_plan(self, http: HttpRequest, kind: str) -> SimilarityPlan:
         """Return what the plans of a request that compares have in common."""
         return SimilarityPlan(
-            response_id=f"{kind}-{secrets.token_hex(12)}",
+            response_id=f"{kind}-{public_id(http, 12)}",
             model=self._card.name,
             created=int(http.received_at),
             num_sequences=0,
@@ -152,7 +152,7 @@ class EmbeddingPlanner:
         requests = [
             GenerateRequest(
                 id=http.id + index,
-                detokenizer=detokenizer_of(http, self._num_detokenizers),
+                detokenizer=detokenizer_of(http.id, self._num_detokenizers),
                 max_tokens=1,
                 sampling=Sampling(),
                 stop_token_ids=[],
@@ -160,6 +160,7 @@ class EmbeddingPlanner:
                 priority=request.priority or 0,
                 key=key_of(http, request.user),
                 embeds=True,
+                resumes=http.resumes and http.resumes + index,
             )
             for index, plan in enumerate(plans)
         ]

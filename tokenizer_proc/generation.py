@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import secrets
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +17,7 @@ from headrace.messages import (
     ReplyPlan,
     ResponsesForm,
     Sampling,
+    detokenizer_of,
 )
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.field_names import as_written
@@ -47,10 +47,10 @@ from headrace.tokenizer_proc.parsing import parsing_of
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     Vocabulary,
-    detokenizer_of,
     exceeds,
     key_of,
     last_tokens,
+    public_id,
 )
 from headrace.tokenizer_proc.responses_requests import CHAT_NAMES as RESPONSES_NAMES
 from headrace.tokenizer_proc.responses_requests import (
@@ -166,7 +166,7 @@ class GenerationPlanner:
             request.prompt_name,
             GENERATE_MAX_TOKENS,
             form_of(request, http.received_at),
-            request.rid if isinstance(request.rid, str) else secrets.token_hex(16),
+            request.rid if isinstance(request.rid, str) else public_id(http, 16),
             num_sequences=num_prompts * num_each,
         )
         planned = Sequences([], [])
@@ -239,13 +239,14 @@ class GenerationPlanner:
                 echo=prompt.echo,
                 shares_prompt=position % num_each > 0,
                 prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
+                told=http.told.get(index),
             )
             max_tokens = self._max_tokens(len(prompt.ids), wanted, form)
             check_min_tokens(request, max_tokens)
             requests.append(
                 GenerateRequest(
                     id=http.id + index,
-                    detokenizer=detokenizer_of(http, self._num_detokenizers),
+                    detokenizer=detokenizer_of(http.id, self._num_detokenizers),
                     max_tokens=max_tokens,
                     sampling=sampling_of(sampling, index, plan),
                     stop_token_ids=self._stop_token_ids(request, bool(grammar)),
@@ -254,6 +255,7 @@ class GenerationPlanner:
                     key=key_of(http, request.user),
                     salt=salt_of(request.cache_salt),
                     grammar=grammar,
+                    resumes=http.resumes and http.resumes + index,
                 )
             )
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
@@ -271,7 +273,7 @@ class GenerationPlanner:
         include_usage = options is not None and options.include_usage
         continuous = options is not None and options.continuous_usage_stats
         return ReplyPlan(
-            response_id=form.id or ID_PREFIXES[form.api] + secrets.token_hex(12),
+            response_id=form.id or ID_PREFIXES[form.api] + public_id(http, 12),
             model=self._card.name,
             created=int(http.received_at),
             api=form.api,
@@ -308,7 +310,7 @@ class GenerationPlanner:
             top_p=stated(request.top_p, defaults.top_p),
             top_k=min(max(stated(request.top_k, defaults.top_k), 0), self._card.vocab_size),
             min_p=stated(request.min_p, defaults.min_p),
-            seed=(self._seed + http.id if request.seed is None else request.seed) & SEED_MASK,
+            seed=(self._seed + http.first_id if request.seed is None else request.seed) & SEED_MASK,
             presence_penalty=request.presence_penalty or 0.0,
             frequency_penalty=request.frequency_penalty or 0.0,
             repetition_penalty=stated(request.repetition_penalty, defaults.repetition_penalty),

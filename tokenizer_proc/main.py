@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from headrace.backlog import tokenizer_backlog
 from headrace.board import Slot
 from headrace.config import TokenizerConfig
 from headrace.messages import ToTokenizer
@@ -23,6 +24,7 @@ MAX_THREADS = 8
 
 def main(config: TokenizerConfig, context: Context) -> None:
     """Handle requests until SIGTERM."""
+    tokenizer_backlog(context.board, context.index).settle()
     where = address(config.run_dir, "tokenizer", context.index)
     if context.index == config.num_tokenizers:
         inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER)

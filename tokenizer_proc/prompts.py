@@ -1,11 +1,13 @@
 """The prompts of a request: texts or token ids, which must fit the model."""
 
+import struct
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 from headrace.config import ModelCard
 from headrace.errors import ContextLengthExceeded, ModelNotFound, WrongKind
-from headrace.messages import SEQUENCE_BITS, HttpRequest, share_key
+from headrace.messages import HttpRequest, share_key
 from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.sampling_fields import check_token_ids
 from headrace.tokenizer_proc.stages import Encoding, Ids, Text, ids_of
@@ -94,9 +96,10 @@ def joined(first: Ids, second: Ids) -> Ids:
     return memoryview(bytes(first) + bytes(second)).cast("I")
 
 
-def detokenizer_of(http: HttpRequest, num_detokenizers: int) -> int:
-    """Return the process that writes a request's answer."""
-    return (http.id >> SEQUENCE_BITS) % num_detokenizers
+def public_id(http: HttpRequest, num_bytes: int) -> str:
+    """Return a name for an answer: the same, should the request be sent again."""
+    own = struct.pack("<Qd", http.first_id, http.received_at)
+    return blake2b(own, digest_size=num_bytes).hexdigest()
 
 
 def key_of(http: HttpRequest, user: str | None) -> int:

@@ -2,7 +2,8 @@
 
 A lone request goes at once. Where others wait, a batch takes them until it is full or has been
 filled for long enough; it never waits for what has not come. A request that waits for something
-else is laid aside, and looked at again with the next batch.
+else is laid aside, and looked at again with the next batch. One that was here when a process died
+is handled alone, so that it is known what kills.
 """
 
 import itertools
@@ -10,6 +11,7 @@ import time
 
 import msgspec
 
+from headrace.backlog import tokenizer_backlog
 from headrace.board import Field, Span
 from headrace.config import TokenizerConfig
 from headrace.frontend_links import FrontendLinks
@@ -30,7 +32,7 @@ from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammars import Grammars
 from headrace.tokenizer_proc.job import Job
 from headrace.tokenizer_proc.routes import Routes
-from headrace.tokenizer_proc.stages import Answer, Ids, Sequences
+from headrace.tokenizer_proc.stages import Answer, Body, Ids, Sequences
 from headrace.tokenizer_proc.tokens import TokenRoutes
 
 LOOK_MS = 1  # between looks at what is laid aside
@@ -52,6 +54,8 @@ class Service:
         self._max_batch_size = max_batch_size
         self._max_wait_s = max_wait_s
         self._aside: list[Job] = []
+        self._suspects: list[tuple[HttpRequest, Body]] = []
+        self._backlog = tokenizer_backlog(context.board, context.index)
         card, encoder = config.card, Encoder(config.card.path)
         template = ChatTemplate(
             card.chat_template,
@@ -77,7 +81,19 @@ class Service:
     def handle(self, timeout_ms: int) -> None:
         """Handle the requests that wait, or return after `timeout_ms` without any."""
         jobs = self._receive(min(timeout_ms, LOOK_MS) if self._aside else timeout_ms)
-        jobs += self._aside
+        if not (jobs or self._aside or self._suspects):
+            self._backlog.settle()
+        self._work(jobs + self._aside)
+        for request, body in self._suspects:
+            self._slot[Field.AT_HAND] = request.id
+            aside = self._aside
+            self._work([self._job(request, body)])
+            self._aside += aside
+            self._slot[Field.AT_HAND] = 0
+        self._suspects.clear()
+
+    def _work(self, jobs: list[Job]) -> None:
+        """Take jobs as far as they go, and lay aside those that wait."""
         while ready := [job for job in jobs if job.outcome is None and not job.is_waiting]:
             self._encode(ready)
         self._aside = [job for job in jobs if job.outcome is None]
@@ -94,11 +110,17 @@ class Service:
         jobs: list[Job] = []
         while received is not None:
             request, body = received
-            jobs.append(Job(request, len(body), self._routes.handle(request, body)))
+            if request.is_suspect:
+                self._suspects.append((request, body))
+            else:
+                jobs.append(self._job(request, body))
             if len(jobs) == self._max_batch_size or time.monotonic() >= end:
                 break
             received = self._inbox.receive(0)
         return jobs
+
+    def _job(self, request: HttpRequest, body: Body) -> Job:
+        return Job(request, len(body), self._routes.handle(request, body))
 
     def _encode(self, jobs: list[Job]) -> None:
         """Take jobs a stage further. What fails for several is tried again for each."""

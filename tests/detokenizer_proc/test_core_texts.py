@@ -5,7 +5,8 @@ import json
 import random
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import msgspec
 import pytest
@@ -20,7 +21,7 @@ from headrace.detokenizer_proc.text import (
     TokenTable,
     Vocabulary,
 )
-from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
+from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id, request_of
 
 SPECIAL = 300
 WORDS = [b"a", b"ab", b" b", b"b\n", b'"', b"\\", b"\x00\x1f\x7f", "é".encode(), "世".encode()]
@@ -108,14 +109,16 @@ def requests(draw: st.DrawFn) -> list[Text]:
     return texts
 
 
-def steps_of(texts: list[Text], seed: int) -> Iterator[tuple[StepOutput, bytes]]:
+def steps_of(
+    texts: list[Text], seed: int, aborts: bool = True
+) -> Iterator[tuple[StepOutput, bytes]]:
     """Yield the messages of an engine, with the texts in some order, and some aborted."""
     rng = random.Random(seed)
     left = {text.id: list(text.steps) for text in texts}
     by_id = {text.id: text for text in texts}
     started: set[int] = set()
     while left:
-        if rng.random() < 0.1:
+        if aborts and rng.random() < 0.1:
             gone = rng.choice(list(left))
             plans = {} if gone in started else {gone: msgspec.msgpack.encode(by_id[gone].plan)}
             yield StepOutput.of(plans, [gone], [0], [FinishReason.ABORT]), b""
@@ -147,6 +150,7 @@ class Heard:
         self.ended: set[int] = set()
         self.heads: dict[int, tuple[int, str]] = {}
         self.stops: list[int] = []
+        self.told: dict[int, int] = {}
 
     def hear(self, replies: Replies) -> None:
         self.stops += [stop.id for stop in replies.stops()]
@@ -154,9 +158,11 @@ class Heard:
             frames = replies.render(frontend)
             if frames is None:
                 continue
-            for id, head, data, last in frames.message().split(frames.data()):
+            for sequence, head, data, last, told in frames.message().split(frames.data()):
+                id = request_of(sequence)
                 assert id >> 56 == frontend
                 assert id not in self.ended
+                self.told[sequence] = told
                 if head is not None:
                     self.heads[id] = (head.status, head.content_type)
                 assert id in self.heads, "the head goes first"
@@ -190,6 +196,67 @@ def test_the_core_writes_what_python_writes(texts: list[Text], seed: int, strips
     assert {id: core.heads[id] for id in python.heads} == python.heads
     assert len(all_replies[0]) == len(all_replies[1]) == 0
     assert not all_replies[0]._core_replies
+
+
+def texts_told(data: bytes) -> tuple[dict[int, tuple[str, str | None]], int]:
+    """Return the texts and ends of a stream by index, and how often it ends."""
+    found: dict[int, tuple[str, str | None]] = {}
+    *lines, rest = data.decode().split("\n\n")
+    assert not rest, "events are whole"
+    for line in lines:
+        if line == "data: [DONE]":
+            continue
+        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+            before, end = found.get(choice["index"], ("", None))
+            text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+            assert end is None, "nothing is told after an end"
+            found[choice["index"]] = (before + text, choice["finish_reason"])
+    return found, lines.count("data: [DONE]")
+
+
+def play(replies: Replies, texts: list[Text], seed: int, num_steps: int | None = None) -> Heard:
+    """Return what is told of some texts, all of it or what the first steps bring."""
+    ears = Heard()
+    for output, ids in islice(steps_of(texts, seed, aborts=False), num_steps):
+        replies.feed(output, ids)
+        ears.hear(replies)
+    return ears
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    texts=requests(),
+    seeds=st.tuples(st.integers(0, 1000), st.integers(0, 1000)),
+    num_steps=st.integers(0, 20),
+    interval=st.integers(1, 4),
+    in_core=st.booleans(),
+)
+def test_another_process_goes_on_where_the_client_is(
+    texts: list[Text], seeds: tuple[int, int], num_steps: int, interval: int, in_core: bool
+) -> None:
+    table = TABLES[False]
+    vocabulary: Vocabulary = TableVocabulary(table) if in_core else NoTable(table)
+    texts = [replace(t, plan=msgspec.structs.replace(t.plan, stream=True)) for t in texts]
+    whole = play(Replies(vocabulary, FRONTENDS, interval), texts, seeds[0])
+    before = play(Replies(vocabulary, FRONTENDS, interval), texts, seeds[0], num_steps)
+    again = [
+        replace(t, plan=msgspec.structs.replace(t.plan, told=before.told.get(t.id)))
+        for t in texts
+        if request_of(t.id) not in before.ended
+    ]
+    replies = Replies(vocabulary, FRONTENDS, interval)
+    after = play(replies, again, seeds[1])
+    for id, data in whole.bytes.items():
+        told = before.bytes.get(id, b"") + after.bytes.get(id, b"")
+        assert texts_told(told) == texts_told(data)
+        if id not in before.ended:
+            assert usage_told(told) == usage_told(data)
+    assert len(replies) == 0
+
+
+def usage_told(data: bytes) -> object:
+    """Return the usage of a stream, where there is one."""
+    return [json.loads(e[6:])["usage"] for e in data.decode().split("\n\n") if '"usage":{' in e]
 
 
 def events(data: bytes) -> list[str]:

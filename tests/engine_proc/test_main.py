@@ -215,6 +215,35 @@ def test_who_was_with_a_worker_that_died_goes_on_where_it_was(rig: Rig) -> None:
     assert not rig.scheduler.has_work
 
 
+def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:
+    rig.take(GenerateRequest(FIRST, 0, 3, Sampling(), [], b"plan"))
+    rig.step()
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 1, 3, Sampling(), [], b"other plan", resumes=FIRST))
+    rig.step()
+    told = [list(rig.heard()[0].rows()) for _ in range(2)]
+    assert told == [[(FIRST, 1, None)], [(FIRST, 0, FinishReason.ABORT)]]
+    output, tokens = rig.heard(1)
+    assert (output.started, tokens) == ({again: b"other plan"}, [7])
+    output, tokens = rig.heard(1)
+    assert (output.started, tokens, list(output.rows())) == ({}, [7], [(again, 1, None)])
+    rig.take(GenerateRequest(FIRST, 0, 3, Sampling(), [], b"plan"))
+    assert [s.id for s in rig.scheduler.running] == [again]
+    assert not rig.scheduler.waiting, "what comes late for the old id is dropped"
+
+
+def test_log_probabilities_are_told_anew(rig: Rig) -> None:
+    rig.take(generate())
+    rig.step()
+    rig.heard()
+    again = request_id(0, 2)
+    sampling = Sampling(logprobs=0)
+    rig.take(GenerateRequest(again, 1, 2, sampling, [], b"plan", resumes=FIRST))
+    rig.step()
+    output, tokens = rig.heard(1)
+    assert (output.started, tokens, len(output.logprobs[again])) == ({again: b"plan"}, [7], 1)
+
+
 def test_the_death_of_an_idle_worker_is_noticed(rig: Rig) -> None:
     dead = Sevens(lives=0)
     rig.engine.go_on(dead)  # type: ignore[arg-type]

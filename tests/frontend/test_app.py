@@ -21,6 +21,7 @@ from headrace.frontend.keyring import Keyring
 from headrace.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.links import Links
 from headrace.messages import Head, HttpRequest, Times
+from headrace.sent import Sent
 from headrace.sockets import Frame
 
 LIMIT = 100  # bytes of a body
@@ -37,14 +38,10 @@ class FakeLinks(Links):
         self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()
         self.aborted: list[int] = []
         self.full = False
-        self.num_bytes = 0
 
-    def total_backlog(self) -> int:
-        return self.num_bytes
-
-    def forward(self, request: HttpRequest, body: bytes) -> bool:
+    def forward(self, sent: Sent) -> bool:
         if not self.full:
-            self.forwarded.put_nowait((request, body))
+            self.forwarded.put_nowait((sent.request, sent.body))
         return not self.full
 
     def abort(self, request: int) -> None:
@@ -142,7 +139,7 @@ class Site:
         self.links = FakeLinks()
         admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
         keyring = Keyring(map(digest, keys))
-        door = Door(keyring, admission, LIMIT, self.board, self.slot, self.links)
+        door = Door(keyring, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self._app = build_app(self.board, forwarder)
 
@@ -175,7 +172,7 @@ class Site:
         return await asyncio.wait_for(self.links.forwarded.get(), DEADLINE_S)
 
     def answer(self, id: int, data: bytes, last: bool, head: Head | None = None) -> None:
-        self.exchanges.deliver(id, head, data, last)
+        self.exchanges.deliver(id, head, data, last, 0)
 
 
 JSON = Head(200, "application/json")
@@ -501,7 +498,7 @@ async def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -
     elif what == "tokens":
         site.board.slot("engine")[Field.WAITING_TOKENS] = 1000
     else:
-        site.links.num_bytes = 10 * LIMIT
+        site.slot[Field.KEPT_BYTES] = 10 * LIMIT
     connection = Connection()  # which says nothing
     await site.ask(connection, headers=((b"content-length", b"5"),))
     assert connection.status == 429

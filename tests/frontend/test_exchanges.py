@@ -4,7 +4,8 @@ import asyncio
 
 from headrace.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchange, Exchanges
-from headrace.messages import Head, ResponseFrames, frontend_of
+from headrace.messages import Head, HttpRequest, ResponseFrames, frontend_of
+from headrace.sent import Sent
 from headrace.sockets import Frame
 
 HEAD = Head(200, "text/plain")
@@ -109,8 +110,8 @@ async def test_bytes_are_cut_apart_by_their_lengths() -> None:
 async def test_a_head_that_has_come_stays() -> None:
     exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
-    exchanges.deliver(exchange.id, HEAD, b"x", False)
-    exchanges.deliver(exchange.id, None, b"y", False)
+    exchanges.deliver(exchange.id, HEAD, b"x", False, 0)
+    exchanges.deliver(exchange.id, None, b"y", False, 0)
     assert (await exchange.take(), exchange.head) == (b"xy", HEAD)
 
 
@@ -151,3 +152,39 @@ def test_a_reader_that_is_too_slow_is_cut_off_once() -> None:
     exchange.deliver(b"x", False)
     exchange.deliver(b"x", False)
     assert cuts == [1]
+
+
+def sent_of(exchange: Exchange) -> Sent:
+    exchange.sent = Sent(HttpRequest(exchange.id, "POST", "/", 0.0), b"")
+    return exchange.sent
+
+
+async def test_what_comes_for_an_old_id_is_dropped() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    old = exchange.id
+    exchange.sent = sent_of(exchange)
+    exchanges.deliver(old, HEAD, b"first ", False, 1)
+    new = exchanges.renumber(exchange.sent)
+    assert (exchange.id, len(exchanges)) == (new, 1)
+    exchanges.deliver(old, None, b"lost ", False, 2)
+    exchanges.deliver(new, HEAD, b"second", True, 2)
+    assert await exchange.take() == b"first second"
+
+
+def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    sent = sent_of(exchange)
+    assert exchanges.sent() == [sent]
+    assert not sent.is_answered
+    for sequence, told in [(0, 3), (2, 1), (0, 5)]:
+        exchanges.deliver(exchange.id + sequence, None, b"x", False, told)
+    assert (sent.is_answered, sent.told) == (True, {0: 5, 2: 1})
+
+
+async def test_a_request_that_is_given_up_has_an_answer() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    exchanges.fail(sent_of(exchange), HEAD, b"sorry")
+    assert (await exchange.take(), exchange.head, exchange.complete) == (b"sorry", HEAD, True)

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from headrace.board import Board, Field, Seat
+from headrace.board import Board, Field, Seat, State
 from headrace.links import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Links
-from headrace.messages import HttpRequest, ToTokenizer
+from headrace.messages import HttpRequest, ToTokenizer, request_id
+from headrace.sent import MAX_BLAMED, Sent
 from headrace.sockets import Inbox, address
 
 DEADLINE_MS = 20_000
@@ -24,7 +26,16 @@ class Tokenizers:
         self.inboxes: list[Inbox[ToTokenizer]] = [
             Inbox(address(run_dir, "tokenizer", i), ToTokenizer) for i in range(3)
         ]
+        for slot in self.board.slots:
+            slot.enter(State.STARTING)
+            slot.enter(State.READY)
         self.links = Links(run_dir, 2, self.board, self.board.slot("frontend"))
+
+    def replace(self, tokenizer: int) -> None:
+        """Let a tokenizer die and another take its seat."""
+        slot = self.board.slot("tokenizer", tokenizer)
+        slot.enter(State.STARTING)
+        slot.enter(State.READY)
 
     def received(self, tokenizer: int) -> int:
         """Return the length of the next body that a tokenizer gets."""
@@ -47,17 +58,17 @@ def tokenizers(tmp_path: Path) -> Iterator[Tokenizers]:
 
 def test_a_body_goes_to_who_has_least_to_do(tokenizers: Tokenizers) -> None:
     for body in (SHORT, b"x", b"x", b"x"):
-        assert tokenizers.links.forward(REQUEST, body)
+        assert tokenizers.links.forward(Sent(REQUEST, body))
     assert tokenizers.received(0) == 100
     assert [tokenizers.received(1) for _ in range(3)] == [1, 1, 1]
     tokenizers.board.slot("tokenizer", 0).add(Field.HANDLED_BYTES, 101)
-    assert tokenizers.links.forward(REQUEST, SHORT)
+    assert tokenizers.links.forward(Sent(REQUEST, SHORT))
     assert tokenizers.received(0) == 100
 
 
 def test_a_long_body_stands_in_nobodys_way(tokenizers: Tokenizers) -> None:
     for body in (LONG, SHORT, LONG, SHORT):
-        assert tokenizers.links.forward(REQUEST, body)
+        assert tokenizers.links.forward(Sent(REQUEST, body))
     assert [tokenizers.received(i) for i in range(2)] == [len(SHORT)] * 2
     assert [tokenizers.received(2) for _ in range(2)] == [len(LONG)] * 2
 
@@ -65,8 +76,78 @@ def test_a_long_body_stands_in_nobodys_way(tokenizers: Tokenizers) -> None:
 def test_long_bodies_wait_in_bounded_number(tokenizers: Tokenizers) -> None:
     frontend, long = tokenizers.board.slot("frontend"), tokenizers.board.slot("tokenizer", 2)
     frontend.add(Field.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
-    assert not tokenizers.links.forward(REQUEST, LONG)
-    assert tokenizers.links.forward(REQUEST, SHORT)
+    assert not tokenizers.links.forward(Sent(REQUEST, LONG))
+    assert tokenizers.links.forward(Sent(REQUEST, SHORT))
     long.add(Field.HANDLED_BYTES, 1)
-    assert tokenizers.links.forward(REQUEST, LONG)
+    assert tokenizers.links.forward(Sent(REQUEST, LONG))
     assert tokenizers.received(2) == len(LONG)
+
+
+def test_nobody_sends_to_a_tokenizer_that_is_not_there_while_another_is(
+    tokenizers: Tokenizers,
+) -> None:
+    tokenizers.board.slot("tokenizer", 0)[Field.STATE] = State.DEAD
+    for _ in range(3):
+        assert tokenizers.links.forward(Sent(REQUEST, SHORT))
+    assert [tokenizers.received(1) for _ in range(3)] == [len(SHORT)] * 3
+
+
+class Owner:
+    """Who has sent requests: draws new ids and is told of what is given up."""
+
+    def __init__(self, tokenizers: Tokenizers, num_requests: int) -> None:
+        self.links = tokenizers.links
+        self.sent = [
+            Sent(replace(REQUEST, id=request_id(0, i)), SHORT) for i in range(num_requests)
+        ]
+        self.ids = iter(range(100, 1000))
+        self.given_up: list[Sent] = []
+
+    def resend(self) -> None:
+        self.links.resend(
+            lambda: self.sent, lambda _: request_id(0, next(self.ids)), self.given_up.append
+        )
+
+
+def test_what_a_dead_tokenizer_had_is_sent_again_and_watched(tokenizers: Tokenizers) -> None:
+    owner = Owner(tokenizers, 3)
+    assert all(tokenizers.links.forward(sent) for sent in owner.sent)
+    assert [sent.tokenizer for sent in owner.sent] == [0, 1, 0]
+    owner.sent[2].is_answered = True
+    owner.resend()
+    assert [sent.request.resumes for sent in owner.sent] == [0, 0, 0]
+    tokenizers.replace(0)
+    owner.resend()
+    assert [sent.request.resumes for sent in owner.sent] == [request_id(0, 0), 0, 0]
+    assert [sent.request.is_suspect for sent in owner.sent] == [True, False, False]
+    assert tokenizers.received(0) == tokenizers.received(owner.sent[0].tokenizer) == len(SHORT)
+    owner.resend()
+    assert owner.sent[0].request.id == request_id(0, 100), "it is sent once"
+    assert not owner.given_up
+
+
+def test_a_request_with_which_tokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
+    owner = Owner(tokenizers, 2)
+    slot = tokenizers.board.slot("tokenizer", 0)
+    for _ in range(MAX_BLAMED):
+        for sent in owner.sent:
+            sent.tokenizer = 0
+        slot[Field.AT_HAND] = owner.sent[1].request.id
+        tokenizers.replace(0)
+        owner.resend()
+    assert owner.given_up == [owner.sent[1]]
+
+
+def test_what_a_full_link_refuses_is_sent_again_later(tokenizers: Tokenizers) -> None:
+    owner = Owner(tokenizers, 1)
+    sent = owner.sent[0]
+    sent.body = LONG
+    backlog = tokenizers.board.slot("frontend")
+    assert tokenizers.links.forward(sent)
+    backlog.add(Field.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
+    tokenizers.replace(2)
+    owner.resend()
+    assert sent.tokenizer < 0
+    backlog[Field.FORWARDED_BYTES + 2] = 0
+    owner.resend()
+    assert sent.tokenizer == 2

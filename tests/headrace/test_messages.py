@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headrace import messages
 from headrace.messages import (
     COUNTER_BITS,
+    ENDED,
     MAX_SEQUENCES,
     Abort,
     FinishReason,
@@ -30,6 +31,7 @@ from headrace.messages import (
     ToTokenizer,
     WorkerReady,
     fingerprint,
+    first_counter,
     frontend_of,
     request_id,
     request_of,
@@ -119,7 +121,25 @@ def test_the_fingerprint_changes_with_any_message(monkeypatch: pytest.MonkeyPatc
 
 def test_a_head_comes_with_a_requests_first_entry_alone() -> None:
     head = Head(200, "text/event-stream")
-    frames = ResponseFrames.of({1: head}, [1, 2, 1], [2, 1, 3], [False, False, True])
-    entries = [(id, head, bytes(data), last) for id, head, data, last in frames.split(b"abcdef")]
-    assert entries == [(1, head, b"ab", False), (2, None, b"c", False), (1, None, b"def", True)]
-    assert frames.heads == {1: head}
+    one, other = request_id(0, 1), request_id(0, 2)
+    columns = [one + 1, other, one], [2, 1, 3], [False, False, True]
+    frames = ResponseFrames.of({one: head}, *columns, [5, 0, 7 | ENDED])
+    entries = [(id, head, bytes(data), *more) for id, head, data, *more in frames.split(b"abcdef")]
+    assert entries == [
+        (one + 1, head, b"ab", False, 5),
+        (other, None, b"c", False, 0),
+        (one, None, b"def", True, 7 | ENDED),
+    ]
+    assert frames.heads == {one: head}
+
+
+def test_what_tells_of_no_tokens_need_not_say_so() -> None:
+    frames = ResponseFrames.of({}, [1, 2], [1, 1], [True, True])
+    assert [told for *_, told in frames.split(b"ab")] == [0, 0]
+
+
+def test_who_sits_in_a_frontends_seat_next_draws_other_ids() -> None:
+    first, second = (request_id(3, first_counter(start) + 1) for start in (1, 2))
+    assert first != second
+    assert frontend_of(first) == frontend_of(second) == 3
+    assert first_counter(257) == first_counter(1)

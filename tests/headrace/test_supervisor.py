@@ -94,6 +94,6 @@ def test_sweep_leaves_other_users_directories(
 
 def test_a_dead_child_is_named_with_how_it_died() -> None:
     killed = ChildDied(Seat("worker", 0), -signal.SIGKILL)
-    assert str(killed) == "worker 0 was killed by SIGKILL; the server stops"
+    assert str(killed) == "worker 0 was killed by SIGKILL"
     ended = ChildDied(Seat("engine", 0), 3, "no memory")
-    assert str(ended) == "engine 0 exited with 3 (no memory); the server stops"
+    assert str(ended) == "engine 0 exited with 3 (no memory)"

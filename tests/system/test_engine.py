@@ -130,16 +130,19 @@ async def test_async_engine_is_exact_and_leaves_nothing(
     assert memory_files() == mine_in_memory
 
 
-@pytest.mark.parametrize(
-    ("victim", "says"),
-    [
-        ("detokenizer 0", "detokenizer 0 was killed by SIGKILL"),
-        ("supervisor", "the supervisor was killed by SIGKILL"),
-    ],
-)
-def test_death_of_a_process_is_an_error_that_names_it(
-    victim: str, says: str, run_dirs: Path
-) -> None:
+def test_texts_go_on_when_processes_die(expected: list[Expected]) -> None:
+    mine = ring_of(psutil.Process())
+    with Engine(kv_cache_dtype="float32") as engine:
+        for victim in ("tokenizer 0", "worker 0", "detokenizer 0", "engine"):
+            titles = {p.cmdline()[0]: p for p in ring_of(psutil.Process()) - mine}
+            texts = engine.stream_chat(expected[0].prompt, GREEDY)
+            told = next(texts)
+            titles[f"headrace: {victim}"].kill()
+            assert told + "".join(texts) == expected[0].text(NUM_TOKENS)
+
+
+def test_death_of_the_supervisor_is_an_error_that_names_it(run_dirs: Path) -> None:
+    victim, says = "supervisor", "the supervisor was killed by SIGKILL"
     mine = ring_of(psutil.Process())
     with Engine() as engine:
         ring = list(ring_of(psutil.Process()) - mine)

@@ -141,18 +141,6 @@ def test_killed_supervisor_takes_everything_with_it(
     assert shared_memory_files() == in_shared_memory
 
 
-@pytest.mark.parametrize("victim", ["engine", "frontend 0"])
-def test_death_of_a_process_ends_the_server_and_says_so(
-    own_server: RunningServer, tmp_path: Path, victim: str
-) -> None:
-    ring = list(own_server.ring.values())
-    own_server.ring[f"headrace: {victim}"].kill()
-    assert not survivors(own_server, ring)
-    assert own_server.wait() == 1
-    assert victim in own_server.log
-    assert not leftovers(tmp_path)
-
-
 def test_health_follows_the_processes(server: RunningServer) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,76 +21,120 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-REQUESTS: list[dict[str, Any]] = [
-    {"temperature": 0},
-    {"temperature": 1, "seed": 1},
-    {"temperature": 1, "seed": 2, "n": 2},
-    {"temperature": 0.8, "seed": 3, "frequency_penalty": 1.5, "top_p": 0.9},
-    {"temperature": 0, "logprobs": True, "top_logprobs": 3},
-    {
-        "temperature": 1,
-        "seed": 4,
-        "ignore_eos": False,
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "person", "schema": SCHEMA, "strict": True},
-        },
-    },
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+OPEN = {"max_tokens": 48, "ignore_eos": True, "stream": True}
+TALK = OPEN | {"messages": [STORY]}
+TEXT = OPEN | {"prompt": "Once upon a time"}
+JSON_SCHEMA = {"name": "person", "schema": SCHEMA, "strict": True}
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, TALK | {"temperature": 0}),
+    (CHAT, TALK | {"temperature": 1, "seed": 1}),
+    (CHAT, TALK | {"temperature": 1, "seed": 2, "n": 2}),
+    (CHAT, TALK | {"seed": 3, "frequency_penalty": 1.5, "top_p": 0.9, "stop": ["the"]}),
+    (CHAT, TALK | {"temperature": 0, "logprobs": True, "top_logprobs": 3}),
+    (CHAT, TALK | {"seed": 4, "stream_options": {"include_usage": True}}),
+    (
+        CHAT,
+        TALK
+        | {"seed": 4, "ignore_eos": False}
+        | {"response_format": {"type": "json_schema", "json_schema": JSON_SCHEMA}},
+    ),
+    (COMPLETION, TEXT | {"temperature": 0, "return_token_ids": True}),
+    (COMPLETION, TEXT | {"temperature": 0, "stream": False, "logprobs": 2}),
+    (COMPLETION, TEXT | {"seed": 5, "stream": False, "n": 2, "best_of": 3}),
+    (
+        "/v1/responses",
+        {"input": "Tell me a story.", "max_output_tokens": 48, "stream": True, "temperature": 0},
+    ),
+    ("/v1/messages", {"messages": [STORY], "max_tokens": 48, "temperature": 0, "stream": True}),
+    (
+        "/generate",
+        {"text": "A fox", "sampling_params": {"max_new_tokens": 48, "temperature": 0}}
+        | {"stream": True},
+    ),
 ]
-NUM_TOKENS = 48
-NUM_COPIES = 3  # of each request, so that there is a queue, too
-KILL_AFTER = (2, 60, 400)  # events that all streams have brought together
-
-Choices = list[list[Any]]  # of each event of a stream
+KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
+NOT_TEXT = (
+    "created",
+    "created_at",
+    "completed_at",
+    "id",
+    "item_id",
+    "sequence_number",
+    "meta_info",
+    "usage",
+)
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[RunningServer]:
     """A server to be maimed; fewer places than there are streams."""
-    running = RunningServer("--kv-cache-dtype", "float32", "--max-num-seqs", "16")
+    running = RunningServer(
+        *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
+        *("--kv-cache-dtype", "float32", "--max-num-seqs", "8"),
+    )
     yield running
     assert running.stop() == 0
 
 
-async def read(client: httpx.AsyncClient, body: dict[str, Any], seen: Callable[[], None]) -> Any:
-    """Return the texts of a streamed chat, by choice, with what is told of each token."""
-    found: dict[int, list[Any]] = {}
-    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+def gather(found: dict[str, Any], part: Any, path: str) -> None:
+    """Add up an event by the places of what it has: texts and lists grow, the rest is replaced."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name not in NOT_TEXT:
+                gather(found, value, f"{path}[{part.get('index', '')}].{name}")
+    elif isinstance(part, list) and part and isinstance(part[0], dict):
+        for place, one in enumerate(part):
+            gather(found, one, path if "index" in one else f"{path}{place}")
+    elif isinstance(part, str | list) and path.endswith((".content", ".text", ".delta", "_ids")):
+        found[path] = found[path] + part if found.get(path) else part
+    elif part is not None:
+        found[path] = part
+
+
+async def read(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], seen: Callable[[], None]
+) -> dict[str, Any]:
+    """Return what an answer says, however it is cut into events."""
+    found: dict[str, Any] = {}
+    async with client.stream("POST", path, json=body) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
             seen()
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                parts = found.setdefault(choice["index"], ["", [], None])
-                parts[0] += choice["delta"].get("content") or ""
-                parts[1] += (choice.get("logprobs") or {}).get("content") or []
-                parts[2] = choice["finish_reason"] or parts[2]
+            if line.startswith(("data: {", "{")):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event or event["error"] is None, event
+                if path == "/generate":  # tells all the text each time
+                    found["text"] = event["text"]
+                else:
+                    gather(found, event, event.get("type", ""))
     return found
 
 
 async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[Any]:
     """Return what all requests are answered, sent at once."""
-    common = {"messages": [STORY], "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        bodies = [{**common, **more} for more in REQUESTS] * NUM_COPIES
-        return await asyncio.gather(*(read(client, body, seen) for body in bodies))
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        return await asyncio.gather(
+            *(read(client, *request, seen) for request in REQUESTS), return_exceptions=True
+        )
 
 
 class Killer:
     """Kills a process after so many events, each time there are, and knows whom it has killed."""
 
-    def __init__(self, server: RunningServer, victim: str) -> None:
+    def __init__(
+        self, server: RunningServer, victim: str, moments: Collection[int] = KILL_AFTER
+    ) -> None:
         self._server = server
+        self._moments = moments
         self._title = f"headrace: {victim}"
         self._num_seen = 0
         self.killed: list[psutil.Process] = []
 
     def __call__(self) -> None:
         self._num_seen += 1
-        if self._num_seen in KILL_AFTER and self._title in self._server.ring:
+        if self._num_seen in self._moments and self._title in self._server.ring:
             victim = self._server.ring[self._title]
             self.killed.append(victim)
             victim.kill()
@@ -100,20 +144,50 @@ class Killer:
 def undisturbed(own_server: RunningServer) -> list[Any]:
     """What is answered when nobody dies."""
     answers = asyncio.run(read_all(own_server.url))
-    assert all(finish in ("length", "stop") for a in answers for _, _, finish in a.values())
+    assert not difference(asyncio.run(read_all(own_server.url)), answers), "they can be repeated"
     return answers
 
 
-def test_streams_go_on_when_workers_die(own_server: RunningServer, undisturbed: list[Any]) -> None:
-    killer = Killer(own_server, "worker 0")
-    assert asyncio.run(read_all(own_server.url, killer)) == undisturbed
+def difference(answers: list[Any], expected: list[Any]) -> list[Any]:
+    """Return what differs, and how."""
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    return [
+        (REQUESTS[i], name, answer.get(name), other.get(name))
+        for i, (answer, other) in enumerate(zip(answers, expected, strict=True))
+        for name in answer.keys() | other.keys()
+        if answer.get(name) != other.get(name)
+    ]
+
+
+@pytest.mark.parametrize("victim", ["worker 0", "tokenizer 0", "detokenizer 0", "engine"])
+def test_streams_go_on_when_a_process_dies(
+    own_server: RunningServer, undisturbed: list[Any], victim: str
+) -> None:
+    before = own_server.metric("process_restarts_total")
+    killer = Killer(own_server, victim)
+    assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
     assert len(killer.killed) > 1
-    assert own_server.metric("process_restarts_total") == len(killer.killed)
+    assert own_server.metric("process_restarts_total") >= before + len(killer.killed)
     assert own_server.metric("num_requests_running") == 0
     assert own_server.metric("kv_pages_free") == own_server.metric("kv_pages_total")
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
+
+
+def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(
+    own_server: RunningServer, undisturbed: list[Any]
+) -> None:
+    killer = Killer(own_server, "frontend 0", [60])
+    answers = asyncio.run(read_all(own_server.url, killer))
+    broken = [isinstance(answer, httpx.TransportError) for answer in answers]
+    assert killer.killed
+    whole = [(a, e) for a, e, cut in zip(answers, undisturbed, broken, strict=True) if not cut]
+    assert [answer for answer, _ in whole] == [expected for _, expected in whole]
+    wait_until(
+        lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
+    )
+    assert not difference(asyncio.run(read_all(own_server.url)), undisturbed)
 
 
 def test_the_server_ends_when_no_worker_can_start_again(tmp_path: Path) -> None:

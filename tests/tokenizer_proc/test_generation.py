@@ -22,6 +22,7 @@ from headrace.messages import (
     request_id,
 )
 from headrace.sampling_defaults import SamplingDefaults
+from headrace.sent import Sent
 from headrace.tokenizer_proc.stages import Sequences
 
 
@@ -201,9 +202,28 @@ def test_the_reply_plan_carries_what_the_reply_needs() -> None:
 
 
 def test_every_response_has_an_id_of_its_own() -> None:
-    ids = {plan_of(only(completion())).response_id for _ in range(10)}
+    https = [HttpRequest(request_id(0, i), "POST", "/v1/completions", 0) for i in range(10)]
+    body = b'{"prompt": "Hi"}'
+    ids = {plan_of(only(make_planner().plan("completion", h, body))).response_id for h in https}
     assert len(ids) == 10
     assert all(id.startswith("cmpl-") for id in ids)
+
+
+def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
+    first = HttpRequest(request_id(0, 1), "POST", "/v1/completions", 5)
+    sent = Sent(first, b'{"prompt": "Hi", "n": 2}')
+    sent.told = {1: 4}
+    sent.renew(request_id(0, 9), is_suspect=False)
+    old, new = (
+        make_planner().plan("completion", http, sent.body).requests
+        for http in (first, sent.request)
+    )
+    assert [r.id for r in new] == [request_id(0, 9) + i for i in range(2)]
+    assert [r.resumes for r in new] == [r.id for r in old]
+    assert [r.resumes for r in old] == [0, 0]
+    assert [r.sampling.seed for r in new] == [r.sampling.seed for r in old]
+    assert [plan_of(r).response_id for r in new] == [plan_of(r).response_id for r in old]
+    assert [plan_of(r).told for r in new] == [None, 4]
 
 
 def test_requests_are_dealt_to_the_detokenizers_in_turn() -> None:

@@ -1,6 +1,6 @@
 """Requests that wait are encoded together, and each comes to its own end."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,12 @@ class Recorder(ByteEncoder):
 
     def __init__(self, _path: str) -> None:
         self.batches: list[list[str]] = []
+        self.look: Callable[[], int] = lambda: 0
+        self.seen: list[int] = []  # by `look`, at each batch
 
     def encode(self, texts: list[Text]) -> list[Ids]:
         self.batches.append([text.text for text in texts])
+        self.seen.append(self.look())
         if any(text.text == "poison" for text in texts):
             raise RuntimeError("poisoned")
         return super().encode(texts)
@@ -71,7 +74,7 @@ class Bench:
             max_batch_size=max_batch_size,
             batch_wait_ms=2,
         )
-        board = Board.create([Seat("tokenizer", 0)])
+        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0)])
         self.slot = board.slot("tokenizer")
         context = Context(self.slot.seat, board, self.slot, "info", 0)
         inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
@@ -94,12 +97,13 @@ class Bench:
         assert isinstance(grammars, Undecided)
         return grammars
 
-    def send(self, *prompts: str, **fields: Any) -> None:
+    def send(self, *prompts: str, suspect: bool = False, **fields: Any) -> None:
         """Send a request for each prompt, and wait until all have arrived."""
         for prompt in prompts:
             self.sent += 1
             body = msgspec.json.encode({"prompt": prompt} | fields)
-            self.requests.send(HttpRequest(request_id(0, self.sent), "POST", PATH, 0.0), body)
+            id = request_id(0, self.sent)
+            self.requests.send(HttpRequest(id, "POST", PATH, 0.0, is_suspect=suspect), body)
         assert self.inbox.wait(DEADLINE_MS)
 
     def prompts(self, number: int) -> list[bytes]:
@@ -167,6 +171,27 @@ def test_a_request_that_fails_fails_alone(bench: Bench, caplog: pytest.LogCaptur
     assert head.status == 500
     assert msgspec.json.decode(body)["error"]["code"] == "internal_error"
     assert "poisoned" in caplog.text
+
+
+def test_suspects_are_handled_alone_and_named_meanwhile(bench: Bench) -> None:
+    encoder = bench.service._encoder
+    assert isinstance(encoder, Recorder)
+    encoder.look = lambda: bench.slot[Field.AT_HAND]
+    bench.send("one", "two")
+    bench.send("mean", "also mean", suspect=True)
+    handle_all(bench)
+    assert bench.batches[-2:] == [["mean"], ["also mean"]]
+    assert encoder.seen[-2:] == [request_id(0, 3), request_id(0, 4)]
+    assert not any(encoder.seen[:-2])
+    assert bench.slot[Field.AT_HAND] == 0
+    assert sorted(bench.prompts(4)) == [b"also mean", b"mean", b"one", b"two"]
+
+
+def test_what_was_lost_on_the_way_is_forgotten_when_there_is_nothing_to_do(bench: Bench) -> None:
+    frontend = bench.service._backlog._senders[0]
+    frontend.add(Field.FORWARDED_BYTES, 1000)
+    bench.service.handle(0)
+    assert bench.slot[Field.HANDLED_BYTES] == 1000
 
 
 def test_a_request_may_want_texts_twice(bench: Bench) -> None:

@@ -1,0 +1,57 @@
+"""A request on its way around the ring, with all it takes to send it once more. Pure.
+
+Whoever sends a request keeps its body until the answer is complete. When a process has died and
+been replaced, what it had is sent again: the ring computes the same text, and tells what the client
+does not have.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.board import Seat
+from headrace.messages import HttpRequest, detokenizer_of
+
+MAX_BLAMED = 2  # deaths of a process while it was at this request alone
+
+
+@dataclass(eq=False, slots=True)
+class Sent:
+    """A request, and what the client has of its answer."""
+
+    request: HttpRequest
+    body: bytes
+    tokenizer: int = -1  # to which it went; -1 is that it waits to be sent
+    told: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
+    is_answered: bool = False  # something has come back
+    num_blamed: int = 0
+
+    def is_lost_with(self, seat: Seat, num_detokenizers: int) -> bool:
+        """Whether the process in a seat may have taken this request with it."""
+        match seat.role:
+            case "tokenizer":
+                return self.tokenizer == seat.index and not self.is_answered
+            case "engine":
+                return True
+            case "detokenizer":
+                return detokenizer_of(self.request.id, num_detokenizers) == seat.index
+            case _:
+                return False
+
+    def blame(self, at_hand: int) -> bool:
+        """Take note of what a dead tokenizer was at; return whether this is sent once more."""
+        self.num_blamed += at_hand == self.request.id
+        return self.num_blamed < MAX_BLAMED
+
+    def renew(self, id: int, is_suspect: bool) -> None:
+        """Be sent once more, with a new id."""
+        before = self.request
+        self.request = msgspec.structs.replace(
+            before,
+            id=id,
+            origin=before.first_id,
+            resumes=before.id,
+            told=dict(self.told),
+            is_suspect=is_suspect or before.is_suspect,
+        )
+        self.tokenizer = -1
