@@ -32,7 +32,7 @@ def main(config: DetokenizerConfig, context: Context) -> None:
     inbox: Inbox[ToDetokenizer] = Inbox(
         address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
     )
-    engine = Outbox(address(config.run_dir, "engine"))
+    engine = Outbox(address(config.run_dir, "engine"), on_wait=slot.beat)
     frontends = FrontendLinks(config.run_dir, config.num_frontends, context.board, slot)
     is_holding = False
     backlog = detokenizer_backlog(context.board, context.index)

@@ -17,7 +17,7 @@ class DetokenizerLinks:
 
     def __init__(self, run_dir: str, num_detokenizers: int, board: Board, slot: Slot) -> None:
         self._outboxes = [
-            Outbox(address(run_dir, "detokenizer", i), STEP_HIGH_WATER)
+            Outbox(address(run_dir, "detokenizer", i), STEP_HIGH_WATER, slot.beat)
             for i in range(num_detokenizers)
         ]
         self._held: list[list[tuple[StepOutput, bytes]]] = [[] for _ in self._outboxes]

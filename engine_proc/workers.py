@@ -29,6 +29,7 @@ from headrace.messages import (
 )
 from headrace.process import START_FAILED, Context, spawn
 from headrace.restarts import Restarts
+from headrace.vigil import Vigil
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
@@ -68,6 +69,7 @@ class Worker:
     def __init__(self, config: EngineConfig, context: Context, rank: int, masks: MaskArea) -> None:
         self._slot = context.board.slot("worker", rank)
         self._engine_slot = context.slot
+        self._vigil = Vigil()
         self._slot.last_words = ""
         self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
         self._results: StepChannel[FromWorker] = StepChannel.create(
@@ -118,7 +120,9 @@ class Worker:
         return self._results.receive(0)
 
     def check(self) -> None:
-        """Raise `WorkerDied` if it has ended, with its last words."""
+        """Raise `WorkerDied` if it has ended, with its last words, or is stuck."""
+        if self._vigil.stuck([self._slot], time.monotonic_ns()):
+            raise WorkerDied(f"{self._slot.seat} is stuck")
         code = self._process.poll()
         if code is not None:
             reason = "could not start" if code == START_FAILED else f"died, exit code {code}"

@@ -20,7 +20,7 @@ LAST_WORDS = 64  # here a slot's text begins, 512 bytes
 MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
 HISTOGRAMS = 192  # and here its histograms
 HTTP = SLOT_WORDS - HTTP_WORDS  # here what it counts of HTTP, to the end
-HEARTBEAT_LIMIT_S = 10.0  # older than this is stuck; processes beat at least once a second
+HEARTBEAT_LIMIT_S = 4.0  # older than this is ill; processes beat at least once a second
 
 
 class State(enum.IntEnum):
@@ -216,15 +216,12 @@ class Slot:
         self._text[:] = data.ljust(len(self._text), b"\0")
 
     def illness(self, now_ns: int) -> str | None:
-        """Return why the process does not serve; None is that it does: ready, and heard of lately.
-
-        A worker is exempt from the heartbeat: it beats between steps, and a step may be long.
-        """
+        """Return why the process does not serve; None is that it does: ready, and heard of."""
         state = State(self[Field.STATE])
         if state != State.READY:
             return f"{self.seat} is {state.name.lower()}"
         silence_s = (now_ns - self[Field.HEARTBEAT_NS]) / 1e9
-        if self.seat.role == "worker" or silence_s < HEARTBEAT_LIMIT_S:
+        if silence_s < HEARTBEAT_LIMIT_S:
             return None
         return f"{self.seat} has been silent for {silence_s:.0f} s"
 

@@ -11,7 +11,8 @@ class FrontendLinks:
 
     def __init__(self, run_dir: str, num_frontends: int, board: Board, slot: Slot) -> None:
         self._outboxes = [
-            Outbox(address(run_dir, "frontend", i), STEP_HIGH_WATER) for i in range(num_frontends)
+            Outbox(address(run_dir, "frontend", i), STEP_HIGH_WATER, slot.beat)
+            for i in range(num_frontends)
         ]
         self._backlogs = [frontend_backlog(board, i) for i in range(num_frontends)]
         self._slot = slot

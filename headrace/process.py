@@ -12,6 +12,8 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -26,6 +28,7 @@ from headrace.messages import fingerprint
 from headrace.roles import ROLES, title
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+BEAT_S = 0.5
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
 START_FAILED = 3  # exit status of a child that has said why in one line
 
@@ -69,6 +72,17 @@ class Context:
         gc.freeze()
         gc.set_threshold(*COLLECT)
         self.slot.enter(State.READY)
+
+    def keep_beating(self) -> None:
+        """Say that the process is alive, beside the thread that works: native code may take it
+        longer than a heart may stand still."""
+
+        def beat() -> None:
+            while True:
+                self.slot.beat()
+                time.sleep(BEAT_S)
+
+        threading.Thread(target=beat, name="heart", daemon=True).start()
 
     @property
     def orphaned(self) -> bool:

@@ -22,6 +22,7 @@ HIGH_WATER = 1024  # messages per link: at one per 5 ms step, 5 s of a receiver 
 # Steps on their way to a detokenizer. An engine that is faster waits for it: what it could send
 # ahead would come no sooner, and the sequences that join meanwhile share its next steps.
 STEP_HIGH_WATER = 8
+WAIT_MS = 500  # for a receiver, until `on_wait` is called
 MAX_DRAINED = 4  # messages that are handled before an event loop does something else
 COPIED_BYTES = 64 << 10  # are copied in less time than it takes to share them
 Frame = bytes | memoryview
@@ -91,11 +92,18 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """The connected end of a link."""
+    """The connected end of a link. Whoever waits for a receiver calls `on_wait` now and then."""
 
-    def __init__(self, where: str, high_water: int = HIGH_WATER) -> None:
+    def __init__(
+        self,
+        where: str,
+        high_water: int = HIGH_WATER,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.set(zmq.SNDHWM, high_water)
+        self._socket.set(zmq.SNDTIMEO, WAIT_MS)
+        self._on_wait = on_wait
         self._socket.connect(where)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -121,8 +129,19 @@ class Outbox:
         """Send frames as one message: all of them, or none."""
         last = frames.pop()
         for frame in frames:
-            self._socket.send(frame, flags | zmq.SNDMORE, copy=copies)
-        self._socket.send(last, flags, copy=copies)
+            self._send_frame(frame, flags | zmq.SNDMORE, copies)
+        self._send_frame(last, flags, copies)
+
+    def _send_frame(self, frame: Frame, flags: int, copies: bool) -> None:
+        while True:
+            try:
+                self._socket.send(frame, flags, copy=copies)
+            except zmq.Again:
+                if flags & zmq.NOBLOCK:
+                    raise
+                self._on_wait()
+            else:
+                return
 
     def _frames(self, message: Message, bulk: Frame | None) -> list[Frame]:
         encoded = self._encoder.encode(message)

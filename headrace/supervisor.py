@@ -34,9 +34,11 @@ from headrace.errors import HeadraceError
 from headrace.listeners import Listeners
 from headrace.process import START_FAILED, spawn
 from headrace.restarts import Restarts
+from headrace.vigil import Vigil
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
+LOOK_S = 0.5  # between looks at hearts
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
@@ -95,6 +97,7 @@ class Supervisor:
         self.run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
         self._children: list[Child] = []
         self._is_up = False  # all have been ready
+        self._vigil = Vigil()
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
@@ -125,7 +128,8 @@ class Supervisor:
             if not self._stopping:
                 on_ready()
             while not self._stopping:
-                self._wait(self._restart())
+                self._wait(min(self._restart(), LOOK_S))
+                self._kill_stuck()
         finally:
             self._stop()
 
@@ -147,7 +151,16 @@ class Supervisor:
         fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
         return spawn(seat, config, self.board, self._config.log_level, fds)
 
-    def _restart(self) -> float | None:
+    def _kill_stuck(self) -> None:
+        """End whoever is stuck; another takes the seat."""
+        stuck = self._vigil.stuck(self.board.slots, time.monotonic_ns())
+        seats = [slot.seat for slot in stuck]
+        for child in self._children:
+            if child.seat in seats and child.start_at is None:
+                log.warning("%s is stuck; killing it", child.seat)
+                child.process.kill()
+
+    def _restart(self) -> float:
         """Start whoever is to be replaced by now; return in how many seconds the next one is."""
         now = time.monotonic()
         dead = [child for child in self._children if child.start_at is not None]
@@ -159,7 +172,7 @@ class Supervisor:
                 child.pidfd = os.pidfd_open(child.process.pid)
                 self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         waits = [child.start_at - now for child in dead if child.start_at is not None]
-        return min(waits, default=None)
+        return min(waits, default=LOOK_S)
 
     def _config_of(self, seat: Seat) -> Any:
         c, role = self._config, seat.role
@@ -232,7 +245,7 @@ class Supervisor:
         """Return the share of start-up work done: the worker's, which is nearly all of it."""
         return min((s[Field.PROGRESS] for s in self.board.of("worker")), default=1000) / 1000
 
-    def _wait(self, timeout_s: float | None) -> None:
+    def _wait(self, timeout_s: float) -> None:
         """Wait for a signal or the death of a child."""
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:  # a signal, or a descriptor of `stop_with`

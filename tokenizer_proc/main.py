@@ -3,11 +3,9 @@ In: ToTokenizer (frontend).  Out: ToEngine (engine_proc), ToFrontend (early answ
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from headrace.backlog import tokenizer_backlog
-from headrace.board import Slot
 from headrace.config import TokenizerConfig
 from headrace.messages import ToTokenizer
 from headrace.process import Context
@@ -51,8 +49,7 @@ def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeni
 def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
     """Handle long requests one by one. What they need is loaded when the first one comes."""
     os.nice(LONG_NICENESS)
-    # Native code may be busy with a text for longer than a heart may stand still.
-    threading.Thread(target=keep_beating, args=(context.slot,), name="heart", daemon=True).start()
+    context.keep_beating()
     context.ready()
     while not inbox.wait(IDLE_MS):
         pass
@@ -83,10 +80,3 @@ def load_service(
 def num_threads() -> int:
     """Return how many threads of the libraries there may be at most."""
     return min(MAX_THREADS, len(os.sched_getaffinity(0)))
-
-
-def keep_beating(slot: Slot) -> None:
-    """Say that the process is alive, beside the thread that works."""
-    while True:
-        slot.beat()
-        time.sleep(IDLE_MS / 1000)

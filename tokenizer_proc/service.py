@@ -69,7 +69,7 @@ class Service:
         tokens = TokenRoutes(card, template, encoder)
         self._encoder = encoder
         self._routes = Routes(config, context.board, generation, embedding, tokens)
-        self._engine = Outbox(address(config.run_dir, "engine"))
+        self._engine = Outbox(address(config.run_dir, "engine"), on_wait=context.slot.beat)
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot
         )

@@ -27,15 +27,15 @@ def main(config: WorkerConfig, context: Context) -> None:
 
     def masks_of(num_rows: int) -> Masks:
         while steps.receive(IDLE_S) is None:
-            context.slot.beat()
+            pass
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
     loaded = load(config, progress)
+    context.keep_beating()  # a step may be long
     context.ready()
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
     while True:
-        context.slot.beat()
         step = steps.receive(IDLE_S)
         if step is not None:
             assert isinstance(step, Step)

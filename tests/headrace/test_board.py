@@ -102,12 +102,6 @@ def test_a_process_that_is_silent_too_long_is_unhealthy(board: Board) -> None:
     assert slot.illness(limit_ns + 10**6) == silence
 
 
-def test_a_worker_may_be_silent_during_a_step(board: Board) -> None:
-    slot = board.slot("worker")
-    slot.enter(State.READY)
-    assert slot.healthy(slot[Field.HEARTBEAT_NS] + int(3600e9))
-
-
 def test_every_field_is_within_its_slot() -> None:
     assert max(Field) + 1 <= LAST_WORDS
     assert Field.FORWARDED_BYTES + MAX_TOKENIZERS <= LAST_WORDS

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import signal
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,8 +125,13 @@ class Killer:
     """Kills a process after so many events, each time there are, and knows whom it has killed."""
 
     def __init__(
-        self, server: RunningServer, victim: str, moments: Collection[int] = KILL_AFTER
+        self,
+        server: RunningServer,
+        victim: str,
+        moments: Collection[int] = KILL_AFTER,
+        how: signal.Signals = signal.SIGKILL,
     ) -> None:
+        self._how = how
         self._server = server
         self._moments = moments
         self._title = f"headrace: {victim}"
@@ -137,7 +143,7 @@ class Killer:
         if self._num_seen in self._moments and self._title in self._server.ring:
             victim = self._server.ring[self._title]
             self.killed.append(victim)
-            victim.kill()
+            victim.send_signal(self._how)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +179,16 @@ def test_streams_go_on_when_a_process_dies(
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
+
+
+@pytest.mark.parametrize("victim", ["engine", "worker 0"])
+def test_who_is_stuck_is_replaced(
+    own_server: RunningServer, undisturbed: list[Any], victim: str
+) -> None:
+    killer = Killer(own_server, victim, [60], signal.SIGSTOP)
+    assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
+    assert killer.killed
+    assert not killer.killed[0].is_running()
 
 
 def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(

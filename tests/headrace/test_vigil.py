@@ -1,0 +1,46 @@
+"""Who is silent for long is stuck, unless it was the watcher that slept."""
+
+from headrace.board import Board, Field, Seat, Slot, State
+from headrace.vigil import GAP_S, STUCK_S, Vigil
+
+SECOND = 10**9
+
+
+def make_slot() -> Slot:
+    slot = Board.create([Seat("engine", 0)]).slots[0]
+    slot.enter(State.READY)
+    slot[Field.HEARTBEAT_NS] = 100 * SECOND
+    return slot
+
+
+def looks(vigil: Vigil, slot: Slot, first: float, last: float) -> list[float]:
+    """Look twice a second; return at which seconds it was stuck."""
+    times = [first + half / 2 for half in range(int((last - first) * 2) + 1)]
+    return [at for at in times if vigil.stuck([slot], int(at * SECOND))]
+
+
+def test_silence_for_long_is_being_stuck() -> None:
+    slot = make_slot()
+    stuck = looks(Vigil(), slot, 100, 100 + STUCK_S + 2)
+    assert stuck[0] == 100 + STUCK_S + 0.5
+
+
+def test_a_heartbeat_ends_the_silence() -> None:
+    slot, vigil = make_slot(), Vigil()
+    assert not looks(vigil, slot, 100, 100 + STUCK_S)
+    slot[Field.HEARTBEAT_NS] = int((100 + STUCK_S) * SECOND)
+    assert not looks(vigil, slot, 100 + STUCK_S, 99 + 2 * STUCK_S)
+
+
+def test_who_has_not_begun_to_serve_may_be_silent() -> None:
+    slot = make_slot()
+    slot[Field.STATE] = State.STARTING
+    assert not looks(Vigil(), slot, 100, 1000)
+
+
+def test_a_watcher_that_slept_begins_anew() -> None:
+    slot, vigil = make_slot(), Vigil()
+    looks(vigil, slot, 100, 101)
+    awake = 1000 + GAP_S
+    stuck = looks(vigil, slot, awake, awake + STUCK_S + 1)
+    assert stuck[0] == awake + STUCK_S + 0.5
