@@ -11,6 +11,7 @@ from headrace.frontend_links import FrontendLinks
 from headrace.messages import ToDetokenizer
 from headrace.process import Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
+from headrace.watch import Watch
 
 IDLE_MS = 500
 MAX_STEPS = 64  # taken together
@@ -28,13 +29,18 @@ def main(config: DetokenizerConfig, context: Context) -> None:
     slot = context.slot
     vocabulary = load_vocabulary(config.card.path)
     limit = CpuLimit(PARSER_CPU_S)
-    replies = Replies(vocabulary, config.num_frontends, config.stream_interval, limit)
+
+    def make_replies() -> Replies:
+        return Replies(vocabulary, config.num_frontends, config.stream_interval, limit)
+
+    replies = make_replies()
     inbox: Inbox[ToDetokenizer] = Inbox(
         address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
     )
     engine = Outbox(address(config.run_dir, "engine"), on_wait=slot.beat)
     frontends = FrontendLinks(config.run_dir, config.num_frontends, context.board, slot)
     is_holding = False
+    engines = Watch(context.board, ("engine",))
     backlog = detokenizer_backlog(context.board, context.index)
     backlog.settle()
     context.ready()
@@ -42,6 +48,8 @@ def main(config: DetokenizerConfig, context: Context) -> None:
         slot.beat()
         received = inbox.receive(LOOK_MS if is_holding else IDLE_MS)
         num_steps = 0
+        if engines.replaced():  # the new one knows nothing of these; they are asked for again
+            replies = make_replies()
         while received is not None:
             output, tokens = received
             replies.feed(output, tokens)
