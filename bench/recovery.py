@@ -2,10 +2,10 @@
 
 Method: the demo model and 64 clients, each with a stream of 96 tokens followed by the next. One
         kind of process after the other is killed (SIGKILL) 20 times, at random moments, each time
-        when all processes serve again and all streams run. A pause is the longest silence of any stream
-        between that death and the next, beside the longest without one. Every answer is compared
-        with what was said before anybody died. At the end nothing may be left running. A frontend
-        takes its own connections with it; whoever had one asks again, and is not counted.
+        when all processes serve again and all streams run. A pause is the longest silence of any
+        stream between that death and the next, beside the longest without one. Every answer is
+        compared with what was said before anybody died. At the end nothing may be left running. A
+        frontend takes its own connections with it; whoever had one asks again, and is not counted.
 Run:    python bench/recovery.py --kills 20
 """
 

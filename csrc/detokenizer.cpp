@@ -32,7 +32,7 @@ struct Opening {
     uint8_t closes;       // `closing` is all that the request's end takes
     uint8_t has_told;     // the client has its opening, and what is in ...
     uint8_t padding[2];
-    uint32_t told;        // ... this: tokens, and whether its end (ENDED)
+    uint32_t told; // ... this: tokens, and whether its end (ENDED)
 };
 
 struct Parts {
@@ -47,6 +47,7 @@ struct Stream {
 
     // Take new tokens. The text of those that the client has been told is not told again.
     void feed(const uint32_t *tokens, uint32_t count, Finish finish) {
+        said.insert(said.end(), tokens, tokens + count);
         const uint32_t num_known = num_told - std::min(num_told, sequence.num_tokens);
         const uint32_t num_old = std::min(num_known, count);
         if (num_old > 0) {
@@ -67,6 +68,7 @@ struct Stream {
 
     uint64_t id;
     Sequence sequence;
+    std::vector<uint32_t> said; // all tokens, for an engine that has lost them
     Parts parts;
     uint32_t interval, num_told; // tokens when an event was last written
     bool streams, end_is_event;
@@ -130,6 +132,12 @@ struct TextView { // core_texts.py
     uint64_t num_bytes;
     uint32_t num_tokens;
     uint32_t finished;
+};
+
+struct SaidView { // core_texts.py
+    const uint64_t *ids;
+    const uint32_t *counts, *tokens;
+    uint64_t num_sequences, num_tokens;
 };
 
 class Texts {
@@ -265,8 +273,25 @@ public:
 
     FramesView frames(uint32_t frontend) const {
         const Frames &f = frames_[frontend];
-        return {f.data.data(), f.data.size(), f.ids.data(),      f.lengths.data(),  f.told.data(),
+        return {f.data.data(), f.data.size(), f.ids.data(),      f.lengths.data(), f.told.data(),
                 f.last.data(), f.ids.size(),  completed_.data(), completed_.size()};
+    }
+
+    // Gather what all sequences have said: their ids, how many tokens each, and these.
+    void collect_said() {
+        said_ids_.clear();
+        said_counts_.clear();
+        said_tokens_.clear();
+        for (const auto &[id, stream] : streams_) {
+            said_ids_.push_back(id);
+            said_counts_.push_back(uint32_t(stream->said.size()));
+            said_tokens_.insert(said_tokens_.end(), stream->said.begin(), stream->said.end());
+        }
+    }
+
+    SaidView said() const {
+        return {said_ids_.data(), said_counts_.data(), said_tokens_.data(), said_ids_.size(),
+                said_tokens_.size()};
     }
 
     uint32_t take_stopped(uint64_t *stopped, uint32_t room) {
@@ -318,7 +343,8 @@ private:
     std::unordered_map<uint64_t, Stream *> streams_;
     std::vector<std::vector<Stream *>> dirty_; // by frontend, as the next
     std::vector<Frames> frames_;
-    std::vector<uint64_t> stopped_, completed_;
+    std::vector<uint64_t> stopped_, completed_, said_ids_;
+    std::vector<uint32_t> said_counts_, said_tokens_;
 };
 
 } // namespace
@@ -371,6 +397,12 @@ uint32_t headrace_texts_stopped(void *texts, uint64_t *stopped, uint32_t room) {
 // What a sequence has said and nobody has been told; valid until the next call.
 void headrace_texts_text(void *texts, uint64_t id, headrace::TextView *text) {
     *text = static_cast<Texts *>(texts)->text(id);
+}
+
+// What all sequences have said; valid until the next call.
+void headrace_texts_said(void *texts, headrace::SaidView *said) {
+    static_cast<Texts *>(texts)->collect_said();
+    *said = static_cast<Texts *>(texts)->said();
 }
 
 void headrace_texts_close(void *texts, uint64_t request) {

@@ -45,6 +45,18 @@ class TextView(ctypes.Structure):
     )
 
 
+class SaidView(ctypes.Structure):
+    """As `SaidView` in the core."""
+
+    _fields_ = (
+        ("ids", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("num_sequences", ctypes.c_uint64),
+        ("num_tokens", ctypes.c_uint64),
+    )
+
+
 class CoreFrames(NamedTuple):
     """What there is to send to a frontend: an entry per piece, and the bytes of all."""
 
@@ -179,6 +191,16 @@ class CoreTexts:
             self._core.headrace_texts_text(self._texts, ctypes.c_uint64(id), ctypes.byref(view))
             text = ctypes.string_at(view.data, view.num_bytes).decode() if view.num_bytes else ""
             yield CoreText(text, view.num_tokens, FinishReason(view.finished))
+
+    def said(self) -> tuple[bytes, bytes, bytes]:
+        """Return what all sequences have said: ids, u64, counts, u32, and tokens, u32."""
+        view = SaidView()
+        self._core.headrace_texts_said(self._texts, ctypes.byref(view))
+        return (
+            ctypes.string_at(view.ids or 0, 8 * view.num_sequences),
+            ctypes.string_at(view.counts or 0, 4 * view.num_sequences),
+            ctypes.string_at(view.tokens or 0, 4 * view.num_tokens),
+        )
 
     def close(self, request: int) -> None:
         """Forget a request."""

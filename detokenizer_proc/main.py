@@ -11,7 +11,6 @@ from headrace.frontend_links import FrontendLinks
 from headrace.messages import ToDetokenizer
 from headrace.process import Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
-from headrace.watch import Watch
 
 IDLE_MS = 500
 MAX_STEPS = 64  # taken together
@@ -21,54 +20,82 @@ LOOK_MS = 1  # between looks at a frontend that is behind
 
 
 def main(config: DetokenizerConfig, context: Context) -> None:
-    """Render what the engine generates, one message per step and frontend, until SIGTERM.
+    """Render what the engine generates until SIGTERM."""
+    detokenizer = Detokenizer(config, context)
+    context.ready()
+    while True:
+        context.slot.beat()
+        detokenizer.work()
+
+
+class Detokenizer:
+    """A detokenizer at work: one message per step and frontend.
 
     What comes while this process or a frontend is behind is rendered together: there is more text
     in fewer pieces then, and who was behind catches up.
     """
-    slot = context.slot
-    vocabulary = load_vocabulary(config.card.path)
-    limit = CpuLimit(PARSER_CPU_S)
 
-    def make_replies() -> Replies:
-        return Replies(vocabulary, config.num_frontends, config.stream_interval, limit)
+    def __init__(self, config: DetokenizerConfig, context: Context) -> None:
+        self._slot = context.slot
+        self._config = config
+        self._vocabulary = load_vocabulary(config.card.path)
+        self._limit = CpuLimit(PARSER_CPU_S)
+        self._replies = self._no_replies()
+        self._backlog = detokenizer_backlog(context.board, context.index)
+        self._backlog.settle()
+        self._inbox: Inbox[ToDetokenizer] = Inbox(
+            address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
+        )
+        self._engine = Outbox(address(config.run_dir, "engine"), on_wait=self._slot.beat)
+        self._engine_slot = context.board.slot("engine")
+        self._engine_starts = self._engine_slot[Field.STARTS]
+        self._frontends = FrontendLinks(
+            config.run_dir, config.num_frontends, context.board, self._slot
+        )
+        self._is_holding = False
 
-    replies = make_replies()
-    inbox: Inbox[ToDetokenizer] = Inbox(
-        address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
-    )
-    engine = Outbox(address(config.run_dir, "engine"), on_wait=slot.beat)
-    frontends = FrontendLinks(config.run_dir, config.num_frontends, context.board, slot)
-    is_holding = False
-    engines = Watch(context.board, ("engine",))
-    backlog = detokenizer_backlog(context.board, context.index)
-    backlog.settle()
-    context.ready()
-    while True:
-        slot.beat()
-        received = inbox.receive(LOOK_MS if is_holding else IDLE_MS)
+    def work(self) -> None:
+        """Take what there is, and render it; wait for something where there is nothing."""
+        received = self._inbox.receive(LOOK_MS if self._is_holding else IDLE_MS)
         num_steps = 0
-        if engines.replaced():  # the new one knows nothing of these; they are asked for again
-            replies = make_replies()
         while received is not None:
-            output, tokens = received
-            replies.feed(output, tokens)
-            slot.add(Field.TOKENS, len(tokens) // 4)
+            self._replies.feed(*received)
+            self._slot.add(Field.TOKENS, len(received[1]) // 4)
             num_steps += 1
-            received = inbox.receive(0) if num_steps < MAX_STEPS else None
-        if not num_steps and not is_holding:
-            backlog.settle()
-            continue
-        for stop in replies.stops():
-            engine.send(stop)
-        is_holding = False
-        for frontend in range(len(frontends)):
-            if frontends.backlog(frontend) >= MAX_BEHIND:
-                is_holding = True
+            received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
+        if num_steps or self._is_holding:
+            self._tell()
+            self._slot.add(Field.MESSAGES_TAKEN, num_steps)
+        else:
+            self._backlog.settle()
+        if not num_steps and self._engine_slot[Field.STARTS] != self._engine_starts:
+            self._begin_anew()
+        self._slot[Field.OPEN_REPLIES] = len(self._replies)
+
+    def _tell(self) -> None:
+        """Send what has been rendered to all frontends that are not behind."""
+        for stop in self._replies.stops():
+            self._engine.send(stop)
+        self._is_holding = False
+        for frontend in range(len(self._frontends)):
+            if self._frontends.backlog(frontend) >= MAX_BEHIND:
+                self._is_holding = True
                 continue
-            frames = replies.render(frontend)
+            frames = self._replies.render(frontend)
             if frames is not None:
-                frontends.send(frontend, frames.message(), frames.data())
-                slot.add(Field.FRAMES)
-        slot.add(Field.MESSAGES_TAKEN, num_steps)
-        slot[Field.OPEN_REPLIES] = len(replies)
+                self._frontends.send(frontend, frames.message(), frames.data())
+                self._slot.add(Field.FRAMES)
+
+    def _begin_anew(self) -> None:
+        """Hand the engine what was said when the one before it died.
+
+        The requests will be sent again: all there is here belongs to their old ids.
+        """
+        self._engine_starts = self._engine_slot[Field.STARTS]
+        if len(self._replies):
+            self._engine.send(*self._replies.said())
+            self._replies = self._no_replies()
+
+    def _no_replies(self) -> Replies:
+        config = self._config
+        return Replies(self._vocabulary, config.num_frontends, config.stream_interval, self._limit)

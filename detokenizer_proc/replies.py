@@ -27,6 +27,7 @@ from headrace.messages import (
     Head,
     Plan,
     ReplyPlan,
+    Said,
     StepOutput,
     Stop,
     Times,
@@ -131,6 +132,16 @@ class Replies:
         if self._core is not None:
             stops += [Stop(id) for id in self._core.stopped()]
         return stops
+
+    def said(self) -> tuple[Said, bytes]:
+        """Return what all sequences have said, for an engine that has lost it."""
+        ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.said()
+        for request, reply in self._replies.items():
+            for index, said in (reply.said if isinstance(reply, Reply) else {}).items():
+                ids += array("Q", [request + index]).tobytes()
+                counts += array("I", [len(said)]).tobytes()
+                tokens += said.tobytes()
+        return Said(ids, counts), tokens
 
     def render(self, frontend: int) -> Frames | None:
         """Return what there is to send to a frontend since the last time, if anything."""

@@ -115,6 +115,7 @@ class Reply:
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
+        sequence.said.extend(ids)
         old, is_end_old = self._old_tokens(sequence, len(ids))
         # One by one: whatever the client was told of these, it was in no more pieces.
         for place in range(old):
@@ -180,6 +181,11 @@ class Reply:
             token_ids if self._plan.return_token_ids else None,
             sequence.stopped_by,
         )
+
+    @property
+    def said(self) -> "dict[int, array[int]]":
+        """All tokens of each sequence, by index."""
+        return {index: sequence.said for index, sequence in self._sequences.items()}
 
     def end(self, index: int, finished: FinishReason | None) -> None:
         """Take note that a sequence has ended, of a reply that has failed."""

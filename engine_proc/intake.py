@@ -6,10 +6,10 @@ Messages of one request come from several senders, so an abort may come before w
 import enum
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from headrace.engine_proc.leases import LEASE_S, Leases
-from headrace.messages import request_of
+from headrace.messages import MAX_STARTS, frontend_of, request_of, start_of
 
 LAPSE_S = 1.0  # between looks at the leases
 MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
@@ -53,12 +53,25 @@ class Intake:
         """Note that these are still waited for."""
         self._leases.renew(requests, now)
 
-    def lapsed(self, requests: Iterable[int], now: float) -> list[int]:
-        """Return which of the engine's `requests` are to be aborted; looks at them now and then."""
+    def lapsed(self, requests: Iterable[int], now: float, starts: Sequence[int] = ()) -> list[int]:
+        """Return which of the engine's `requests` are to be aborted; looks at them now and then.
+
+        Args:
+            starts: how many processes there have been in each frontend's seat. Nobody waits for
+                what one has asked that was replaced.
+        """
         if now - self._looked_at < LAPSE_S:
             return []
         self._looked_at = now
-        lapsed = self._leases.lapsed(requests, now)
+        here = list(requests)
+        orphans = [request for request in here if is_orphan(request, starts)]
+        lapsed = self._leases.lapsed((request for request in here if request not in orphans), now)
         for request in lapsed:
             log.warning("no frontend waits for request %x any more: aborting it", request)
-        return lapsed
+        return orphans + lapsed
+
+
+def is_orphan(request: int, starts: Sequence[int]) -> bool:
+    """Whether the process that sent a request has been replaced."""
+    frontend = frontend_of(request)
+    return frontend < len(starts) and start_of(request) != starts[frontend] % MAX_STARTS

@@ -4,7 +4,7 @@ In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDet
 import pkgutil
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING, assert_never
 
@@ -17,6 +17,7 @@ from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.intake import Intake, Verdict
+from headrace.engine_proc.legacy import Legacy
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
@@ -31,6 +32,7 @@ from headrace.messages import (
     FinishReason,
     GenerateRequest,
     Renew,
+    Said,
     StepOutput,
     Stop,
     ToEngine,
@@ -62,7 +64,8 @@ def main(config: EngineConfig, context: Context) -> None:
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
-        engine = Engine(config, scheduler, pool, detokenizers, context.slot)
+        frontends = list(context.board.of("frontend"))
+        engine = Engine(config, scheduler, pool, detokenizers, context.slot, frontends)
         context.ready()
         while True:
             context.slot.beat()
@@ -115,6 +118,7 @@ class Engine:
         pool: PagePool,
         detokenizers: DetokenizerLinks,
         slot: Slot,
+        frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -129,6 +133,8 @@ class Engine:
         self._clock = clock
         self._grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
         self._intake = Intake()
+        self._legacy = Legacy()
+        self._frontends = list(frontends)
         self._can_step = True
         self._show()
 
@@ -161,6 +167,8 @@ class Engine:
                 self._intake.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
             case Stop(id):
                 self._stop(id)
+            case Said():
+                self._legacy.keep(message, bulk, self._clock())
             case _:
                 assert_never(message)
 
@@ -179,9 +187,11 @@ class Engine:
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
         requests = chain(self._scheduler.requests, self._grammars.requests)
-        for request in self._intake.lapsed(requests, self._clock()):
+        starts = [slot[Field.STARTS] for slot in self._frontends]
+        for request in self._intake.lapsed(requests, self._clock(), starts):
             self._slot.add(Field.LAPSED)
             self._abort(request)
+        self._legacy.forget_old(self._clock())
 
     def _add(self, sequence: Sequence) -> None:
         match self._intake.judge(sequence.id, self._scheduler.is_full):
@@ -204,13 +214,17 @@ class Engine:
         self._intake.drop(request)
         self._grammars.abort(request)
         old = self._scheduler.end(before)
-        if old is None:
-            return
-        self._tell([News(old, [], FinishReason.ABORT)])
+        said = self._legacy.take(before) if old is None else old.generated
+        if old is not None:
+            self._tell([News(old, [], FinishReason.ABORT)])
+            sequence.take_after(old)
         sampling = sequence.request.sampling
-        if sampling.logprobs is None and sampling.prompt_logprobs is None and old.num_generated:
-            sequence.go_on_from(old)
-            self._tell([News(sequence, old.generated.tolist())])
+        said = said[: sequence.request.max_tokens - 1]  # an end is told with the last token
+        if said and said[-1] in sequence.request.stop_token_ids:
+            said.pop()
+        if sampling.logprobs is None and sampling.prompt_logprobs is None and said:
+            sequence.tokens.extend(said)
+            self._tell([News(sequence, said.tolist())])
 
     def go_on(self, workers: Workers) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.

@@ -9,6 +9,7 @@ import re
 import time
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import assert_never
@@ -29,6 +30,7 @@ from headrace.messages import (
     FinishReason,
     GenerateRequest,
     Renew,
+    Said,
     StepOutput,
     Stop,
     Times,
@@ -54,7 +56,8 @@ def main(config: EngineConfig, context: Context) -> None:
     )
     profile = read_profile(config.mock_profile)
     words = read_words(Path(config.model_path))
-    engine = MockEngine(config, profile, words, detokenizers, context.slot)
+    frontends = list(context.board.of("frontend"))
+    engine = MockEngine(config, profile, words, detokenizers, context.slot, frontends)
     context.ready()
     while True:
         context.slot.beat()
@@ -121,7 +124,9 @@ class MockEngine:
         words: Words,
         detokenizers: DetokenizerLinks,
         slot: Slot,
+        frontends: Iterable[Slot] = (),
     ) -> None:
+        self._frontends = list(frontends)
         self._profile = profile
         self._detokenizers = detokenizers
         self._slot = slot
@@ -182,6 +187,8 @@ class MockEngine:
                         self._close(stopped, FinishReason.STOP, self._stepped)
                     self._forget(stopped)
                     self._slot.add(Field.FINISHED)
+            case Said():  # what is resumed begins anew
+                pass
             case _:
                 assert_never(message)
 
@@ -196,7 +203,8 @@ class MockEngine:
 
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
-        for request in self._intake.lapsed(self._requests, time.monotonic()):
+        starts = [slot[Field.STARTS] for slot in self._frontends]
+        for request in self._intake.lapsed(self._requests, time.monotonic(), starts):
             self._slot.add(Field.LAPSED)
             self._abort(request)
 

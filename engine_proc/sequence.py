@@ -55,9 +55,8 @@ class Sequence:
         )
         return cls(request, tokens, len(tokens), is_plain, queued_ns=queued_ns)
 
-    def go_on_from(self, old: "Sequence") -> None:
-        """Take over what has been generated of the same text."""
-        self.tokens.extend(old.generated)
+    def take_after(self, old: "Sequence") -> None:
+        """Take over the history of the same sequence."""
         self.num_cached = old.num_cached
         self.queued_ns, self.scheduled_ns = old.queued_ns, old.scheduled_ns
         self.first_token_ns, self.last_token_ns = old.first_token_ns, old.last_token_ns

@@ -24,6 +24,7 @@ from headrace.output_formats import ThoughtFormat, ToolFormat
 SEQUENCE_BITS = 16
 COUNTER_BITS = 40
 START_BITS = 8  # of these
+MAX_STARTS = 1 << START_BITS
 MAX_SEQUENCES = 1 << SEQUENCE_BITS
 MAX_LOGPROBS = 20  # likeliest tokens reported in one place
 MAX_BIASES = 2048  # of a sequence: logit_bias, bad_words and stop_token_ids together
@@ -39,12 +40,17 @@ def request_of(sequence: int) -> int:
     return sequence >> SEQUENCE_BITS << SEQUENCE_BITS
 
 
+def start_of(request: int) -> int:
+    """Return by the how-manieth process in a frontend's seat a request was sent, within a byte."""
+    return request >> (SEQUENCE_BITS + COUNTER_BITS - START_BITS) & (MAX_STARTS - 1)
+
+
 def first_counter(start: int) -> int:
     """Return where the counter begins of the `start`-th process in a frontend's seat.
 
     What the ring still does for those before it is known by that, and by nobody taken for its own.
     """
-    return (start % (1 << START_BITS)) << (COUNTER_BITS - START_BITS)
+    return (start % MAX_STARTS) << (COUNTER_BITS - START_BITS)
 
 
 def detokenizer_of(request: int, num_detokenizers: int) -> int:
@@ -194,7 +200,17 @@ class Renew(Message, tag="renew", frozen=True):
     """Somebody still waits for these requests: frontend -> engine. Frame: all open ids, u64."""
 
 
-ToEngine = GenerateRequest | Abort | Stop | Renew
+class Said(Message, tag="said", frozen=True):
+    """What sequences of an engine that died have said: detokenizer -> the next engine.
+
+    Frame: token ids, u32, concatenated. Who resumes one of them goes on from there.
+    """
+
+    ids: bytes  # u64, of sequences
+    counts: bytes  # u32, of their tokens
+
+
+ToEngine = GenerateRequest | Abort | Stop | Renew | Said
 
 
 # To a detokenizer process

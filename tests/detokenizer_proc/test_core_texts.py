@@ -254,6 +254,33 @@ def test_another_process_goes_on_where_the_client_is(
     assert len(replies) == 0
 
 
+@settings(deadline=None, max_examples=50)
+@given(
+    texts=requests(),
+    seed=st.integers(0, 1000),
+    num_steps=st.integers(0, 20),
+    in_core=st.booleans(),
+)
+def test_what_open_sequences_have_said_is_known(
+    texts: list[Text], seed: int, num_steps: int, in_core: bool
+) -> None:
+    vocabulary: Vocabulary = TableVocabulary(TABLES[False]) if in_core else NoTable(TABLES[False])
+    texts = [replace(t, plan=msgspec.structs.replace(t.plan, stop=[])) for t in texts]
+    replies = Replies(vocabulary, FRONTENDS)
+    heard = play(replies, texts, seed, num_steps)
+    fed: dict[int, list[int]] = {}
+    for output, ids in islice(steps_of(texts, seed, aborts=False), num_steps):
+        tokens = iter(array("I", ids))
+        for id, count, _ in output.rows():
+            fed.setdefault(id, []).extend(islice(tokens, count))
+    said, data = replies.said()
+    tokens = iter(array("I", data))
+    counts = zip(array("Q", said.ids), array("I", said.counts), strict=True)
+    found = {id: list(islice(tokens, count)) for id, count in counts}
+    assert next(tokens, None) is None
+    assert found == {id: said for id, said in fed.items() if request_of(id) not in heard.ended}
+
+
 def usage_told(data: bytes) -> object:
     """Return the usage of a stream, where there is one."""
     return [json.loads(e[6:])["usage"] for e in data.decode().split("\n\n") if '"usage":{' in e]

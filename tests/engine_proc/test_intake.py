@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from headrace.engine_proc.intake import LAPSE_S, MAX_GONE, Intake, Verdict
-from headrace.messages import request_id
+from headrace.messages import first_counter, request_id
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)
 
@@ -52,3 +52,20 @@ def test_leases_are_looked_at_now_and_then() -> None:
     assert intake.lapsed([FIRST], now=0) == []
     assert intake.lapsed([FIRST], now=LAPSE_S / 2) == [], "it has lapsed, but nobody looks"
     assert intake.lapsed([FIRST], now=LAPSE_S) == [FIRST]
+
+
+def test_what_a_replaced_frontend_asked_for_is_aborted_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    intake = Intake()
+    old, new, other = (
+        request_id(frontend, first_counter(start) + 1)
+        for frontend, start in [(0, 1), (0, 2), (1, 1)]
+    )
+    assert intake.lapsed([old, new, other], 0.0, starts=[2, 1]) == [old]
+    assert intake.lapsed([new, other], LAPSE_S, starts=[2 + 256, 1 + 256]) == []
+    assert not caplog.records
+
+
+def test_a_ring_without_frontends_has_no_orphans() -> None:
+    assert Intake().lapsed([FIRST], 0.0, starts=[0]) == []

@@ -25,6 +25,7 @@ from headrace.messages import (
     FinishReason,
     GenerateRequest,
     Renew,
+    Said,
     Sampling,
     Step,
     StepOutput,
@@ -118,7 +119,7 @@ class Rig:
         self.now = 0.0
         self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
         self.engine = Engine(
-            self.config, self.scheduler, pool, self.links, self.slot, lambda: self.now
+            self.config, self.scheduler, pool, self.links, self.slot, (), lambda: self.now
         )
 
     def take(
@@ -230,6 +231,29 @@ def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:
     rig.take(GenerateRequest(FIRST, 0, 3, Sampling(), [], b"plan"))
     assert [s.id for s in rig.scheduler.running] == [again]
     assert not rig.scheduler.waiting, "what comes late for the old id is dropped"
+
+
+def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
+    said = Said(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
+    rig.engine._take(said, array("I", [7, 8]).tobytes())
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 0, 4, Sampling(), [], b"plan", resumes=FIRST))
+    rig.step()
+    assert [rig.heard()[1] for _ in range(2)] == [[7, 8], [7]]
+    (sequence,) = rig.scheduler.running
+    assert sequence.generated.tolist() == [7, 8, 7]
+
+
+@pytest.mark.parametrize(("said", "kept"), [([5, 9], [5]), ([5, 6, 7], [5, 6]), ([9], [])])
+def test_the_last_token_of_a_text_is_drawn_again_with_its_end(
+    rig: Rig, said: list[int], kept: list[int]
+) -> None:
+    header = Said(array("Q", [FIRST]).tobytes(), array("I", [len(said)]).tobytes())
+    rig.engine._take(header, array("I", said).tobytes())
+    again = GenerateRequest(request_id(0, 2), 0, 3, Sampling(), [9], b"", resumes=FIRST)
+    rig.take(again)
+    (sequence,) = rig.scheduler.waiting
+    assert sequence.generated.tolist() == kept
 
 
 def test_log_probabilities_are_told_anew(rig: Rig) -> None:
