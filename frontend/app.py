@@ -1,8 +1,8 @@
 """The ASGI application: bytes in, bytes out.
 
 Bodies go to a tokenizer process as they came and responses are written as they come. Two things
-are answered here, from constants: `/health` and `/ready`, which must answer when nothing else
-does, and requests that are not let in.
+are answered here: `/health` and its kin, which must answer when nothing else does, and requests
+that are not let in.
 """
 
 import time
@@ -18,6 +18,7 @@ from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.connection import EXTENSION, RECEIVED_AT, Connection
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
+from headrace.frontend.health import PATHS, health_of
 from headrace.frontend.hops import Hops
 from headrace.frontend.long_bodies import LongBodies
 from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
@@ -29,7 +30,6 @@ from headrace.sent import Sent
 from headrace.sockets import Frame
 
 JSON = b"application/json"
-HEALTH = ("/health", "/ready")  # whether all processes serve; orchestrators know both names
 OVERLOADED = Refusal(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
 )
@@ -218,20 +218,17 @@ async def respond(send: Send, refusal: Refusal, path: str) -> int:
     return len(body)
 
 
-def build_app(board: Board, forwarder: ASGIApp) -> ASGIApp:
+def build_app(board: Board, forwarder: ASGIApp, door: Door) -> ASGIApp:
     """Return the application: health from the board, everything else through the ring."""
 
-    async def health(_request: Request) -> Response:
-        illnesses = board.illnesses()
-        if not illnesses:
-            return Response(b"", 200)
-        refusal = Refusal(503, f"not serving: {', '.join(illnesses)}", "server_error", "unhealthy")
-        return Response(error_body(refusal), 503, media_type=JSON.decode())
+    async def health(request: Request) -> Response:
+        found = health_of(board, request.url.path, door.is_closed, time.monotonic_ns())
+        return Response(found.body, found.status, media_type=JSON.decode())
 
-    router = Router(routes=[Route(path, health, methods=["GET"]) for path in HEALTH])
+    router = Router(routes=[Route(path, health, methods=["GET"]) for path in PATHS])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        is_ring = scope["type"] == "http" and scope["path"] not in HEALTH
+        is_ring = scope["type"] == "http" and scope["path"] not in PATHS
         await (forwarder if is_ring else router)(scope, receive, send)
 
     return app

@@ -3,7 +3,7 @@
 from headrace.board import Board, Field, Slot
 from headrace.frontend.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
 from headrace.frontend.keyring import Keyring
-from headrace.frontend.refusals import UNAUTHORIZED, Refusal, too_large
+from headrace.frontend.refusals import STOPPING, UNAUTHORIZED, Refusal, too_large
 from headrace.frontend.request_head import RequestHead
 
 POST = "POST"
@@ -25,6 +25,7 @@ class Door:
         self._admission = admission
         self._max_body_bytes = max_body_bytes
         self._slot = slot
+        self.is_closed = False  # the server stops when all is answered
         self._frontends = list(board.of("frontend"))
         self._engine = board.slot("engine")
 
@@ -33,6 +34,8 @@ class Door:
         if not self._keyring.admits(head.key):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
+        if self.is_closed and method == POST:
+            return STOPPING
         if head.length > self._max_body_bytes:
             return too_large(self._max_body_bytes)
         if method != POST:  # what there is to know must be known under load, too

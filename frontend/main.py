@@ -28,7 +28,7 @@ from headrace.frontend.keyring import Keyring
 from headrace.frontend.loop_lag import LoopLag
 from headrace.links import Links
 from headrace.messages import ToFrontend
-from headrace.process import Context
+from headrace.process import DRAIN, Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, address
 
 HEARTBEAT_S = 0.1
@@ -84,7 +84,7 @@ class Frontend:
         self._forwarder = Forwarder(
             self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
         )
-        app = build_app(context.board, self._forwarder)
+        app = build_app(context.board, self._forwarder, self._door)
         if config.allowed_origins:
             app = CORSMiddleware(
                 app, config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
@@ -120,6 +120,7 @@ class Frontend:
         with socket.socket(fileno=self._config.listen_fd) as listener:
             beating = asyncio.create_task(self._beat(loop, delivery))
             lag.start()
+            loop.add_signal_handler(DRAIN, self._drain)
             self._context.ready()
             await self._server.serve(sockets=[listener])
             beating.cancel()
@@ -147,6 +148,11 @@ class Frontend:
             for connection in self._deadlines.passed(loop.time()):
                 connection.on_deadline()
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _drain(self) -> None:
+        """Take no more requests; the supervisor waits until those there are have been answered."""
+        self._door.is_closed = True
+        self._slot[Field.IS_CLOSED] = 1
 
     def _end_streams(self) -> None:
         """End what still runs when the server stops: on purpose, so nothing to complain of."""

@@ -40,6 +40,10 @@ UNAUTHORIZED = Refusal(
     "invalid_api_key",
 )
 
+STOPPING = Refusal(
+    503, "the server is stopping; try again at another one", "server_error", "stopping", 1
+)
+
 
 def too_large(max_body_bytes: int) -> Refusal:
     """Return the refusal of a body that is too large."""

@@ -294,11 +294,11 @@ ROWS = [
     ),
     Row(
         *("stopping", ("--shutdown-timeout",), ()),
-        Refused("what runs has a second to end"),
+        Same("drain_timeout"),
     ),
     Row(
         *("watchdog", (), ("--watchdog-timeout", "--soft-watchdog-timeout")),
-        Refused("watch /health, which says which process is stuck after 10 s"),
+        Refused("leave it out: who is silent for 8 s is replaced"),
     ),
     Row("request log", ("--disable-log-requests", "--no-enable-log-requests"), (), Already()),
     Row(

@@ -48,6 +48,7 @@ class Field(enum.IntEnum):
     BYTES_IN = 12
     BYTES_OUT = 13
     HELD_BYTES = 14  # gauge, of bodies being read
+    IS_CLOSED = 25  # gauge: no requests are let in, since the server stops
     KEPT_BYTES = 24  # gauge, of bodies read whose answers are not complete
     UNSENT_BYTES = 15  # gauge, of responses whose clients read too slowly
     CONNECTIONS = 16  # gauge
@@ -99,7 +100,7 @@ class Field(enum.IntEnum):
 GAUGES = {
     "frontend": (
         *(Field.OPEN_REQUESTS, Field.HELD_BYTES, Field.UNSENT_BYTES, Field.CONNECTIONS),
-        *(Field.ADMITTED, Field.KEPT_BYTES),
+        *(Field.ADMITTED, Field.KEPT_BYTES, Field.IS_CLOSED),
     ),
     "tokenizer": (),
     "engine": (

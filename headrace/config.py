@@ -93,6 +93,7 @@ class ServerConfig:
     )
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
     metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
+    drain_timeout: int = flag(30, "seconds that open requests have to end after SIGTERM")
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -105,6 +106,7 @@ class ServerConfig:
         at_least("max_num_queued", self.max_num_queued, 1)
         at_least("max_queued_tokens", self.max_queued_tokens, 0)
         at_least("target_itl_ms", self.target_itl_ms, 0)
+        at_least("drain_timeout", self.drain_timeout, 0)
         at_least("stream_interval", self.stream_interval, 1)
         at_least("max_body_bytes", self.max_body_bytes, 1)
         at_most("frontend_procs", self.frontend_procs, MAX_FRONTENDS)

@@ -157,7 +157,7 @@ class EmbeddedServer:
 
     def stop(self) -> None:
         """End the ring and leave nothing of it."""
-        self.process.terminate()
+        self.process.send_signal(signal.SIGINT)  # SIGTERM would wait for open requests
         try:
             self.process.wait(STOP_S + 1)
         except subprocess.TimeoutExpired:

@@ -32,13 +32,14 @@ from headrace.config import (
 )
 from headrace.errors import HeadraceError
 from headrace.listeners import Listeners
-from headrace.process import START_FAILED, spawn
+from headrace.process import DRAIN, START_FAILED, spawn
 from headrace.restarts import Restarts
 from headrace.vigil import Vigil
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
 LOOK_S = 0.5  # between looks at hearts
+WAKEUP_BYTES = 4096
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
@@ -102,12 +103,17 @@ class Supervisor:
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         self._stopping = False
+        self._drain_until: float | None = None  # requests may end until then
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         self._selector.register(self._wakeup_r, selectors.EVENT_READ)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._stopping = True
+        may_drain = number == signal.SIGTERM and self._is_up and self._listeners is not None
+        if not may_drain or self._drain_until is not None:
+            self._stopping = True
+            return
+        self._drain_until = time.monotonic() + self._config.drain_timeout
 
     def stop_with(self, fd: int) -> None:
         """End the server when `fd` becomes readable."""
@@ -127,8 +133,9 @@ class Supervisor:
             self._is_up = True
             if not self._stopping:
                 on_ready()
-            while not self._stopping:
-                self._wait(min(self._restart(), LOOK_S))
+            while not self._stopping and not self._is_drained():
+                is_draining = self._drain_until is not None
+                self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
                 self._kill_stuck()
         finally:
             self._stop()
@@ -150,6 +157,19 @@ class Supervisor:
         config = self._config_of(seat)
         fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
         return spawn(seat, config, self.board, self._config.log_level, fds)
+
+    def _is_drained(self) -> bool:
+        """Whether the server is to stop, and nobody waits for an answer any more."""
+        if self._drain_until is None:
+            return False
+        num_open = 0
+        for child in self._children:
+            slot = self.board.slot(child.seat.role, child.seat.index)
+            if child.seat.role == "frontend" and slot[Field.STATE] == State.READY:
+                if not slot[Field.IS_CLOSED]:
+                    child.process.send_signal(DRAIN)
+                num_open += slot[Field.OPEN_REQUESTS] + (not slot[Field.IS_CLOSED])
+        return num_open == 0 or time.monotonic() >= self._drain_until
 
     def _kill_stuck(self) -> None:
         """End whoever is stuck; another takes the seat."""
@@ -248,8 +268,11 @@ class Supervisor:
     def _wait(self, timeout_s: float) -> None:
         """Wait for a signal or the death of a child."""
         for key, _ in self._selector.select(timeout_s):
-            if key.data is None:  # a signal, or a descriptor of `stop_with`
-                self._stopping = True
+            if key.data is None:
+                if key.fd == self._wakeup_r:  # a signal, which has been handled
+                    os.read(self._wakeup_r, WAKEUP_BYTES)
+                else:
+                    self._stopping = True
                 continue
             child: Child = key.data
             code = child.process.wait()

@@ -141,7 +141,8 @@ class Site:
         keyring = Keyring(map(digest, keys))
         door = Door(keyring, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
-        self._app = build_app(self.board, forwarder)
+        self.door = door
+        self._app = build_app(self.board, forwarder, door)
 
     @property
     def slot(self) -> Slot:
@@ -426,25 +427,6 @@ async def test_concurrent_requests_get_their_own_answers(site: Site) -> None:
     assert [c.body for c in connections] == [f"answer {i}".encode() for i in range(20)]
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_health_is_good_where_every_process_is_ready(site: Site, path: str) -> None:
-    for slot in site.board.slots:
-        slot.enter(State.READY)
-    connection = Connection()
-    await site.ask(connection, path, method="GET")
-    assert (connection.status, connection.body) == (200, b"")
-
-
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-async def test_bad_health_names_who_is_ill(site: Site, path: str) -> None:
-    site.slot.enter(State.READY)
-    connection = Connection()
-    await site.ask(connection, path, method="GET")
-    assert connection.status == 503
-    assert json.loads(connection.body)["error"]["message"] == "not serving: engine 0 is absent"
-    assert site.links.forwarded.empty()
-
-
 @pytest.mark.parametrize(
     ("authorization", "status"),
     [
@@ -482,12 +464,33 @@ async def test_a_refusal_is_in_the_words_of_the_api() -> None:
     os.close(site.board.fd)
 
 
+async def test_who_stops_answers_what_is_open_and_takes_no_more(site: Site) -> None:
+    for slot in site.board.slots:
+        slot.enter(State.READY)
+    early = Connection()
+    early.say(*body_of(b"{}"))
+    task = site.ask(early)
+    request, _ = await site.forwarded()
+    site.door.is_closed = True
+    late, ready, health = Connection(), Connection(), Connection()
+    await site.ask(late)
+    assert (late.status, late.headers[b"retry-after"]) == (503, b"1")
+    assert json.loads(late.body)["error"]["code"] == "stopping"
+    await site.ask(ready, "/ready", method="GET")
+    await site.ask(health, "/health", method="GET")
+    assert (ready.status, health.status) == (503, 200)
+    site.answer(request.id, b"answered", True, JSON)
+    await task
+    assert (early.status, early.body) == (200, b"answered")
+
+
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 async def test_health_needs_no_key(path: str) -> None:
     site = Site(b"right")
     connection = Connection()
     await site.ask(connection, path, method="GET")
     assert connection.status == 503
+    assert "engine 0 is absent" in json.loads(connection.body)["reasons"]
     os.close(site.board.fd)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from servers import RunningServer, StartFailed
+from servers import RunningServer, StartFailed, wait_until
 
 STOP_S = 2.0
 # Shared libraries that a package cannot be imported without.
@@ -126,6 +126,36 @@ def test_ctrl_c_ends_everything(own_server: RunningServer, tmp_path: Path) -> No
     assert not leftovers(tmp_path)
     assert shared_memory_files() == in_shared_memory
     assert "Traceback" not in own_server.log
+
+
+def test_sigterm_lets_open_requests_end(own_server: RunningServer, tmp_path: Path) -> None:
+    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{own_server.url}/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        own_server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{own_server.url}/ready").status_code == 503, "it drains")
+        late = httpx.post(f"{own_server.url}/v1/completions", json=body)
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert sum(line.startswith("data: {") for line in lines) > 100
+    assert own_server.wait() == 0
+    assert not leftovers(tmp_path)
+
+
+def test_a_second_sigterm_ends_everything_at_once(own_server: RunningServer) -> None:
+    body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    with (
+        pytest.raises(httpx.HTTPError),
+        httpx.stream("POST", f"{own_server.url}/v1/completions", json=body) as response,
+    ):
+        chunks = response.iter_raw()
+        next(chunks)
+        own_server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{own_server.url}/ready").status_code == 503, "it drains")
+        own_server.process.send_signal(signal.SIGTERM)
+        for _ in chunks:
+            pass
+    assert own_server.wait() == 0
 
 
 def test_killed_supervisor_takes_everything_with_it(

@@ -1,0 +1,66 @@
+"""What `/health`, `/ready` and `/startup` answer: whether the server serves, and who is how.
+
+Orchestrators look at the status; people at the rest. All of it is read off the board, so it is
+there when nothing else answers. Names have no characters that JSON would escape.
+"""
+
+from dataclasses import dataclass
+
+from headrace.board import Board, Field, Slot, State
+
+# What is told of each kind of process, beside its state.
+DETAILS = {
+    "frontend": {"open_requests": Field.OPEN_REQUESTS, "connections": Field.CONNECTIONS},
+    "tokenizer": {},
+    "engine": {"running": Field.RUNNING, "waiting": Field.WAITING, "steps": Field.STEPS},
+    "worker": {},
+    "detokenizer": {"open_replies": Field.OPEN_REPLIES},
+}
+LIVE, READY, STARTUP = "/health", "/ready", "/startup"
+PATHS = (LIVE, READY, STARTUP)
+
+
+@dataclass(frozen=True)
+class Health:
+    """An answer."""
+
+    status: int
+    body: bytes
+
+
+def health_of(board: Board, path: str, is_draining: bool, now_ns: int) -> Health:
+    """Return the answer to one of `PATHS`.
+
+    `/health` is 503 when a process does not serve; `/ready` also when the server takes no more
+    requests since it stops; `/startup` only until all processes have been ready.
+    """
+    reasons = [why for slot in board.slots if (why := slot.illness(now_ns)) is not None]
+    if path == STARTUP:
+        reasons = [] if all(map(has_started, board.slots)) else reasons
+    elif path == READY and is_draining:
+        reasons.append("the server stops when open requests are answered")
+    progress = min((slot[Field.PROGRESS] for slot in board.of("worker")), default=1000) / 1000
+    told = ",".join(f'"{reason}"' for reason in reasons)
+    processes = ",".join(process_of(slot, now_ns) for slot in board.slots)
+    body = (
+        f'{{"status":"{"unhealthy" if reasons else "ok"}","reasons":[{told}],'
+        f'"loaded":{progress:.3f},"processes":[{processes}]}}'
+    )
+    return Health(503 if reasons else 200, body.encode("ascii"))
+
+
+def has_started(slot: Slot) -> bool:
+    """Whether a process has become ready in a seat, whatever became of it."""
+    return slot[Field.STATE] in (State.READY, State.DEAD) or slot[Field.STARTS] > 1
+
+
+def process_of(slot: Slot, now_ns: int) -> str:
+    """Return what is told of a process, as JSON."""
+    silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if slot[Field.STATE] else 0.0
+    restarts = max(slot[Field.STARTS], 1) - 1
+    fields = DETAILS[slot.seat.role]
+    details = "".join(f',"{name}":{slot[field]}' for name, field in fields.items())
+    return (
+        f'{{"process":"{slot.seat}","state":"{State(slot[Field.STATE]).name.lower()}",'
+        f'"silent_s":{max(silent_s, 0.0):.2f},"restarts":{restarts}{details}}}'
+    )

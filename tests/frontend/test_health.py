@@ -1,0 +1,73 @@
+"""What is told of the server's health, and of each process."""
+
+import json
+
+import pytest
+
+from headrace.board import Board, Field, Seat, State
+from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
+
+SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
+
+
+def make_board() -> Board:
+    """A board on which all serve."""
+    board = Board.create(SEATS)
+    for slot in board.slots:
+        slot.enter(State.STARTING)
+        slot.enter(State.READY)
+        slot[Field.HEARTBEAT_NS] = 10**9
+        slot[Field.PROGRESS] = 1000
+    return board
+
+
+def ask(board: Board, path: str, is_draining: bool = False) -> tuple[int, list[str]]:
+    found = health_of(board, path, is_draining, 2 * 10**9)
+    return found.status, json.loads(found.body)["reasons"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_all_is_well_where_all_serve(path: str) -> None:
+    assert ask(make_board(), path) == (200, [])
+
+
+def test_each_process_is_told_of() -> None:
+    board = make_board()
+    board.slot("engine")[Field.WAITING] = 7
+    board.slot("worker").enter(State.STARTING)
+    told = json.loads(health_of(board, LIVE, False, 2 * 10**9).body)
+    engine = next(one for one in told["processes"] if one["process"] == "engine 0")
+    assert engine == {
+        **{"process": "engine 0", "state": "ready", "silent_s": 1.0, "restarts": 0},
+        **{"running": 0, "waiting": 7, "steps": 0},
+    }
+    assert [one["process"] for one in told["processes"]] == [str(seat) for seat in SEATS]
+    assert next(one for one in told["processes"] if one["process"] == "worker 0")["restarts"] == 1
+
+
+def test_who_is_silent_is_named() -> None:
+    found = health_of(make_board(), LIVE, False, 6 * 10**9)
+    assert found.status == 503
+    assert json.loads(found.body)["reasons"] == [
+        f"{seat} has been silent for 5 s" for seat in SEATS
+    ]
+
+
+def test_a_server_that_stops_is_alive_but_not_ready() -> None:
+    board = make_board()
+    assert ask(board, LIVE, is_draining=True) == (200, [])
+    assert ask(board, READY, is_draining=True)[0] == 503
+
+
+def test_start_up_is_over_once_and_for_all() -> None:
+    board = make_board()
+    worker = board.slot("worker")
+    worker[Field.STARTS], worker[Field.STATE] = 1, State.STARTING
+    worker[Field.PROGRESS] = 420
+    assert ask(board, STARTUP) == (503, ["worker 0 is starting"])
+    assert json.loads(health_of(board, STARTUP, False, 2 * 10**9).body)["loaded"] == 0.42
+    worker.enter(State.READY)
+    assert ask(board, STARTUP) == (200, [])
+    worker.enter(State.STARTING)
+    assert ask(board, STARTUP) == (200, [])
+    assert ask(board, LIVE) == (503, ["worker 0 is starting"])
