@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
+from headrace.chaos import parse_chaos
 from headrace.errors import ConfigError
 from headrace.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
 from headrace.pooling import Pooling, PoolingKind
@@ -94,6 +95,9 @@ class ServerConfig:
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
     metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
     drain_timeout: int = flag(30, "seconds that open requests have to end after SIGTERM")
+    chaos: str | None = flag(
+        None, "end processes at random, as kill=engine:0.1/s,stop=worker:0.02/s says"
+    )
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -106,6 +110,7 @@ class ServerConfig:
         at_least("max_num_queued", self.max_num_queued, 1)
         at_least("max_queued_tokens", self.max_queued_tokens, 0)
         at_least("target_itl_ms", self.target_itl_ms, 0)
+        parse_chaos(self.chaos)
         at_least("drain_timeout", self.drain_timeout, 0)
         at_least("stream_interval", self.stream_interval, 1)
         at_least("max_body_bytes", self.max_body_bytes, 1)

@@ -5,8 +5,10 @@ that dies is replaced; one that dies again and again without having served ends 
 which says which and why.
 """
 
+import contextlib
 import logging
 import os
+import random
 import selectors
 import shutil
 import signal
@@ -22,6 +24,7 @@ from typing import Any
 
 from headrace.api_keys import digest
 from headrace.board import Board, Field, Seat, State
+from headrace.chaos import Chaos, parse_chaos
 from headrace.config import (
     DetokenizerConfig,
     EngineConfig,
@@ -99,6 +102,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._is_up = False  # all have been ready
         self._vigil = Vigil()
+        self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
@@ -137,6 +141,7 @@ class Supervisor:
                 is_draining = self._drain_until is not None
                 self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
                 self._kill_stuck()
+                self._harm()
         finally:
             self._stop()
 
@@ -179,6 +184,16 @@ class Supervisor:
             if child.seat in seats and child.start_at is None:
                 log.warning("%s is stuck; killing it", child.seat)
                 child.process.kill()
+
+    def _harm(self) -> None:
+        """Do what --chaos says."""
+        for rule in self._chaos.due(time.monotonic()):
+            alive = [s for s in self.board.of(rule.role) if s[Field.STATE] == State.READY]
+            if alive:
+                victim = random.choice(alive)
+                log.warning("chaos: %s gets %s", victim.seat, rule.signal.name)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim[Field.PID], rule.signal)
 
     def _restart(self) -> float:
         """Start whoever is to be replaced by now; return in how many seconds the next one is."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         | {"stream": True},
     ),
 ]
+CHAOS_S = 60
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 NOT_TEXT = (
     "created",
@@ -204,6 +206,19 @@ def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
     assert not difference(asyncio.run(read_all(own_server.url)), undisturbed)
+
+
+def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
+    roles = ("worker", "tokenizer", "detokenizer", "engine")
+    server = RunningServer(
+        *("--tokenizer-procs", "2", "--detokenizer-procs", "2", "--kv-cache-dtype", "float32"),
+        *("--max-num-seqs", "8", "--chaos", ",".join(f"kill={role}:0.1/s" for role in roles)),
+    )
+    end = time.monotonic() + CHAOS_S
+    while time.monotonic() < end:
+        assert not difference(asyncio.run(read_all(server.url)), undisturbed)
+    assert server.metric("process_restarts_total") > 0
+    server.close()
 
 
 def test_the_server_ends_when_no_worker_can_start_again(tmp_path: Path) -> None:
