@@ -28,7 +28,7 @@ from headrace.frontend.keyring import Keyring
 from headrace.frontend.loop_lag import LoopLag
 from headrace.links import Links
 from headrace.messages import ToFrontend
-from headrace.process import DRAIN, Context
+from headrace.process import DRAIN, LEAVE, Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, address
 
 HEARTBEAT_S = 0.1
@@ -91,6 +91,7 @@ class Frontend:
             )
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))
+        self._is_leaving = False
 
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
         max_connections = raise_file_limit() - SPARE_FILES
@@ -121,6 +122,7 @@ class Frontend:
             beating = asyncio.create_task(self._beat(loop, delivery))
             lag.start()
             loop.add_signal_handler(DRAIN, self._drain)
+            loop.add_signal_handler(LEAVE, self._leave)
             self._context.ready()
             await self._server.serve(sockets=[listener])
             beating.cancel()
@@ -137,7 +139,7 @@ class Frontend:
                 backlog.settle()
             num_taken = self._slot[Field.MESSAGES_TAKEN]
             self._forwarder.resend()
-            if self._server.should_exit:
+            if self._server.should_exit and not self._is_leaving:
                 self._end_streams()
             self._slot.beat()
             self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
@@ -153,6 +155,12 @@ class Frontend:
         """Take no more requests; the supervisor waits until those there are have been answered."""
         self._door.is_closed = True
         self._slot[Field.IS_CLOSED] = 1
+
+    def _leave(self) -> None:
+        """End when open requests are answered. New connections wait for the next in this seat."""
+        self._is_leaving = True
+        self._server.config.timeout_graceful_shutdown = self._config.drain_timeout
+        self._server.should_exit = True
 
     def _end_streams(self) -> None:
         """End what still runs when the server stops: on purpose, so nothing to complain of."""

@@ -199,6 +199,7 @@ class FrontendConfig:
     max_body_bytes: int
     max_num_requests: int  # open in all frontends; more get a 429, as with the next two
     max_queued_tokens: int
+    drain_timeout: int  # seconds
     max_kept_bytes: int  # of bodies, held or on their way to a tokenizer process
     api_key_digests: list[bytes]
     allowed_origins: tuple[str, ...]

@@ -31,6 +31,7 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 BEAT_S = 0.5
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
+LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
 START_FAILED = 3  # exit status of a child that has said why in one line
 
 log = logging.getLogger(__name__)

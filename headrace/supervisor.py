@@ -3,6 +3,9 @@
 It holds no traffic. Its children die with it however it dies (`process.die_with_parent`). A child
 that dies is replaced; one that dies again and again without having served ends the whole server,
 which says which and why.
+
+SIGTERM ends it when open requests are answered, SIGINT at once; SIGHUP replaces all processes but
+the engine, one by one, and nobody notices.
 """
 
 import contextlib
@@ -14,8 +17,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +40,7 @@ from headrace.config import (
 )
 from headrace.errors import HeadraceError
 from headrace.listeners import Listeners
-from headrace.process import DRAIN, START_FAILED, spawn
+from headrace.process import DRAIN, LEAVE, START_FAILED, spawn
 from headrace.restarts import Restarts
 from headrace.vigil import Vigil
 
@@ -44,6 +49,7 @@ POLL_S = 0.05  # of the board, while the server starts
 LOOK_S = 0.5  # between looks at hearts
 WAKEUP_BYTES = 4096
 KEPT_BODIES = 16  # of the largest size, that may be in memory
+RENEWABLE = ("frontend", "tokenizer", "detokenizer")  # by SIGHUP, one after the other
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
 log = logging.getLogger(__name__)
@@ -108,8 +114,12 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
+        self._to_renew: deque[Child] = deque()
+        self._renewing: tuple[Child, subprocess.Popen[bytes]] | None = None  # and who it was
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
+        if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
+            signal.signal(signal.SIGHUP, self._on_hangup)
         self._selector.register(self._wakeup_r, selectors.EVENT_READ)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -118,6 +128,9 @@ class Supervisor:
             self._stopping = True
             return
         self._drain_until = time.monotonic() + self._config.drain_timeout
+
+    def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
+        self._to_renew.extend(c for c in self._children if c.seat.role in RENEWABLE)
 
     def stop_with(self, fd: int) -> None:
         """End the server when `fd` becomes readable."""
@@ -142,6 +155,7 @@ class Supervisor:
                 self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
                 self._kill_stuck()
                 self._harm()
+                self._renew()
         finally:
             self._stop()
 
@@ -185,6 +199,19 @@ class Supervisor:
                 log.warning("%s is stuck; killing it", child.seat)
                 child.process.kill()
 
+    def _renew(self) -> None:
+        """Have the next process replaced that is to be, once the one before it has been."""
+        if self._renewing is not None:
+            child, before = self._renewing
+            slot = self.board.slot(child.seat.role, child.seat.index)
+            if child.process is before or slot[Field.STATE] != State.READY:
+                return
+            self._renewing = None
+        if self._to_renew:
+            child = self._to_renew.popleft()
+            self._renewing = child, child.process
+            child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
+
     def _harm(self) -> None:
         """Do what --chaos says."""
         for rule in self._chaos.due(time.monotonic()):
@@ -220,6 +247,7 @@ class Supervisor:
                 max_body_bytes=c.max_body_bytes,
                 max_num_requests=c.max_num_seqs + c.max_num_queued,
                 max_queued_tokens=c.max_queued_tokens,
+                drain_timeout=c.drain_timeout,
                 max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
                 api_key_digests=[digest(key.encode()) for key in self._api_keys],
                 allowed_origins=c.allowed_origins,
@@ -312,7 +340,8 @@ class Supervisor:
         if delay_s is None:
             raise death
         slot.last_words = ""
-        log.warning("%s; starting another", death)
+        is_wanted = self._renewing is not None and self._renewing[0] is child
+        log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         child.start_at = time.monotonic() + delay_s
 
     def _stop(self) -> None:

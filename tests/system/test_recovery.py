@@ -55,6 +55,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         | {"stream": True},
     ),
 ]
+RENEWED = ("frontend", "tokenizer", "detokenizer")
 CHAOS_S = 60
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 NOT_TEXT = (
@@ -206,6 +207,23 @@ def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
     assert not difference(asyncio.run(read_all(own_server.url)), undisturbed)
+
+
+def test_all_but_the_engine_is_renewed_and_nobody_notices(
+    own_server: RunningServer, undisturbed: list[Any]
+) -> None:
+    before = {title: process.pid for title, process in own_server.ring.items()}
+    own_server.process.send_signal(signal.SIGHUP)
+
+    def is_renewed() -> bool:
+        assert not difference(asyncio.run(read_all(own_server.url)), undisturbed)
+        now = {title: process.pid for title, process in own_server.ring.items()}
+        return all(
+            now.get(title) != before[title] for title in before if title.split()[1] in RENEWED
+        )
+
+    wait_until(is_renewed, "all are new", timeout_s=60)
+    assert own_server.ring["headrace: engine"].pid == before["headrace: engine"]
 
 
 def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
