@@ -1,20 +1,49 @@
 """What the pages show works, as it stands there. Those about tools are in `test_tools.py`."""
 
+import json
 import re
 import shutil
 
+import httpx
 import pytest
+import yaml
 from examples import ROOT, blocks, run_command, run_program
 from servers import RunningServer
 
+from headrace.flags import from_flags
+from headrace.frontend.health import PATHS as HEALTH_PATHS
+
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
-PAGES = {"README.md", "docs/api.md", "docs/structured_output.md", "docs/tools.md"}
+PAGES = {
+    *("README.md", "docs/api.md", "docs/operations.md"),
+    *("docs/structured_output.md", "docs/tools.md"),
+}
 
 
 def test_no_page_with_examples_is_left_out() -> None:
     pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
     shown = {page for page in pages if re.search(r"```(\w+)$|\bcurl\b", page.read_text(), re.M)}
     assert {str(page.relative_to(ROOT)) for page in shown} == PAGES
+
+
+def test_the_page_about_running_shows_what_is_told_of_health(server: RunningServer) -> None:
+    (shown,) = map(json.loads, blocks("docs/operations.md", "json"))
+    told = httpx.get(f"{server.url}/health").json()
+    assert shown.keys() == told.keys()
+    assert shown["processes"][0].keys() == told["processes"][0].keys()
+
+
+def test_the_units_that_the_page_about_running_shows_start_a_server() -> None:
+    (unit,) = blocks("docs/operations.md", "ini")
+    (manifest,) = map(yaml.safe_load, blocks("docs/operations.md", "yaml"))
+    (command,) = re.findall(r"^ExecStart=\S+/launch_server (.*)$", unit, re.MULTILINE)
+    (container,) = manifest["spec"]["template"]["spec"]["containers"]
+    name, *arguments = container["args"]
+    assert name == "launch_server"
+    for argv in (command.split(), arguments):
+        assert from_flags(argv).drain_timeout == 60
+    probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness")]
+    assert {*probes, container["livenessProbe"]["httpGet"]["path"]} == set(HEALTH_PATHS)
 
 
 @needs_curl
