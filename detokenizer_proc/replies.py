@@ -170,6 +170,7 @@ class Replies:
         reply = self._replies.setdefault(request, new)
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
+        reply.has_begun |= plan.told is not None
         self._openings[id] = reply.open(plan, id, output)
 
     def _end(self, core: CoreTexts, request: int) -> None:
@@ -220,7 +221,7 @@ class Replies:
         """End a reply with an error. The engine hears of it, and says when it has let go."""
         error = InternalError()
         reply.has_failed = True
-        if reply.head_sent:
+        if reply.head_sent or reply.has_begun:
             self._frames(request).add(request, None, reply.failure(error), True)
         else:
             self._frames(request).add(request, *error_body(error, reply.api), True)

@@ -50,6 +50,7 @@ class Reply:
         self._sequences: dict[int, SequenceText] = {}
         self._parsers: dict[int, OutputParser] = {}
         self.head_sent = False
+        self.has_begun = False  # elsewhere: the client has a part of it
         self.has_failed = False
         self.times: Times | None = None
 

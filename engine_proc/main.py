@@ -194,7 +194,9 @@ class Engine:
         self._legacy.forget_old(self._clock())
 
     def _add(self, sequence: Sequence) -> None:
-        match self._intake.judge(sequence.id, self._scheduler.is_full):
+        # Who has been let in before is not refused now that everyone comes at once.
+        is_full = self._scheduler.is_full and not sequence.request.resumes
+        match self._intake.judge(sequence.id, is_full):
             case Verdict.TAKEN:
                 if sequence.request.resumes:
                     self._resume(sequence)

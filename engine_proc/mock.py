@@ -209,7 +209,8 @@ class MockEngine:
             self._abort(request)
 
     def _add(self, request: GenerateRequest, num_prompt: int) -> None:
-        match self._intake.judge(request.id, len(self._waiting) >= self._max_num_queued):
+        is_full = len(self._waiting) >= self._max_num_queued and not request.resumes
+        match self._intake.judge(request.id, is_full):
             case Verdict.TAKEN:
                 if request.resumes:  # from the beginning: that takes it no time
                     self._abort(request_of(request.resumes))

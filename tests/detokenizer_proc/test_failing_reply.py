@@ -89,3 +89,14 @@ def test_a_parser_that_takes_too_long_fails_its_request_alone(
     assert [signal.getitimer(t) for t in (signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)] == [
         (0, 0)
     ] * 2
+
+
+def test_a_stream_that_began_elsewhere_fails_as_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_module, "parser_of", lambda parsing: BrokenParser())
+    replies = Replies(ByteVocabulary(), 1)
+    broken = request_id(0, 1)
+    started = {broken: msgspec.msgpack.encode(make_plan(stream=True, told=1))}
+    tokens = b"a\0\0\0!\0\0\0"
+    outgoing, _ = take(replies, StepOutput.of(started, [broken], [2], [None]), tokens)
+    assert outgoing[0].data().startswith(b"data: ")
+    assert b"server_error" in outgoing[0].data()

@@ -305,6 +305,14 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
     assert rig.slot[Field.QUEUE_REFUSALS] == 1
 
 
+@pytest.mark.parametrize("rig", [{"max_num_queued": 1}], indirect=True)
+def test_who_comes_again_finds_no_queue_too_long(rig: Rig) -> None:
+    first, again = request_id(0, 5), request_id(0, 6)
+    rig.take(generate(first))
+    rig.take(GenerateRequest(again, 0, 2, Sampling(), [], b"", resumes=FIRST))
+    assert [s.id for s in rig.scheduler.waiting] == [first, again]
+
+
 def test_an_abort_that_overtakes_its_request_is_kept(rig: Rig) -> None:
     rig.take(Abort(FIRST), generate(FIRST), generate(FIRST + 1))
     assert not rig.scheduler.has_work
