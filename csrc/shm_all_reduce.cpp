@@ -165,7 +165,6 @@ using headrace::Isa;
 using headrace::Number;
 using headrace::Outcome;
 using headrace::ShmAllReduce;
-using headrace::Verdict;
 
 namespace {
 
@@ -173,14 +172,13 @@ ShmAllReduce &collectives_of(void *group) {
     return *static_cast<ShmAllReduce *>(group);
 }
 
-// The outcome in the low byte, above it the rank plus one.
-int32_t packed(Verdict verdict) {
-    return int32_t(verdict.outcome) | (verdict.rank + 1) << 8;
+headrace::ShmGroup &group_of(void *group) {
+    return collectives_of(group).group();
 }
 
 } // namespace
 
-// The functions that shm_all_reduce.py calls through ctypes.
+// The functions that shm_all_reduce.py calls through ctypes. Verdicts are packed.
 extern "C" {
 
 int32_t headrace_shm_create(int32_t num_ranks, uint64_t half_bytes) {
@@ -195,37 +193,37 @@ void headrace_shm_leave(void *group) {
     delete &collectives_of(group);
 }
 
-int32_t headrace_shm_all_reduce(void *group, void *data, uint64_t n, int32_t number) {
+uint32_t headrace_shm_all_reduce(void *group, void *data, uint64_t n, int32_t number) {
     return packed(collectives_of(group).all_reduce(data, n, Number(number)));
 }
 
-int32_t headrace_shm_all_gather(void *group, const void *in, void *out, uint64_t bytes) {
+uint32_t headrace_shm_all_gather(void *group, const void *in, void *out, uint64_t bytes) {
     return packed(collectives_of(group).all_gather(in, out, bytes));
 }
 
-int32_t headrace_shm_broadcast(void *group, void *data, uint64_t bytes, int32_t root) {
+uint32_t headrace_shm_broadcast(void *group, void *data, uint64_t bytes, int32_t root) {
     return packed(collectives_of(group).broadcast(data, bytes, root));
 }
 
-int32_t headrace_shm_barrier(void *group) {
+uint32_t headrace_shm_barrier(void *group) {
     return packed(collectives_of(group).barrier());
 }
 
 void headrace_shm_abort(void *group, int32_t outcome, int32_t rank) {
-    collectives_of(group).group().abort({Outcome(outcome), rank});
+    group_of(group).abort({Outcome(outcome), rank, group_of(group).rank()});
 }
 
-int32_t headrace_shm_verdict(void *group) {
-    return packed(collectives_of(group).group().verdict());
+uint32_t headrace_shm_verdict(void *group) {
+    return packed(group_of(group).verdict());
 }
 
 uint64_t headrace_shm_meta(void *group, int32_t rank) {
-    return collectives_of(group).group().meta_of(rank);
+    return group_of(group).meta_of(rank);
 }
 
 // Rounds, looks, yields and sleeps so far.
 void headrace_shm_waits(void *group, int64_t *counts) {
-    const headrace::Waits &waits = collectives_of(group).group().waits();
+    const headrace::Waits &waits = group_of(group).waits();
     counts[0] = waits.rounds;
     counts[1] = waits.looks;
     counts[2] = waits.yields;

@@ -21,8 +21,8 @@ namespace {
 constexpr size_t header_bytes = 4096;
 constexpr uint32_t magic = 0x48524752;
 constexpr uint32_t first_round = 0xffffff80; // soon wraps, so that every use is a test of that
-constexpr int looks = 2000;                  // about 30 us, longer than most waits for a peer
-constexpr int yields = 50;
+constexpr int looks = 100;                   // about 2 us
+constexpr int yields = 200;
 constexpr int64_t check_ns = 50'000'000;
 constexpr int32_t has_left = -1; // in the place of a process id
 
@@ -84,16 +84,12 @@ Process process_of(int32_t pid) {
     return {state != 'Z' && state != 'X' && virtual_bytes > 0, start_time};
 }
 
-// A verdict in 32 bits: the outcome, the rank it is about and who says so, both plus one.
-uint32_t packed(Verdict verdict, int by) {
-    return uint32_t(verdict.outcome) | uint32_t(verdict.rank + 1) << 8 | uint32_t(by + 1) << 16;
-}
-
 // As `reader` should have it: a mismatch is about somebody else.
 Verdict unpacked(uint32_t word, int reader) {
     const int about = int(word >> 8 & 0xff) - 1, by = int(word >> 16 & 0xff) - 1;
     const Outcome outcome = Outcome(word & 0xff);
-    return {outcome, outcome == Outcome::mismatch && about == reader ? by : about};
+    const bool turned = outcome == Outcome::mismatch && about == reader;
+    return turned ? Verdict{outcome, by, about} : Verdict{outcome, about, by};
 }
 
 // Have memory for a part of the segment, or say that there is none: without this, to touch a page
@@ -259,8 +255,7 @@ Verdict ShmGroup::verdict() const {
 
 void ShmGroup::abort(Verdict verdict) {
     uint32_t none = 0;
-    header().verdict.compare_exchange_strong(none, packed(verdict, rank_),
-                                             std::memory_order_acq_rel);
+    header().verdict.compare_exchange_strong(none, packed(verdict), std::memory_order_acq_rel);
     for (int rank = 0; rank < num_ranks_; ++rank) {
         wake_all(line(rank).round); // who is about to sleep misses this, for `check_ns`
     }
@@ -283,7 +278,7 @@ Verdict ShmGroup::meet(uint64_t meta) {
             return waited;
         }
         if (line(peer).meta[round_ % 2] != meta) {
-            abort({Outcome::mismatch, peer});
+            abort({Outcome::mismatch, peer, rank_});
             return verdict();
         }
     }
@@ -351,7 +346,7 @@ void ShmGroup::look_for_dead() {
         const bool lives = process.runs && process.start_time == line.start_time;
         // Its last round is read after its death: it may have published that just before.
         if (!lives && !reached(line.round.load(std::memory_order_acquire), round_)) {
-            abort({Outcome::peer_died, peer});
+            abort({Outcome::peer_died, peer, rank_});
         }
     }
 }

@@ -26,13 +26,20 @@ constexpr size_t default_half_bytes = size_t(512) << 10; // all halves of a few 
 
 enum class Outcome : int32_t { ok, aborted, peer_died, mismatch };
 
-// How a collective ended, and the rank that it is about; -1 where it is about none.
+// How a collective ended.
 struct Verdict {
     Outcome outcome = Outcome::ok;
-    int32_t rank = -1;
+    int32_t rank = -1; // whom it is about; -1: nobody
+    int32_t by = -1;   // who found that; in a mismatch, the two called different things
 
     bool ok() const { return outcome == Outcome::ok; }
 };
+
+// In 32 bits; 0 is ok.
+inline uint32_t packed(Verdict verdict) {
+    return uint32_t(verdict.outcome) | uint32_t(verdict.rank + 1) << 8 |
+           uint32_t(verdict.by + 1) << 16;
+}
 
 // How often one rank has met the others, and what it did while it waited.
 struct Waits {

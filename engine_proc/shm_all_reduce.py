@@ -164,14 +164,14 @@ class ShmAllReduce:
         if verdict == Outcome.OK:
             return
         outcome = Outcome(verdict & 0xFF)
-        rank = (verdict >> 8) - 1
-        texts = {
-            Outcome.ABORTED: "the workers were told to stop" if rank < 0 else f"rank {rank} failed",
-            Outcome.PEER_DIED: f"rank {rank} died",
-            Outcome.MISMATCH: f"rank {rank} called {self._called(rank)}, "
-            + (f"not {self._called(self.rank)}" if self.rank >= 0 else "others did not"),
-        }
-        raise CollectiveFailed(outcome, None if rank < 0 else rank, texts[outcome])
+        rank, by = (verdict >> 8 & 0xFF) - 1, (verdict >> 16 & 0xFF) - 1
+        if outcome is Outcome.MISMATCH:
+            text = f"rank {rank} called {self._called(rank)}, rank {by} {self._called(by)}"
+        elif outcome is Outcome.PEER_DIED:
+            text = f"rank {rank} died"
+        else:
+            text = "the workers were told to stop" if rank < 0 else f"rank {rank} failed"
+        raise CollectiveFailed(outcome, None if rank < 0 else rank, text)
 
     def _called(self, rank: int) -> str:
         """Return what a rank called last, as text."""
@@ -210,17 +210,18 @@ def no_segment(code: int, num_ranks: int) -> HeadraceError:
 def core() -> ctypes.CDLL:
     """Return the C++ core with the types of its functions."""
     library = load_core()
-    pointer, int32, uint64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint64
+    pointer, int32 = ctypes.c_void_p, ctypes.c_int32
+    uint32, uint64 = ctypes.c_uint32, ctypes.c_uint64
     types: dict[str, tuple[Any, list[Any]]] = {
         "create": (int32, [int32, uint64]),
         "join": (pointer, [int32, int32, int32, int32, pointer]),
         "leave": (None, [pointer]),
-        "all_reduce": (int32, [pointer, pointer, uint64, int32]),
-        "all_gather": (int32, [pointer, pointer, pointer, uint64]),
-        "broadcast": (int32, [pointer, pointer, uint64, int32]),
-        "barrier": (int32, [pointer]),
+        "all_reduce": (uint32, [pointer, pointer, uint64, int32]),
+        "all_gather": (uint32, [pointer, pointer, pointer, uint64]),
+        "broadcast": (uint32, [pointer, pointer, uint64, int32]),
+        "barrier": (uint32, [pointer]),
         "abort": (None, [pointer, int32, int32]),
-        "verdict": (int32, [pointer]),
+        "verdict": (uint32, [pointer]),
         "meta": (uint64, [pointer, int32]),
         "waits": (None, [pointer, pointer]),
     }
