@@ -12,6 +12,9 @@ namespace {
 enum class Collective : uint64_t { barrier = 1, all_reduce, all_gather, broadcast };
 
 constexpr size_t slice_align = 64; // bytes
+// Sums of this size over the number of ranks, or more, are shared out: that takes a round more, and
+// saves reading what the others add up. Two ranks have nothing to gain.
+constexpr size_t shared_from = size_t(64) << 10;
 
 // What all ranks have to agree on, in a word. Sizes are below 2^48.
 uint64_t meta_of(Collective collective, size_t size, int detail = 0) {
@@ -60,23 +63,30 @@ Verdict ShmAllReduce::all_reduce(void *data, size_t n, Number number) {
     }
     const uint64_t meta = meta_of(Collective::all_reduce, n, int(number));
     const size_t bytes = n * bytes_of(number);
-    const bool direct = bytes <= std::min(direct_bytes, group_->half_bytes());
     auto *numbers = static_cast<char *>(data);
-    return direct ? add_all(numbers, n, number, meta) : add_shares(numbers, bytes, number, meta);
+    const bool shares = group_->num_ranks() > 2 && bytes >= shared_from / group_->num_ranks();
+    return shares ? add_shares(numbers, bytes, number, meta)
+                  : add_all(numbers, bytes, number, meta);
 }
 
-// One round: everybody publishes all and adds all.
-Verdict ShmAllReduce::add_all(char *data, size_t n, Number number, uint64_t meta) {
-    std::memcpy(group_->own_half(), data, n * bytes_of(number));
-    const Verdict met = group_->meet(meta);
-    if (met.ok()) {
+// A round per piece: everybody publishes all and adds all.
+Verdict ShmAllReduce::add_all(char *data, size_t bytes, Number number, uint64_t meta) {
+    size_t first = 0;
+    do {
+        const size_t piece = std::min(group_->half_bytes(), bytes - first);
+        std::memcpy(group_->own_half(), data + first, piece);
+        const Verdict met = group_->meet(meta);
+        if (!met.ok()) {
+            return met;
+        }
         const void *terms[max_ranks];
         for (int rank = 0; rank < group_->num_ranks(); ++rank) {
-            terms[rank] = rank == group_->rank() ? data : group_->half_of(rank);
+            terms[rank] = rank == group_->rank() ? data + first : group_->half_of(rank);
         }
-        sums_.add(number, terms, group_->num_ranks(), n, data);
-    }
-    return met;
+        sums_.add(number, terms, group_->num_ranks(), piece / bytes_of(number), data + first);
+        first += piece;
+    } while (first < bytes);
+    return {};
 }
 
 // A round per chunk and one more. In each, a rank publishes the slices of a chunk that the others

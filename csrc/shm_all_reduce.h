@@ -33,16 +33,13 @@ public:
 
     Verdict barrier();
 
-    // The largest sum of which every rank adds all; of larger ones it adds its share.
-    static constexpr size_t direct_bytes = size_t(32) << 10;
-
 private:
     struct Chunk;
 
     ShmAllReduce(std::unique_ptr<ShmGroup> group, const RankSums &sums)
         : group_(std::move(group)), sums_(sums) {}
 
-    Verdict add_all(char *data, size_t n, Number, uint64_t meta);
+    Verdict add_all(char *data, size_t bytes, Number, uint64_t meta);
     Verdict add_shares(char *data, size_t bytes, Number, uint64_t meta);
 
     std::unique_ptr<ShmGroup> group_;

@@ -22,7 +22,7 @@ constexpr size_t header_bytes = 4096;
 constexpr uint32_t magic = 0x48524752;
 constexpr uint32_t first_round = 0xffffff80; // soon wraps, so that every use is a test of that
 constexpr int looks = 100;                   // about 2 us
-constexpr int yields = 200;
+constexpr int64_t yield_ns = 100'000;
 constexpr int64_t check_ns = 50'000'000;
 constexpr int32_t has_left = -1; // in the place of a process id
 
@@ -296,36 +296,42 @@ void ShmGroup::publish(uint64_t meta) {
     }
 }
 
+bool ShmGroup::has_published(const Line &line) const {
+    return reached(line.round.load(std::memory_order_acquire), round_);
+}
+
 Verdict ShmGroup::wait_for(int peer) {
     Line &line = this->line(peer);
-    int64_t checked_ns = 0; // when the others were last known to be alive; 0: this was no long wait
-    for (int tries = 0; !reached(line.round.load(std::memory_order_acquire), round_);) {
+    for (int tries = 0; tries < looks_before_yield_; ++tries) {
+        if (has_published(line)) {
+            return {};
+        }
+        ++waits_.looks;
+        pause();
+    }
+    const int64_t yields_end = now_ns() + yield_ns;
+    int64_t next_check = yields_end + check_ns;
+    while (!has_published(line)) {
         const Verdict verdict = this->verdict();
         if (!verdict.ok()) {
             return verdict;
         }
-        if (tries < looks_before_yield_) {
-            ++tries;
-            ++waits_.looks;
-            pause();
-        } else if (tries < looks_before_yield_ + yields) {
-            ++tries;
+        const int64_t now = now_ns();
+        if (now >= next_check) {
+            look_for_dead();
+            next_check = now + check_ns;
+        } else if (now < yields_end) {
             ++waits_.yields;
             sched_yield();
         } else {
-            checked_ns = checked_ns ? checked_ns : now_ns();
+            ++waits_.sleeps;
             sleep_on(line);
-            if (now_ns() - checked_ns >= check_ns) {
-                look_for_dead();
-                checked_ns = now_ns();
-            }
         }
     }
     return {};
 }
 
 void ShmGroup::sleep_on(Line &line) {
-    ++waits_.sleeps;
     line.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = line.round.load(std::memory_order_seq_cst);
     if (!reached(seen, round_)) {
@@ -345,7 +351,7 @@ void ShmGroup::look_for_dead() {
         const Process process = pid == has_left ? Process{} : process_of(pid);
         const bool lives = process.runs && process.start_time == line.start_time;
         // Its last round is read after its death: it may have published that just before.
-        if (!lives && !reached(line.round.load(std::memory_order_acquire), round_)) {
+        if (!lives && !has_published(line)) {
             abort({Outcome::peer_died, peer, rank_});
         }
     }

@@ -22,7 +22,7 @@
 namespace headrace {
 
 constexpr int max_ranks = 16;
-constexpr size_t default_half_bytes = size_t(512) << 10; // all halves of a few ranks fit a cache
+constexpr size_t default_half_bytes = size_t(256) << 10; // both fit a core's own cache
 
 enum class Outcome : int32_t { ok, aborted, peer_died, mismatch };
 
@@ -98,6 +98,7 @@ private:
     Line &line(int rank) const;
     char *half(int rank, uint32_t round) const;
     void publish(uint64_t meta);
+    bool has_published(const Line &) const; // this rank's round
     Verdict wait_for(int peer);
     void sleep_on(Line &);
     void look_for_dead();

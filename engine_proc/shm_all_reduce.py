@@ -200,7 +200,7 @@ def no_segment(code: int, num_ranks: int) -> HeadraceError:
     """Return the error of a group that could not be made or joined."""
     if code in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
         return HeadraceError(
-            f"there is no memory for the all-reduce of {num_ranks} workers, 1 MiB for each "
+            f"there is no memory for the all-reduce of {num_ranks} workers, 512 KiB for each "
             f"({os.strerror(code)}); it counts as shared memory of this container"
         )
     return HeadraceError(f"the all-reduce of {num_ranks} workers: {os.strerror(code)}")
