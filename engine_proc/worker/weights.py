@@ -50,7 +50,13 @@ class StoredTensor:
 
     format: Format
     shape: tuple[int, ...]  # in numbers, rows first; a quantized row is whole blocks
-    data: npt.NDArray[np.uint8]  # [bytes], a read-only view into the file
+    data: npt.NDArray[np.uint8]  # [bytes] or [rows, bytes], a read-only view into the file
+
+    @property
+    def block_numbers(self) -> int:
+        """How many numbers of a row are stored as one."""
+        block = gguf_blocks.BLOCK_FORMATS.get(self.format)
+        return 1 if block is None else block.numbers
 
     def to_float32(self) -> npt.NDArray[np.float32]:
         """Decode to a new array of `shape`. Exact: each stored number is an fp32 number."""
@@ -72,9 +78,21 @@ class StoredTensor:
 
     def rows(self, start: int, stop: int) -> "StoredTensor":
         """Return rows `start` to `stop` as a view: a fused matrix is stored row after row."""
-        row_bytes = len(self.data) // self.shape[0]
-        data = self.data[start * row_bytes : stop * row_bytes]
-        return StoredTensor(self.format, (stop - start, *self.shape[1:]), data)
+        return StoredTensor(self.format, (stop - start, *self.shape[1:]), self.lines[start:stop])
+
+    def columns(self, start: int, stop: int) -> "StoredTensor":
+        """Return columns `start` to `stop` of a matrix, whole blocks, as a view."""
+        num_rows, num_cols = self.shape
+        assert start % self.block_numbers == 0
+        assert stop % self.block_numbers == 0 or stop == num_cols
+        lines = self.lines
+        first, last = (lines.shape[1] * column // num_cols for column in (start, stop))
+        return StoredTensor(self.format, (num_rows, stop - start), lines[:, first:last])
+
+    @property
+    def lines(self) -> npt.NDArray[np.uint8]:
+        """The data by rows, [rows, bytes]."""
+        return self.data.reshape(self.shape[0], -1)
 
 
 Weights = Mapping[str, StoredTensor]

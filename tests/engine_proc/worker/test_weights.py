@@ -35,6 +35,18 @@ def test_rows_of_a_tensor_are_rows_of_its_numbers(format: Format) -> None:
         np.testing.assert_array_equal(part.to_float32(), stored.to_float32()[3:7])
 
 
+@pytest.mark.parametrize("format", Format)
+def test_columns_of_a_tensor_are_columns_of_its_numbers(format: Format) -> None:
+    stored = random_tensor(format, num_rows=8, num_blocks=5)
+    block = stored.block_numbers
+    part = stored.columns(block, 3 * block)
+    assert np.shares_memory(part.data, stored.data)
+    with np.errstate(all="ignore"):
+        numbers = stored.to_float32()[:, block : 3 * block]
+        np.testing.assert_array_equal(part.to_float32(), numbers)
+        np.testing.assert_array_equal(part.rows(2, 5).to_float32(), numbers[2:5])
+
+
 def test_decoded_numbers_are_the_callers_own() -> None:
     stored = random_tensor(Format.F32, num_rows=2, num_blocks=4)
     assert not np.shares_memory(stored.to_float32(), stored.data)
