@@ -2,172 +2,47 @@
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from random_decoders import (
+    BLOCKS,
+    LENGTH,
+    NUM_PAGES,
+    SPEC,
+    SPECS,
+    WHOLE_BLOCKS,
+    batch,
+    cpu,
+    random_weights,
+    stored,
+    text,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headrace.engine_proc.worker.cpu_executor import (
-    CpuExecutor,
     Isa,
     KVDtype,
     UnsupportedSpec,
     page_bytes,
 )
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.spec import (
-    Activation,
     DecoderSpec,
-    LayerSpec,
-    Norm,
-    Placement,
-    QKNorm,
-    RopeTable,
 )
 from headrace.engine_proc.worker.torch_executor import TorchExecutor
-from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.weights import Format, Weights
 from headrace.errors import ModelError
 
-NUM_PAGES = 80
-LENGTH = 300  # more than one attention segment
-# Of GGUF's blocks: numbers, bytes, and where fp16 scales lie, with a range for them.
-LOW, HIGH = (0.002, 0.02), (-0.2, 0.0)
-BLOCKS = {
-    Format.Q8_0: (32, 34, {0: LOW}),
-    Format.Q4_0: (32, 18, {0: LOW}),
-    Format.Q4_1: (32, 20, {0: LOW, 2: HIGH}),
-    Format.Q4_K: (256, 144, {0: (0.0001, 0.0005), 2: (0.001, 0.003)}),
-    Format.Q6_K: (256, 210, {208: (0.00002, 0.00008)}),
-}
-
-SPEC = DecoderSpec(
-    architecture="LlamaForCausalLM",
-    vocab_size=110,  # not a multiple of 16
-    hidden_size=96,
-    intermediate_size=160,
-    num_heads=6,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=1024,
-    layers=(LayerSpec(), LayerSpec()),
-    ropes=(RopeTable(inv_freq=tuple(100.0 ** (-i / 8) for i in range(8))),),
-    attention_scale=0.25,
-)
-WHOLE_BLOCKS = dataclasses.replace(  # of 256 numbers
-    SPEC, hidden_size=256, intermediate_size=512, num_heads=16, num_kv_heads=4
-)
 # The arithmetic of a model that is stored in bf16.
 BF16: dict[str, Any] = {
     "weight_dtype": "bfloat16",
     "kv_dtype": "bfloat16",
     "rounds_activations": True,
 }
-# Between them, these use every field of the spec.
-SPECS = {
-    "llama": SPEC,
-    "gemma": dataclasses.replace(
-        SPEC,
-        norm=Norm.RMS_ONE_PLUS,
-        placement=Placement.PRE_POST,
-        qk_norm=QKNorm.PER_HEAD,
-        activation=Activation.GELU_TANH,
-        layers=(LayerSpec(window=7), LayerSpec(rope=1, window=290), LayerSpec(rope=1)),
-        ropes=(*SPEC.ropes, RopeTable(inv_freq=(0.5, 0.1), scale=1.25)),
-        attention_softcap=2.0,
-        logit_softcap=3.0,
-        embedding_multiplier=8.0,
-    ),
-    "olmo": dataclasses.replace(
-        SPEC,
-        placement=Placement.POST,
-        qk_norm=QKNorm.FULL,
-        tied_head=False,
-        residual_multiplier=0.5,
-        logit_multiplier=0.25,
-    ),
-    "cohere": dataclasses.replace(
-        SPEC,
-        norm=Norm.LAYER,
-        placement=Placement.PARALLEL,
-        activation=Activation.GELU,
-        layers=(LayerSpec(window=40), LayerSpec(rope=None)),
-        ropes=(dataclasses.replace(SPEC.ropes[0], interleaved=True),),
-    ),
-    "sinks": dataclasses.replace(
-        SPEC, attention_sinks=True, layers=(LayerSpec(window=20), LayerSpec())
-    ),
-    "many heads per KV head": dataclasses.replace(SPEC, num_heads=53, num_kv_heads=1),
-    "biases, odd sizes": dataclasses.replace(
-        SPEC,
-        hidden_size=50,
-        intermediate_size=77,
-        num_heads=5,
-        num_kv_heads=1,
-        head_dim=10,
-        ropes=(RopeTable(inv_freq=(1.0, 0.3, 0.1)),),
-        qkv_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-    ),
-}
-
-
-def stored(numbers: Floats, format: Format = Format.F32) -> StoredTensor:
-    if format == Format.BF16:
-        numbers = (numbers.view(np.uint32) >> 16).astype(np.uint16)
-    return StoredTensor(format, numbers.shape, np.ascontiguousarray(numbers).reshape(-1).view("u1"))
-
-
-def random_blocks(shape: tuple[int, ...], format: Format) -> StoredTensor:
-    rng = np.random.default_rng(shape)
-    numbers, nbytes, scales = BLOCKS[format]
-    blocks = rng.integers(0, 256, (shape[0] * shape[1] // numbers, nbytes), np.uint8)
-    for start, (low, high) in scales.items():
-        halves = rng.uniform(low, high, (len(blocks), 1)).astype("<f2")
-        blocks[:, start : start + 2] = halves.view("u1")
-    return StoredTensor(format, shape, blocks.reshape(-1))
-
-
-def random_weights(spec: DecoderSpec, format: Format = Format.F32) -> Weights:
-    rng = np.random.default_rng(1)
-    weights = {}
-    for name, shape in weight_shapes(spec).items():
-        numbers = rng.standard_normal(shape, np.float32) * np.float32(0.15)
-        if name.endswith("norm"):
-            weights[name] = stored(numbers + np.float32(spec.norm != Norm.RMS_ONE_PLUS))
-        elif format in BLOCKS and len(shape) == 2:
-            weights[name] = random_blocks(shape, format)
-        else:
-            weights[name] = stored(numbers, format if len(shape) == 2 else Format.F32)
-    return weights
-
-
-def cpu(spec: DecoderSpec, weights: Weights | None = None, **options: Any) -> CpuExecutor:
-    options = {"threads": 2, "num_pages": NUM_PAGES, "page_tokens": 16} | options
-    return CpuExecutor(spec, random_weights(spec) if weights is None else weights, **options)
-
-
-def text(sequence: int) -> list[int]:
-    rng = np.random.default_rng(sequence)
-    return [int(id) for id in rng.integers(0, SPEC.vocab_size, LENGTH)]
-
-
-def batch(parts: Sequence[tuple[int, int, int]], page_tokens: int = 16) -> Batch:
-    """Tokens `start` to `stop` of some sequences, with the logits of all."""
-    counts = [stop - start for _, start, stop in parts]
-    pages = -(-LENGTH // page_tokens)
-    table = np.random.default_rng(0).permutation(NUM_PAGES)[: 4 * pages].reshape(4, pages)
-    return Batch(
-        token_ids=np.concatenate([text(s)[a:b] for s, a, b in parts]).astype(np.int32),
-        positions=np.concatenate([np.arange(a, b) for _, a, b in parts]).astype(np.int32),
-        sequences=np.repeat([s for s, _, _ in parts], counts).astype(np.int32),
-        page_table=table.astype(np.int32),
-        logit_rows=np.arange(sum(counts), dtype=np.int32),
-    )
 
 
 def reference(spec: DecoderSpec, weights: Weights) -> Floats:
