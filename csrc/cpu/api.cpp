@@ -59,7 +59,20 @@ void headrace_cpu_set_vector(void *model, int32_t layer, int32_t slot, const flo
     static_cast<Model *>(model)->vector(layer, slot).assign(numbers, numbers + n);
 }
 
-// 0, or 1 when the batch is out of range, or 2 when memory does not suffice.
+// Make it one of several, which meet in `group`. `first_tokens` has [ranks + 1] numbers.
+void headrace_cpu_join(void *model, int32_t rank, int32_t num_ranks, void *group,
+                       const int32_t *first_tokens, int32_t num_heads, int32_t num_kv_heads,
+                       int32_t owns_keys) {
+    static_cast<Model *>(model)->peers = {
+        static_cast<headrace::ShmAllReduce *>(group),
+        rank,
+        std::vector<int>(first_tokens, first_tokens + num_ranks + 1),
+        num_heads,
+        num_kv_heads,
+        owns_keys != 0};
+}
+
+// 0, or 1 when the batch is out of range, 2 when memory does not suffice, 3 when a peer is lost.
 int32_t headrace_cpu_step(void *model, const Step *step) {
     auto &decoder = *static_cast<Model *>(model);
     if (!is_valid(decoder, *step)) {
@@ -70,6 +83,8 @@ int32_t headrace_cpu_step(void *model, const Step *step) {
         return 0;
     } catch (const std::bad_alloc &) {
         return 2;
+    } catch (const headrace::PeerLost &) {
+        return 3;
     }
 }
 

@@ -14,6 +14,42 @@ void norm_heads(const Config &config, const std::vector<float> &weight, float *h
     }
 }
 
+// A norm over all heads needs the squares of those that other workers have.
+bool sums_squares(const StepState &state) {
+    return state.config.qk_norm == QKNorm::full && !state.model.peers.alone();
+}
+
+void sum_squares(StepState &state) {
+    const Config &config = state.config;
+    const Peers &peers = state.model.peers;
+    state.each_row([&](int token) {
+        const float *q = state.q + size_t(token) * state.q_stride;
+        const float *k = state.k + size_t(token) * state.kv_stride;
+        float *squares = state.squares + 2 * size_t(token);
+        squares[0] = squares_of(q, config.num_heads * config.head_dim);
+        squares[1] = peers.owns_keys ? squares_of(k, config.num_kv_heads * config.head_dim) : 0.0f;
+    });
+    peers.sum(state.squares, 2 * size_t(state.num_tokens));
+}
+
+void norm_token(const StepState &state, const Layer &layer, int token, float *q, float *k) {
+    const Config &config = state.config;
+    const int dim = config.head_dim;
+    const auto &q_norm = layer.vectors[slot_q_norm], &k_norm = layer.vectors[slot_k_norm];
+    if (!sums_squares(state)) {
+        norm_heads(config, q_norm, q, config.num_heads * dim);
+        norm_heads(config, k_norm, k, config.num_kv_heads * dim);
+        return;
+    }
+    const auto scale = [&](float squares, int num_heads) {
+        return 1.0f / std::sqrt(squares / float(num_heads * dim) + config.norm_eps);
+    };
+    const Peers &peers = state.model.peers;
+    const float *squares = state.squares + 2 * size_t(token);
+    scale_row(q, q_norm.data(), config.num_heads * dim, scale(squares[0], peers.num_heads));
+    scale_row(k, k_norm.data(), config.num_kv_heads * dim, scale(squares[1], peers.num_kv_heads));
+}
+
 void store_token(StepState &state, int index, int token) {
     const Config &config = state.config;
     const Layer &layer = state.model.layers[index];
@@ -22,8 +58,7 @@ void store_token(StepState &state, int index, int token) {
     float *q = state.q + size_t(token) * state.q_stride;
     float *k = state.k + size_t(token) * state.kv_stride;
     if (config.qk_norm != QKNorm::none) {
-        norm_heads(config, layer.vectors[slot_q_norm], q, q_width);
-        norm_heads(config, layer.vectors[slot_k_norm], k, kv_width);
+        norm_token(state, layer, token, q, k);
     }
     if (layer.config.rope >= 0) {
         const Rope &rope = state.model.ropes[layer.config.rope];
@@ -190,6 +225,9 @@ void attend_split(StepState &state, int layer) {
 } // namespace
 
 void store_keys_and_values(StepState &state, int layer) {
+    if (sums_squares(state)) {
+        sum_squares(state);
+    }
     state.each_row([&](int token) { store_token(state, layer, token); });
 }
 

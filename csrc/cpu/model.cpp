@@ -12,6 +12,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
         ropes.push_back({std::vector<float>(rope.inv_freq, rope.inv_freq + rope.num_pairs),
                          rope.interleaved != 0, rope.scale});
     }
+    peers.first_tokens = {0, c.vocab_size};
     kv.allocate(c.kv_format, c.num_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim);
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
 }

@@ -3,6 +3,7 @@
 #include "cpu/kernels.h"
 #include "cpu/kv_pages.h"
 #include "cpu/matrix.h"
+#include "cpu/peers.h"
 #include "cpu/thread_pool.h"
 
 #include <memory>
@@ -14,8 +15,9 @@ namespace headrace {
 enum class Placement : int32_t { pre, pre_post, post, parallel };
 enum class QKNorm : int32_t { none, per_head, full };
 
-// The fields of DecoderSpec that the step needs, and the executor's own. Mirrored by ctypes in
-// cpu_executor.py; a field of one is a field of the other, in the same order.
+// The fields of DecoderSpec that the step needs, and the executor's own; of several workers, those
+// of its share. Mirrored by ctypes in cpu_executor.py; a field of one is a field of the other, in
+// the same order.
 struct Config {
     int32_t vocab_size, hidden_size, intermediate_size;
     int32_t num_heads, num_kv_heads, head_dim;
@@ -81,7 +83,7 @@ struct Layer {
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
     Buffer residual, normed, q, k, v, queries, attended, sublayer, gate, up, cos, sin, partials,
-        quantized, rounded;
+        quantized, rounded, squares, other_sublayer, logits, gathered;
     std::vector<Buffer> scratch; // one per thread
 };
 
@@ -95,6 +97,7 @@ struct Model {
     Matrix embed, head; // `head` stays empty when tied
     std::vector<float> norm;
     KvPages kv;
+    Peers peers;
     Workspace workspace;
     ThreadPool pool;
     std::mutex in_use; // one step at a time

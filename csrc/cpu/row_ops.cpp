@@ -36,6 +36,16 @@ void norm_row(const float *x, const float *weight, int n, float eps, bool layer_
     }
 }
 
+float squares_of(const float *x, int n) {
+    return sum_of(n, [&](int i) { return x[i] * x[i]; });
+}
+
+void scale_row(float *x, const float *weight, int n, float scale) {
+    for (int i = 0; i < n; ++i) {
+        x[i] *= scale * weight[i];
+    }
+}
+
 void add_row(const float *x, float multiplier, int n, float *sum) {
     for (int i = 0; i < n; ++i) {
         sum[i] += multiplier * x[i];

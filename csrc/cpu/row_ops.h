@@ -8,6 +8,11 @@ namespace headrace {
 // out = x / rms(x) * weight, or (x - mean) / std * weight for a LayerNorm. May be in place.
 void norm_row(const float *x, const float *weight, int n, float eps, bool layer_norm, float *out);
 
+float squares_of(const float *x, int n);
+
+// x *= scale * weight
+void scale_row(float *x, const float *weight, int n, float scale);
+
 // sum += multiplier * x
 void add_row(const float *x, float multiplier, int n, float *sum);
 

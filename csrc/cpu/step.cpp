@@ -7,21 +7,31 @@
 #include "cpu/products.h"
 #include "cpu/row_ops.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace headrace {
 
 namespace {
 
+constexpr int gathered_rows = 32; // of logits at a time, so that long prompts' take no more memory
+
 void norm(const Config &config, const std::vector<float> &weight, const float *x, float *out) {
     norm_row(x, weight.data(), config.hidden_size, config.norm_eps, config.layer_norm != 0, out);
 }
 
-// residual = embedding; and the angles of every position.
+// residual = embedding, which one of the workers has; and the angles of every position.
 void embed(StepState &state) {
+    const Peers &peers = state.model.peers;
     state.each_row([&](int token) {
         float *row = state.residual + size_t(token) * state.hidden_stride;
-        unpack_row(state.model.embed, state.step.token_ids[token], row);
+        const int index = state.step.token_ids[token] - peers.first_token();
+        if (index < 0 || index >= state.config.vocab_size) {
+            std::fill_n(row, state.config.hidden_size, 0.0f);
+        } else {
+            unpack_row(state.model.embed, index, row);
+        }
         for (int i = 0; i < state.config.hidden_size; ++i) {
             row[i] *= state.config.embedding_multiplier;
         }
@@ -31,6 +41,7 @@ void embed(StepState &state) {
                         state.sin + at);
         }
     });
+    peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
 }
 
 // normed = norm(residual), or a copy where the placement has no norm before the sublayer.
@@ -46,8 +57,9 @@ void normalize(StepState &state, const std::vector<float> &weight) {
     });
 }
 
-// residual += norm(sublayer), without a norm where the placement has none there.
+// residual += norm(sublayer of all workers), without a norm where the placement has none there.
 void add_sublayer(StepState &state, const std::vector<float> &post_norm) {
+    state.model.peers.sum(state.sublayer, size_t(state.num_tokens) * state.hidden_stride);
     state.each_row([&](int token) {
         float *x = state.sublayer + size_t(token) * state.hidden_stride;
         if (!post_norm.empty()) {
@@ -89,6 +101,35 @@ void run_mlp(StepState &s, int index) {
                &layer.vectors[slot_down_bias]}});
 }
 
+// sublayer += attention(normed), where both parts of a layer read the same norm: one sum over the
+// workers does for both.
+void run_both(StepState &s, int index) {
+    run_attention(s, index);
+    std::swap(s.sublayer, s.other_sublayer);
+    run_mlp(s, index);
+    s.each_row([&](int token) {
+        const size_t at = size_t(token) * s.hidden_stride;
+        add_row(s.other_sublayer + at, 1.0f, s.config.hidden_size, s.sublayer + at);
+    });
+}
+
+void run_layer(StepState &s, int index) {
+    const auto *vectors = s.model.layers[index].vectors;
+    const bool is_parallel = s.config.placement == Placement::parallel;
+    normalize(s, vectors[slot_attn_norm]);
+    if (is_parallel && !s.model.peers.alone()) {
+        run_both(s, index);
+    } else {
+        run_attention(s, index);
+        add_sublayer(s, vectors[slot_attn_post_norm]);
+        if (!is_parallel) { // there, both read the same norm
+            normalize(s, vectors[slot_mlp_norm]);
+        }
+        run_mlp(s, index);
+    }
+    add_sublayer(s, vectors[slot_mlp_post_norm]);
+}
+
 void write_hidden(const StepState &state, float *out, int stride) {
     for (int i = 0; i < state.step.num_logit_rows; ++i) {
         const int token = state.step.logit_rows[i];
@@ -97,19 +138,18 @@ void write_hidden(const StepState &state, float *out, int stride) {
     }
 }
 
-void write_logits(StepState &state) {
+// Logits of this worker's tokens, [logit rows, stride].
+void own_logits(StepState &state, float *logits, int stride) {
     const Config &config = state.config;
     const int rows = state.step.num_logit_rows;
-    const int stride = padded(config.vocab_size);
     write_hidden(state, state.normed, state.hidden_stride);
     const Matrix &head = state.model.head.rows ? state.model.head : state.model.embed;
-    multiply(state, rows,
-             {{head, state.normed, state.hidden_stride, state.step.logits, stride, nullptr}});
+    multiply(state, rows, {{head, state.normed, state.hidden_stride, logits, stride, nullptr}});
     if (config.logit_multiplier == 1.0f && config.logit_softcap == 0.0f) {
         return;
     }
     state.model.pool.run(rows, [&](int row, int) {
-        float *x = state.step.logits + size_t(row) * stride;
+        float *x = logits + size_t(row) * stride;
         for (int i = 0; i < stride; ++i) {
             x[i] *= config.logit_multiplier;
         }
@@ -117,6 +157,33 @@ void write_logits(StepState &state) {
             state.model.kernels->softcap(config.logit_softcap, x, stride);
         }
     });
+}
+
+// Logits of all workers' tokens, side by side in every row of the step's.
+void write_logits(StepState &state) {
+    const Peers &peers = state.model.peers;
+    const int num_rows = state.step.num_logit_rows, stride = padded(peers.max_tokens());
+    const size_t out_stride = padded(peers.num_tokens());
+    if (peers.alone()) {
+        own_logits(state, state.step.logits, stride);
+        return;
+    }
+    Workspace &space = state.model.workspace;
+    float *own = space.logits.floats(size_t(num_rows) * stride);
+    own_logits(state, own, stride);
+    for (int first = 0; first < num_rows; first += gathered_rows) {
+        const int rows = std::min(gathered_rows, num_rows - first);
+        const size_t n = size_t(rows) * stride;
+        float *all = space.gathered.floats(n * peers.num_ranks());
+        peers.gather(own + size_t(first) * stride, n, all);
+        state.model.pool.run(rows, [&](int row, int) {
+            float *out = state.step.logits + size_t(first + row) * out_stride;
+            for (int rank = 0; rank < peers.num_ranks(); ++rank) {
+                std::copy_n(all + rank * n + size_t(row) * stride, peers.num_tokens_of(rank),
+                            out + peers.first_tokens[rank]);
+            }
+        });
+    }
 }
 
 } // namespace
@@ -130,7 +197,7 @@ bool is_valid(const Model &model, const Step &step) {
     for (int i = 0; i < step.num_tokens; ++i) {
         const int token = step.token_ids[i], sequence = step.sequences[i];
         const int position = step.positions[i], last = position / config.page_tokens;
-        if (token < 0 || token >= config.vocab_size || sequence < 0 ||
+        if (token < 0 || token >= model.peers.num_tokens() || sequence < 0 ||
             sequence >= step.num_sequences || position < 0 || last >= step.max_pages) {
             return false;
         }
@@ -158,15 +225,7 @@ void run_step(Model &model, const Step &step) {
     const ThreadPool::Awake awake(model.pool);
     embed(state);
     for (int i = 0; i < model.config.num_layers; ++i) {
-        const auto *vectors = model.layers[i].vectors;
-        normalize(state, vectors[slot_attn_norm]);
-        run_attention(state, i);
-        add_sublayer(state, vectors[slot_attn_post_norm]);
-        if (model.config.placement != Placement::parallel) { // there, both read the same norm
-            normalize(state, vectors[slot_mlp_norm]);
-        }
-        run_mlp(state, i);
-        add_sublayer(state, vectors[slot_mlp_post_norm]);
+        run_layer(state, i);
     }
     if (step.hidden) {
         write_hidden(state, step.hidden, model.config.hidden_size);

@@ -51,6 +51,8 @@ void StepState::find_room() {
     queries = space.queries.floats(n * config.num_heads * config.head_dim);
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
+    squares = space.squares.floats(2 * n);
+    other_sublayer = model.peers.alone() ? nullptr : space.other_sublayer.floats(n * hidden_stride);
     const size_t cols = std::max(
         {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
     quantized = space.quantized.room<Int8Group>(n * groups_of(int(cols)));

@@ -59,6 +59,8 @@ struct StepState {
     Int8Group *quantized;                // [tokens, groups of the product at hand]
     float *rounded;                      // [tokens, stride of the product at hand]; see round_row
     float *cos, *sin;                    // [ropes, tokens, rope_pairs]
+    float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares
+    float *other_sublayer; // [tokens, hidden_stride], where two are summed at once
 
 private:
     void cut_tiles();

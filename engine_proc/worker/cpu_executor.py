@@ -19,6 +19,7 @@ import numpy.typing as npt
 from headrace.core import load_core
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.names import weight_shapes
+from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.spec import (
     Activation,
     DecoderSpec,
@@ -145,6 +146,8 @@ class CpuExecutor:
             values in bf16, as other engines do. Twice as fast for many tokens where the processor
             multiplies bf16. Sums stay fp32.
         threads: of one step, the caller's included. By default, one per core we may use.
+        peers: the workers that run the other shares of `spec` and `weights`, which are the whole
+            model's. All run the same steps in the same order; each returns the same.
         progress: called with (weights packed, weights in all) while loading.
 
     Raises:
@@ -165,11 +168,17 @@ class CpuExecutor:
         rounds_activations: bool = False,
         threads: int | None = None,
         isa: Isa | str = Isa.BEST,
+        peers: Peers | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.model = c_void_p()  # for __del__, should anything below raise
         check_sizes(spec, page_tokens)
         check_shapes(spec, weights)
+        self.vocab_size = spec.vocab_size
+        self.peers = peers
+        whole = spec
+        if peers is not None:
+            spec, weights = peers.share_of(spec, weights)
         self.spec = spec
         self.page_tokens = page_tokens
         self.weight_dtype = WeightDtype(weight_dtype)
@@ -210,6 +219,8 @@ class CpuExecutor:
         self.isa = ISAS[number]  # the one in use
         if self.isa == Isa.BEST:
             raise UnsupportedSpec(f"this processor has no {isa}")
+        if peers is not None:
+            self.join(peers, whole)
         names = list(weight_shapes(spec))
         with ThreadPoolExecutor(config.num_threads) as pool:
             parts = [self.load(name, weights[name], pool) for name in names]
@@ -222,6 +233,20 @@ class CpuExecutor:
     def __del__(self) -> None:
         if self.model:
             self.core.headrace_cpu_destroy(self.model)
+
+    def join(self, peers: Peers, whole: DecoderSpec) -> None:
+        """Take one's place among the workers that run a model."""
+        first_tokens = [*(shard.tokens.start for shard in peers.shards), whole.vocab_size]
+        self.core.headrace_cpu_join(
+            self.model,
+            peers.group.rank,
+            len(peers.shards),
+            peers.group.handle,
+            (c_int32 * len(first_tokens))(*first_tokens),
+            whole.num_heads,
+            whole.num_kv_heads,
+            peers.shard.owns_keys,
+        )
 
     def load(self, name: str, tensor: StoredTensor, pool: ThreadPoolExecutor) -> list[Future[None]]:
         """Take one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
@@ -258,7 +283,7 @@ class CpuExecutor:
 
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
-        vocab = self.spec.vocab_size
+        vocab = self.vocab_size
         logits = np.empty((len(batch.logit_rows), -(-vocab // LANES) * LANES), np.float32)
         self.step(batch, logits, None)
         return logits[:, :vocab]
@@ -270,7 +295,11 @@ class CpuExecutor:
         return hidden
 
     def step(self, batch: Batch, logits: Floats | None, hidden: Floats | None) -> None:
-        """Run one step and fill the one array of the two that is given."""
+        """Run one step and fill the one array of the two that is given.
+
+        Raises:
+            CollectiveFailed: another worker is gone.
+        """
         fields = (
             batch.token_ids,
             batch.positions,
@@ -295,6 +324,9 @@ class CpuExecutor:
             )
         if status == 2:
             raise MemoryError(f"a step of {len(arrays[0])} tokens does not fit")
+        if status == 3:
+            assert self.peers is not None
+            self.peers.group.check()
 
 
 def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
@@ -382,6 +414,7 @@ def declare(core: ctypes.CDLL) -> ctypes.CDLL:
         ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),
         ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
         ("set_vector", None, (*where, c_void_p, c_int32)),
+        ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
         ("step", c_int32, (c_void_p, POINTER(Step))),
     ):
         function = core[f"headrace_cpu_{name}"]
