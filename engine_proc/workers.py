@@ -13,6 +13,7 @@ from collections.abc import Callable
 from headrace.board import Field, State
 from headrace.config import EngineConfig, WorkerConfig
 from headrace.engine_proc.mask_area import MaskArea
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.speculation import TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.errors import HeadraceError
@@ -27,7 +28,7 @@ from headrace.messages import (
     ToWorker,
     WorkerReady,
 )
-from headrace.process import START_FAILED, Context, spawn
+from headrace.process import PEER_LOST, START_FAILED, Context, spawn
 from headrace.restarts import Restarts
 from headrace.vigil import Vigil
 
@@ -66,9 +67,15 @@ def result_bytes(config: EngineConfig) -> int:
 class Worker:
     """One worker process and its two channels."""
 
-    def __init__(self, config: EngineConfig, context: Context, rank: int, masks: MaskArea) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        context: Context,
+        rank: int,
+        masks: MaskArea,
+        group_fd: int | None,
+    ) -> None:
         self._slot = context.board.slot("worker", rank)
-        self._engine_slot = context.slot
         self._vigil = Vigil()
         self._slot.last_words = ""
         self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
@@ -87,13 +94,16 @@ class Worker:
             step_fd=self._steps.fd,
             result_fd=self._results.fd,
             mask_fd=masks.fd,
+            num_ranks=config.tp,
+            group_fd=group_fd,
         )
+        fds = (self._steps.fd, self._results.fd, masks.fd)
         self._process = spawn(
             self._slot.seat,
             worker_config,
             context.board,
             context.log_level,
-            (self._steps.fd, self._results.fd, masks.fd),
+            fds if group_fd is None else (*fds, group_fd),
         )
         os.close(self._steps.fd)  # the child has its own, and we have the memory
         os.close(self._results.fd)
@@ -102,22 +112,14 @@ class Worker:
         """Hand over a step, or say that its masks are there."""
         self._steps.send(message)
 
-    def receive(self) -> FromWorker:
-        """Wait for what it has to say.
+    def receive(self, timeout_s: float) -> FromWorker | None:
+        """Return what it has said, if anything within `timeout_s`."""
+        return self._results.receive(timeout_s)
 
-        Raises:
-            WorkerDied: it has ended.
-        """
-        while True:
-            self._engine_slot.beat()
-            result = self._results.receive(WAIT_S)
-            if result is not None:
-                return result
-            self.check()
-
-    def look(self) -> FromWorker | None:
-        """Return what it has said, if anything."""
-        return self._results.receive(0)
+    @property
+    def has_lost_a_peer(self) -> bool:
+        """Whether it has ended since another has."""
+        return self._process.poll() == PEER_LOST
 
     def check(self) -> None:
         """Raise `WorkerDied` if it has ended, with its last words, or is stuck."""
@@ -153,9 +155,15 @@ class Workers:
         self._start()
 
     def _start(self) -> None:
-        ranks = range(self._config.tp)
-        self._all = [Worker(self._config, self._context, rank, self.masks) for rank in ranks]
+        num_ranks = self._config.tp
+        group_fd = ShmAllReduce.create(num_ranks) if num_ranks > 1 else None
+        self._all = [
+            Worker(self._config, self._context, rank, self.masks, group_fd)
+            for rank in range(num_ranks)
+        ]
         self._loading = list(self._all)
+        if group_fd is not None:
+            os.close(group_fd)
 
     def wait_ready(self) -> WorkerReady:
         """Wait until all have loaded the model for the first time.
@@ -163,10 +171,10 @@ class Workers:
         Raises:
             WorkerDied: one could not.
         """
-        results = [worker.receive() for worker in self._all]
+        result = self._receive()
         self._loading = []
-        assert isinstance(results[0], WorkerReady)
-        return results[0]
+        assert isinstance(result, WorkerReady)
+        return result
 
     def are_ready(self) -> bool:
         """Whether steps can be run; otherwise new workers are on their way.
@@ -177,10 +185,10 @@ class Workers:
         if not self._all and self._clock() >= self._start_at:
             self._start()
         for worker in list(self._loading):
-            if worker.look() is not None:
+            if worker.receive(0) is not None:
                 self._loading.remove(worker)
             else:
-                worker.check()
+                self.check()
         return bool(self._all) and not self._loading
 
     def start(self, step: Step) -> None:
@@ -199,14 +207,28 @@ class Workers:
         Raises:
             WorkerDied: there will be none.
         """
-        results = [worker.receive() for worker in self._all]
+        result = self._receive()
         self._restarts.worked()
-        assert isinstance(results[0], StepResult)
-        return results[0]
+        assert isinstance(result, StepResult)
+        return result
+
+    def _receive(self) -> FromWorker:
+        """Wait until all have said something, which must be the same."""
+        first, *others = [self._receive_from(worker) for worker in self._all]
+        assert all(other == first for other in others), "workers disagree"
+        return first
+
+    def _receive_from(self, worker: Worker) -> FromWorker:
+        while True:
+            self._context.slot.beat()
+            result = worker.receive(WAIT_S)
+            if result is not None:
+                return result
+            self.check()
 
     def check(self) -> None:
-        """Raise `WorkerDied` if one has ended."""
-        for worker in self._all:
+        """Raise `WorkerDied` if one has ended; of several, the one that the others have lost."""
+        for worker in sorted(self._all, key=lambda worker: worker.has_lost_a_peer):
             worker.check()
 
     def replace(self, death: WorkerDied) -> None:

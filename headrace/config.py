@@ -20,6 +20,7 @@ T = TypeVar("T")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only")
+MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -46,7 +47,7 @@ class ServerConfig:
     api_key_file: str | None = flag(None, "a file with a key on each line")
     allowed_origins: tuple[str, ...] = flag((), "a site whose pages may call; may be repeated")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
-    tp: int = flag(1, "tensor-parallel workers")
+    tp: int = flag(1, "workers that run the model together, each a share of it")
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
     tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
     detokenizer_procs: int = flag(1, "detokenizer processes")
@@ -105,6 +106,8 @@ class ServerConfig:
             one_of(f.name, getattr(self, f.name), f.metadata["choices"])
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
+        at_least("tp", self.tp, 1)
+        at_most("tp", self.tp, MAX_TP)
         at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
         at_least("tokenizer_batch_wait_ms", self.tokenizer_batch_wait_ms, 0)
         at_least("max_num_queued", self.max_num_queued, 1)
@@ -122,8 +125,6 @@ class ServerConfig:
         at_least("seed", self.seed, 0)
         if self.max_model_len is not None:
             at_least("max_model_len", self.max_model_len, 2)
-        if self.tp != 1:
-            raise ConfigError(f"--tp {self.tp}: tensor parallelism is not built yet; use --tp 1")
         if self.quantization != "none" and self.dtype != "auto":
             raise ConfigError(
                 f"--quantization {self.quantization} says how weights are held; "
@@ -240,6 +241,8 @@ class WorkerConfig:
     step_fd: int
     result_fd: int
     mask_fd: int
+    num_ranks: int = 1
+    group_fd: int | None = None  # where the ranks meet, if there are several
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ BEAT_S = 0.5
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
-START_FAILED = 3  # exit status of a child that has said why in one line
+START_FAILED = 3  # exit status of a child that has said why in one line,
+PEER_LOST = 4  # and of one that cannot go on without another
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,23 @@
-"""Loads a model into what runs it."""
+"""Loads a model, or a worker's share of it, into what runs it."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.config import WorkerConfig
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Executor
 from headrace.engine_proc.worker.model import Model
 from headrace.engine_proc.worker.opener import open_for
+from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner, Runner
-from headrace.engine_proc.worker.sampler import Sampler
+from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
+from headrace.engine_proc.worker.shard import shard_spec, shards
+from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.errors import ModelError
 from headrace.pooling import Pooling
 
@@ -51,8 +56,8 @@ class Loaded:
     whole_prompts: bool = False
 
 
-def load(config: WorkerConfig, progress: Progress) -> Loaded:
-    """Load the model that a worker runs.
+def load(config: WorkerConfig, progress: Progress, group: ShmAllReduce | None = None) -> Loaded:
+    """Load the model that a worker runs; its share, if it is one of a group.
 
     Raises:
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
@@ -64,14 +69,22 @@ def load(config: WorkerConfig, progress: Progress) -> Loaded:
         max_model_len=config.max_model_len,
     )
     if isinstance(model, Model):
-        return in_core(config, model, progress)
+        return in_core(config, model, progress, group)
+    if group is not None:
+        raise ModelError(f"{config.model_path}: runs in transformers, which cannot do --tp")
     return in_transformers(config, model)
 
 
-def in_core(config: WorkerConfig, model: Model, progress: Progress) -> Loaded:
+def in_core(
+    config: WorkerConfig, model: Model, progress: Progress, group: ShmAllReduce | None
+) -> Loaded:
     """Load a model into the C++ core."""
+    peers = None
+    if group is not None:
+        peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
     kv_dtype = KV[config.kv_cache_dtype]
-    num_pages = config.kv_cache_memory_bytes // page_bytes(model.spec, PAGE_TOKENS, kv_dtype)
+    num_pages = config.kv_cache_memory_bytes // all_page_bytes(model.spec, peers, kv_dtype)
+    num_threads = threads_of_rank(config.num_ranks)
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     executor = CpuExecutor(
         model.spec,
@@ -81,9 +94,23 @@ def in_core(config: WorkerConfig, model: Model, progress: Progress) -> Loaded:
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         rounds_activations=config.dtype != "float32",
+        threads=num_threads,
+        peers=peers,
         progress=progress,
     )
-    return Loaded(decoder_runner(executor, model.pooling, model.spec.vocab_size), num_pages)
+    runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads)
+    return Loaded(runner, num_pages)
+
+
+def all_page_bytes(spec: DecoderSpec, peers: Peers | None, kv_dtype: KVDtype) -> int:
+    """Return what a page takes in all workers together: the same number in each of them."""
+    specs = [spec] if peers is None else [shard_spec(spec, shard) for shard in peers.shards]
+    return sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for own in specs)
+
+
+def threads_of_rank(num_ranks: int) -> int:
+    """Return how many threads a worker computes with: an equal part of the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
 def in_transformers(config: WorkerConfig, model: "TransformersModel | Classifier") -> Loaded:
@@ -109,11 +136,14 @@ def in_transformers(config: WorkerConfig, model: "TransformersModel | Classifier
     executor = TransformersExecutor(
         model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
     )
-    return Loaded(decoder_runner(executor, pooling, model.vocab_size), num_pages)
+    num_threads = threads_of_rank(config.num_ranks)
+    return Loaded(decoder_runner(executor, pooling, model.vocab_size, num_threads), num_pages)
 
 
-def decoder_runner(executor: Executor, pooling: Pooling | None, vocab_size: int) -> Runner:
+def decoder_runner(
+    executor: Executor, pooling: Pooling | None, vocab_size: int, num_threads: int
+) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=pooling.normalize))
-    return GenerationRunner(executor, Sampler(vocab_size))
+    return GenerationRunner(executor, Sampler(vocab_size, threads=min(num_threads, MAX_THREADS)))

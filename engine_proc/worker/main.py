@@ -1,23 +1,30 @@
 """Worker process: runs the model on the steps it is given; decides nothing.
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
+import logging
+import os
+import sys
+
 import numpy as np
 
 from headrace.board import Field
 from headrace.config import WorkerConfig
 from headrace.engine_proc.mask_area import MaskArea
+from headrace.engine_proc.shm_all_reduce import CollectiveFailed, ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.sampler import Masks
 from headrace.messages import FromWorker, Step, ToWorker, WorkerReady
-from headrace.process import Context
+from headrace.process import PEER_LOST, Context
 
 IDLE_S = 0.5
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
+log = logging.getLogger(__name__)
+
 
 def main(config: WorkerConfig, context: Context) -> None:
-    """Load the model, then execute steps until SIGTERM."""
+    """Load the model, then execute steps until SIGTERM, or until another worker is lost."""
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
     area = MaskArea(config.mask_fd, config.vocab_size)
@@ -31,7 +38,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
-    loaded = load(config, progress)
+    loaded = load(config, progress, join(config, context.index))
     context.keep_beating()  # a step may be long
     context.ready()
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
@@ -39,4 +46,18 @@ def main(config: WorkerConfig, context: Context) -> None:
         step = steps.receive(IDLE_S)
         if step is not None:
             assert isinstance(step, Step)
-            results.send(loaded.runner.run(step, masks_of))
+            try:
+                results.send(loaded.runner.run(step, masks_of))
+            except CollectiveFailed as failure:
+                context.slot.last_words = str(failure)
+                log.warning("cannot go on: %s", failure)
+                sys.exit(PEER_LOST)
+
+
+def join(config: WorkerConfig, rank: int) -> ShmAllReduce | None:
+    """Meet the workers that have the other shares of the model, if there are any."""
+    if config.group_fd is None:
+        return None
+    group = ShmAllReduce(config.group_fd, rank, config.num_ranks)
+    os.close(config.group_fd)
+    return group

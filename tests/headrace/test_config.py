@@ -47,9 +47,12 @@ def test_a_step_must_have_room_for_every_running_sequence() -> None:
         ServerConfig(max_num_seqs=8, max_num_batched_tokens=7)
 
 
-def test_tensor_parallelism_is_refused_for_now() -> None:
-    with pytest.raises(ConfigError, match="--tp 2"):
-        ServerConfig(tp=2)
+def test_there_are_1_to_16_workers() -> None:
+    ServerConfig(tp=16)
+    with pytest.raises(ConfigError, match="--tp 0 is too small; it must be at least 1"):
+        ServerConfig(tp=0)
+    with pytest.raises(ConfigError, match="--tp 17 is too large; it must be at most 16"):
+        ServerConfig(tp=17)
 
 
 def test_int8_and_another_precision_of_weights_are_not_both_possible() -> None:

@@ -441,7 +441,7 @@ async def test_a_start_that_is_cancelled_leaves_no_ring(
     [
         ({"port": 1}, "port is a flag of the HTTP server"),
         ({"max_tokens": 1}, "max_tokens is not a flag"),
-        ({"tp": 2}, "--tp 2"),
+        ({"tp": 17}, "--tp 17 is too large"),
         ({"dtype": "int3"}, "--dtype int3 is not known; it must be one of auto, "),
     ],
 )

@@ -74,7 +74,8 @@ def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str)
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ("--model-path m --tp-size 1 --context-length 9", {"model": "m", "max_model_len": 9}),
+        ("--model-path m --tp-size 2 --context-length 9",
+         {"model": "m", "tp": 2, "max_model_len": 9}),
         ("--max-running-requests 8 --random-seed 3", {"max_num_seqs": 8, "seed": 3}),
         ("--chunked-prefill-size 256 --disable-radix-cache",
          {"max_num_batched_tokens": 256, "enable_prefix_caching": False}),
@@ -85,8 +86,8 @@ def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str)
         ("m -asc 2 --renderer-num-workers 4 -q gguf --dtype float --uvicorn-log-level error",
          {"model": "m", "frontend_procs": 2, "tokenizer_procs": 4, "dtype": "float32",
           "log_level": "error"}),
-        ("-tp 1 -pp 1 -dp=1 --max-num-queued-reqs 5 --enforce-eager --enable-chunked-prefill",
-         {"max_num_queued": 5}),
+        ("-tp 2 -pp 1 -dp=1 --max-num-queued-reqs 5 --enforce-eager --enable-chunked-prefill",
+         {"tp": 2, "max_num_queued": 5}),
         ('--speculative-config {"method":"ngram","num_speculative_tokens":4}',
          {"speculative": "ngram"}),
     ],
@@ -108,7 +109,6 @@ def test_flags_of_vllm_and_sglang_are_understood(argv: str, expected: dict[str, 
         ("--chunked-prefill-size -1", "--chunked-prefill-size -1 is not supported; raise --max-"),
         ('--speculative-config {"method":"eagle"}', "--speculative-config with method eagle is "),
         ("--speculative-config x", "--speculative-config is not a JSON object: "),
-        ("--tensor-parallel-size 2", "--tp 2: tensor parallelism is not built yet"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_to_do(argv: str, text: str) -> None:

@@ -196,7 +196,7 @@ def test_taken_port_is_one_clear_line() -> None:
         (["--max-model-len", "1"], "--max-model-len 1 is too small"),
         (["--tokenizer-procs", "0"], "--tokenizer-procs 0 is too small"),
         (["--kv-cache-memory-bytes", "1000000"], "--kv-cache-memory-bytes 1000000 holds"),
-        (["--tp", "2"], "--tp 2"),
+        (["--tp", "10"], "--tp 10: the model has 9 heads; it can be 1, 2, 3, 4, 5, 6, 7, 8, 9"),
     ],
 )
 def test_bad_start_is_one_clear_line(arguments: list[str], says: str) -> None:

@@ -1,0 +1,102 @@
+"""Workers that run a model together: real processes, started, stopped and killed."""
+
+import os
+import signal
+from array import array
+from collections.abc import Iterator
+
+import pytest
+from servers import wait_until
+
+from headrace.board import Board, Field, Seat
+from headrace.config import EngineConfig
+from headrace.engine_proc.sampling_rows import pack
+from headrace.engine_proc.workers import WorkerDied, Workers
+from headrace.messages import Sampling, Step, StepResult
+from headrace.model_card import find_demo_model
+from headrace.process import Context
+
+CONFIG = EngineConfig(
+    run_dir="",
+    model_path=str(find_demo_model()),
+    max_model_len=64,
+    num_detokenizers=1,
+    max_num_seqs=2,
+    max_num_batched_tokens=64,
+    max_num_queued=1,
+    scheduling_policy="fcfs",
+    target_itl_ms=0,
+    enable_prefix_caching=False,
+    speculative="off",
+    engine="auto",
+    mock_profile="zero",
+    embedding_size=None,
+    tp=2,
+    model_impl="auto",
+    dtype="float32",
+    quantization="none",
+    kv_cache_dtype="float32",
+    kv_cache_memory_bytes=64 << 20,
+    vocab_size=49152,
+    eos_token_ids=[],
+)
+PROMPT = array("i", range(100, 130))
+STEP = Step(
+    token_ids=PROMPT.tobytes(),
+    positions=array("i", range(len(PROMPT))).tobytes(),
+    sequences=bytes(4 * len(PROMPT)),
+    page_table=bytes(4),
+    logit_rows=array("i", [len(PROMPT) - 1]).tobytes(),
+    rows=pack(Sampling(logprobs=2), len(PROMPT), (0, 0, 0), (0, 0)),
+)
+
+
+@pytest.fixture(scope="module")
+def board() -> Board:
+    return Board.create([Seat("engine", 0), *(Seat("worker", rank) for rank in range(CONFIG.tp))])
+
+
+@pytest.fixture(scope="module")
+def workers(board: Board) -> Iterator[Workers]:
+    engine = Seat("engine", 0)
+    context = Context(engine, board, board.slot("engine"), "error", os.getpid())
+    started = Workers(CONFIG, context)
+    started.wait_ready()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def result(workers: Workers) -> StepResult:
+    workers.start(STEP)
+    return workers.finish()
+
+
+def tell(board: Board, rank: int, what: signal.Signals) -> None:
+    """Send a worker a signal."""
+    os.kill(board.slot("worker", rank)[Field.PID], what)
+
+
+def test_a_worker_that_is_stopped_is_waited_for(
+    workers: Workers, board: Board, result: StepResult
+) -> None:
+    tell(board, 1, signal.SIGSTOP)
+    workers.start(STEP)
+    workers.check()
+    tell(board, 1, signal.SIGCONT)
+    assert workers.finish() == result
+
+
+def test_of_workers_that_end_together_the_one_that_died_is_named(
+    workers: Workers, board: Board, result: StepResult
+) -> None:
+    tell(board, 1, signal.SIGSTOP)  # so that the other waits for it
+    workers.start(STEP)
+    tell(board, 1, signal.SIGKILL)
+    wait_until(lambda: board.slot("worker", 0).last_words == "rank 1 died", "worker 0 notices")
+    with pytest.raises(WorkerDied, match=r"^worker 1 died, exit code -9$") as death:
+        workers.finish()
+    workers.replace(death.value)
+    wait_until(workers.are_ready, "new workers")
+    workers.start(STEP)
+    assert workers.finish() == result
