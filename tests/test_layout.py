@@ -80,6 +80,7 @@ def test_only_some_executors_import_torch() -> None:
         "transformers_executor.py",
         "transformers_hook.py",
         "transformers_model.py",
+        "transformers_shard.py",
     }
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from headrace.config import WorkerConfig
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
@@ -67,12 +69,11 @@ def load(config: WorkerConfig, progress: Progress, group: ShmAllReduce | None = 
         impl=config.model_impl,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
+        group=group,
     )
     if isinstance(model, Model):
         return in_core(config, model, progress, group)
-    if group is not None:
-        raise ModelError(f"{config.model_path}: runs in transformers, which cannot do --tp")
-    return in_transformers(config, model)
+    return in_transformers(config, model, group)
 
 
 def in_core(
@@ -108,12 +109,23 @@ def all_page_bytes(spec: DecoderSpec, peers: Peers | None, kv_dtype: KVDtype) ->
     return sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for own in specs)
 
 
+def sum_over(group: ShmAllReduce | None, number: int) -> int:
+    """Return the sum of all workers' numbers."""
+    if group is None:
+        return number
+    numbers = np.empty(group.num_ranks, np.int64)
+    group.all_gather(np.array([number], np.int64), numbers)
+    return int(numbers.sum())
+
+
 def threads_of_rank(num_ranks: int) -> int:
     """Return how many threads a worker computes with: an equal part of the cores."""
     return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
-def in_transformers(config: WorkerConfig, model: "TransformersModel | Classifier") -> Loaded:
+def in_transformers(
+    config: WorkerConfig, model: "TransformersModel | Classifier", group: ShmAllReduce | None
+) -> Loaded:
     """Run a model in its own modules. Only here is torch loaded."""
     from headrace.engine_proc.worker.classifier import Classifier
     from headrace.engine_proc.worker.encoder_executor import EncoderExecutor
@@ -132,7 +144,8 @@ def in_transformers(config: WorkerConfig, model: "TransformersModel | Classifier
         embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
         return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
     kv_dtype = KV[config.kv_cache_dtype]
-    num_pages = config.kv_cache_memory_bytes // model.page_bytes(PAGE_TOKENS, kv_dtype)
+    own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
+    num_pages = config.kv_cache_memory_bytes // sum_over(group, own_bytes)
     executor = TransformersExecutor(
         model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
     )

@@ -4,9 +4,11 @@ Torch is loaded only for the latter.
 """
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.model import Model, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
@@ -21,9 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def open_for(
-    path: Path, *, impl: str, dtype: str, max_model_len: int
+    path: Path, *, impl: str, dtype: str, max_model_len: int, group: ShmAllReduce | None = None
 ) -> "Model | TransformersModel | Classifier":
     """Open a model as `--model-impl` says; cross-encoders run in transformers only.
+
+    One of a group has a share of a model that runs in transformers; others come whole.
 
     Raises:
         ModelError: it cannot be opened that way; where both ways were tried, the text has both
@@ -31,18 +35,20 @@ def open_for(
     """
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
+        if group is not None:
+            raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
         from headrace.engine_proc.worker.classifier import open_classifier
 
         return open_classifier(path, dtype=dtype, activation=pooling.activation)
     if impl == "transformers":
-        return open_with_transformers(path, dtype, max_model_len)
+        return open_with_transformers(path, dtype, max_model_len, group)
     try:
         model = open_model(path)
     except NotLowered as lowering:
         if impl == "headrace":
             raise
         try:
-            return open_with_transformers(path, dtype, max_model_len)
+            return open_with_transformers(path, dtype, max_model_len, group)
         except ModelError as error:
             reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
             raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
@@ -52,17 +58,29 @@ def open_for(
     return model
 
 
-def open_with_transformers(path: Path, dtype: str, max_model_len: int) -> "TransformersModel":
+def open_with_transformers(
+    path: Path, dtype: str, max_model_len: int, group: ShmAllReduce | None
+) -> "TransformersModel":
     """Open a folder with transformers, and check that we run it as transformers does."""
     if not path.is_dir():
         raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
     from headrace.engine_proc.worker.transformers_check import check
     from headrace.engine_proc.worker.transformers_model import open_transformers
+    from headrace.engine_proc.worker.transformers_shard import take_share
 
     pooling = read_pooling(path, read_json(path / "config.json"))
     try:
-        model = open_transformers(path, dtype=dtype, max_model_len=max_model_len, pooling=pooling)
-        check(model)
+        model = open_transformers(
+            path,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            pooling=pooling,
+            num_ranks=1 if group is None else group.num_ranks,
+        )
+        if group is None:
+            check(model)
+        else:
+            model = check(model, partial(take_share, group=group, max_model_len=max_model_len))
     except ModelError as error:
         text = str(error).removeprefix(f"{path}: ")
         raise ModelError(f"{path}: {text}") from error

@@ -5,6 +5,8 @@ and each by itself through transformers. What a model carries from token to toke
 values, or numbers by their place in the batch, shows as a difference.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -24,17 +26,22 @@ PAGES = np.array([[3, 0, 5], [1, 4, 2]], np.int32)
 EXACT, ROUNDED = 1e-3, 0.1  # relative differences, in fp32 and in anything shorter
 
 
-def check(model: TransformersModel) -> None:
-    """Compare a model with itself.
+def check(
+    model: TransformersModel,
+    cut: Callable[[TransformersModel], TransformersModel] = lambda model: model,
+) -> TransformersModel:
+    """Compare a model, when `cut` has left what this worker has of it, with itself before.
 
     Raises:
         ModelError: they differ; the model cannot be served.
     """
     vocab = model.module.config.get_text_config().vocab_size
     texts = [np.arange(1, 1 + n, dtype=np.int32) * 7919 % vocab for n in TEXT_TOKENS]
+    whole = alone(model, texts)
+    model = cut(model)
     found = run_causal(model, texts) if model.is_causal else run_encoder(model, texts)
     limit = EXACT if model.module.dtype == torch.float32 else ROUNDED
-    for ours, theirs in zip(found, alone(model, texts), strict=True):
+    for ours, theirs in zip(found, whole, strict=True):
         # The median, as one token of a mixture may round its way to other experts.
         differences = np.linalg.norm(ours - theirs, axis=1) / np.linalg.norm(theirs, axis=1)
         if not np.median(differences) < limit:
@@ -43,6 +50,7 @@ def check(model: TransformersModel) -> None:
                 "run in chunks and batches, so it cannot be served; it needs more of its "
                 "attention than queries, keys and values"
             )
+    return model
 
 
 def alone(model: TransformersModel, texts: list[Int32s]) -> list[Floats]:

@@ -50,8 +50,9 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer's keys and values, and which of them its queries see."""
+    """One layer's heads, and which keys and values its queries see."""
 
+    heads: int
     kv_heads: int
     head_dim: int
     value_dim: int
@@ -135,7 +136,7 @@ class Probe:
         kv_heads, head_dim = call.key.shape[1:]
         value_dim = call.value.shape[2]
         self.layers[call.module] = AttentionLayer(
-            kv_heads, head_dim, value_dim, self.reach(call.mask)
+            call.query.shape[1], kv_heads, head_dim, value_dim, self.reach(call.mask)
         )
         return call.query.new_zeros(*call.query.shape[:2], value_dim)
 

@@ -57,7 +57,12 @@ class TransformersModel:
 
 
 def open_transformers(
-    folder: Path, *, dtype: str, max_model_len: int, pooling: Pooling | None = None
+    folder: Path,
+    *,
+    dtype: str,
+    max_model_len: int,
+    pooling: Pooling | None = None,
+    num_ranks: int = 1,
 ) -> TransformersModel:
     """Load the model of a folder, without running code from it.
 
@@ -65,11 +70,12 @@ def open_transformers(
         dtype: a key of `DTYPES`, or `auto` for that of the files.
         max_model_len: the longest sequence it will be given, in tokens.
         pooling: of an embedding model, which is loaded without its head.
+        num_ranks: workers that compute at the same time.
     Raises:
         ModelError: files are missing, broken or do not fit each other, or the model needs more
             of its attention than paged keys and values can give.
     """
-    config = open_config(folder)
+    config = open_config(folder, num_ranks)
     refuse_by_config(config, max_model_len, head=pooling is None)
     kind: Any = transformers.AutoModelForCausalLM if pooling is None else transformers.AutoModel
     module = load_module(folder, config, dtype, kind, HOOKED)
@@ -81,12 +87,12 @@ def open_transformers(
     return model
 
 
-def open_config(folder: Path) -> PreTrainedConfig:
+def open_config(folder: Path, num_ranks: int = 1) -> PreTrainedConfig:
     """Read a folder's config, and make torch and transformers fit to serve."""
     check_folder(folder)
     # torch's threads spin while they wait for each other: with a core too few for the rest of the
     # ring, a step of 2 ms takes 60.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
+    torch.set_num_threads(max(1, (len(os.sched_getaffinity(0)) - 1) // num_ranks))
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(

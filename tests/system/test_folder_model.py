@@ -13,8 +13,11 @@ PROMPT = [504, 3575, 282, 4649, 314]
 NUM_TOKENS = 24
 
 
-@pytest.mark.parametrize("model_type", ["llama", "mixtral"])  # the C++ core, transformers
-def test_folder_is_served_exactly_and_by_its_own_name(model_type: str, tmp_path: Path) -> None:
+# The C++ core; transformers, by one worker and by two.
+@pytest.mark.parametrize(("model_type", "tp"), [("llama", "1"), ("mixtral", "1"), ("mixtral", "2")])
+def test_folder_is_served_exactly_and_by_its_own_name(
+    model_type: str, tp: str, tmp_path: Path
+) -> None:
     folder = tmp_path / f"tiny-{model_type}"
     model = make_folder(folder, model_type)
     with torch.inference_mode():
@@ -26,7 +29,8 @@ def test_folder_is_served_exactly_and_by_its_own_name(model_type: str, tmp_path:
             pad_token_id=2,
         )
     generated = output[0, len(PROMPT) :].tolist()
-    server = RunningServer(str(folder), "--dtype", "float32", "--kv-cache-dtype", "float32")
+    exact = ("--dtype", "float32", "--kv-cache-dtype", "float32")
+    server = RunningServer(str(folder), *exact, "--tp", tp)
     try:
         body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "model": folder.name}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()

@@ -1,5 +1,6 @@
 """What no spec expresses runs in transformers' modules, on our pages, and says the same."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from headrace.engine_proc.worker.opener import open_for
 from headrace.engine_proc.worker.torch_attention import Reach
 from headrace.engine_proc.worker.transformers_check import check
 from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
-from headrace.engine_proc.worker.transformers_hook import AttentionLayer, reach_of
+from headrace.engine_proc.worker.transformers_hook import reach_of
 from headrace.engine_proc.worker.transformers_model import TransformersModel
 from headrace.errors import ModelError
 
@@ -299,7 +300,7 @@ def test_the_check_notices_a_layer_that_sees_too_little(tmp_path: Path) -> None:
     model = open_it(tmp_path)
     assert isinstance(model, TransformersModel)
     short = {
-        module: AttentionLayer(layer.kv_heads, layer.head_dim, layer.value_dim, Reach(before=1))
+        module: dataclasses.replace(layer, reach=Reach(before=1))
         for module, layer in model.layers.items()
     }
     with pytest.raises(ModelError, match=r"differs by .* from itself"):
