@@ -76,7 +76,7 @@ class ServerConfig:
     speculative: str = flag(
         "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
     )
-    kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache")
+    kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache, of all workers")
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
