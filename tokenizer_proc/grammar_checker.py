@@ -17,6 +17,7 @@ from typing import IO, TypeVar
 import msgspec
 import setproctitle
 
+from headrace.tokenizer_proc.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.thought_grammar import after_thoughts
 
@@ -98,7 +99,7 @@ def grammar_of(constraint: Constraint) -> str:
     match constraint.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(
-                constraint.source,
+                exact_source(constraint.source, constraint.closed),
                 overrides={
                     "whitespace_flexible": bool(constraint.space),
                     "whitespace_pattern": constraint.space or None,

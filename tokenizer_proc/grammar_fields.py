@@ -72,6 +72,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     source: str
     space: str = SOME_SPACE  # a regex: what may be between the parts of JSON
     thoughts: str = ""  # rules of what comes before, as Lark has them
+    closed: bool = False  # objects have no properties but those that their schemas name
 
 
 def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:
@@ -138,16 +139,15 @@ def of_format(wanted: ResponseFormat) -> Constraint:
 
 def of_outputs(outputs: StructuredOutputs) -> dict[str, Constraint]:
     """Return what `structured_outputs` comes to, by its fields."""
-    for name in ("structural_tag", "disable_additional_properties"):
-        if getattr(outputs, name):
-            where = f"structured_outputs.{name}"
-            raise Unsupported(f"{where}: not supported by this server", where)
+    if outputs.structural_tag is not None:
+        where = "structured_outputs.structural_tag"
+        raise Unsupported(f"{where}: not supported by this server", where)
     space = outputs.whitespace_pattern or SOME_SPACE
     if outputs.disable_any_whitespace:
         space = NO_SPACE
     found = {}
     if outputs.json is not None:
-        found["json"] = of_schema(outputs.json, space)
+        found["json"] = of_schema(outputs.json, space, outputs.disable_additional_properties)
     if outputs.json_object:
         found["json_object"] = Constraint("json_schema", ANY_OBJECT)
     if outputs.regex is not None:
@@ -164,10 +164,10 @@ def of_outputs(outputs: StructuredOutputs) -> dict[str, Constraint]:
     return {f"structured_outputs.{name}": constraint for name, constraint in found.items()}
 
 
-def of_schema(schema: Schema, space: str) -> Constraint:
+def of_schema(schema: Schema, space: str, closed: bool = False) -> Constraint:
     """Return what a JSON Schema comes to."""
     source = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-    return Constraint("json_schema", source, space)
+    return Constraint("json_schema", source, space, closed=closed)
 
 
 def of_choice(choices: list[str], param: str) -> Constraint:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import Parsing
 from headrace.output_formats import TOOL_MARKS, ToolFormat
+from headrace.tokenizer_proc.exact_schemas import exact
 from headrace.tokenizer_proc.grammar_fields import MAX_GRAMMAR_CHARACTERS, Constraint, quoted
 from headrace.tokenizer_proc.tool_requests import Tool, is_string
 
@@ -74,7 +75,10 @@ def demanded_calls(
     assert parsing.tools is not None
     marks = TOOL_MARKS[parsing.tools]
     special = {mark: special_tokens[mark] for mark in marks if mark in special_tokens}
-    source = ToolGrammar(parsing.tools, special).of(tools, not parsing.has_one_call)
+    try:
+        source = ToolGrammar(parsing.tools, special).of(tools, not parsing.has_one_call)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"tools: {error}", "tools") from None
     if len(source) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidValue(
             f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where one has to be "
@@ -142,8 +146,13 @@ class ToolGrammar:
 
 
 def json_value(schema: Schema) -> str:
-    """Return what a value under a schema is."""
-    return "%json " + json.dumps({**schema, "x-guidance": SPACING}, ensure_ascii=False)
+    """Return what a value under a schema is.
+
+    Raises:
+        ValueError, RecursionError: the schema has what cannot be followed.
+    """
+    exactly = {**exact(schema), "x-guidance": SPACING}
+    return "%json " + json.dumps(exactly, ensure_ascii=False)
 
 
 def properties_of(schema: Schema) -> list[tuple[str, Schema, bool]]:

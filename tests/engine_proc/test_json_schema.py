@@ -7,12 +7,13 @@ from typing import Any
 
 import jsonschema
 import pytest
-from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from headrace.grammar import GrammarCompiler
 from headrace.model_card import find_demo_model, read_gguf
 from headrace.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.grammar_checker import grammar_of
+from headrace.tokenizer_proc.grammar_fields import of_schema
 
 # By keyword: a schema, then what is to be told apart by it.
 CASES: dict[str, tuple[Any, list[Any]]] = {
@@ -141,7 +142,7 @@ def tokenizer() -> Tokenizer:
 
 def follows(text: str, schema: Any) -> bool:
     """Whether a text can be generated under a schema."""
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    grammar = grammar_of(of_schema(json.dumps(schema), r"\s+"))
     matcher = compiler().compile(grammar)
     ids = tokenizer().encode(text, add_special_tokens=False).ids
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

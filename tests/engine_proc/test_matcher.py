@@ -22,6 +22,8 @@ from headrace.engine_proc.worker.sampler import Masks, Sampler
 from headrace.grammar import GrammarCompiler
 from headrace.model_card import find_demo_model, read_gguf
 from headrace.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.grammar_checker import grammar_of
+from headrace.tokenizer_proc.grammar_fields import of_schema
 
 MAX_TOKENS = 400
 NO_DRAFTS = array("i")
@@ -77,8 +79,7 @@ def regex(pattern: str) -> str:
 
 
 def schema_grammar(schema: Schema) -> str:
-    space = {"whitespace_pattern": "[ \n]{1,3}"}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=space)  # type: ignore[arg-type]
+    return grammar_of(of_schema(schema, "[ \n]{1,3}"))
 
 
 def matcher_of(grammar: str) -> Matcher:

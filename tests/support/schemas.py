@@ -71,3 +71,44 @@ def objects(draw: st.DrawFn, inner: st.SearchStrategy[Schema]) -> Schema:
 
 
 schemas = st.recursive(leaves, nested, max_leaves=8)
+
+
+# Schemas that leave more open: what is said in them may hold for some types only, or not at all.
+open_leaves: st.SearchStrategy[Schema] = st.one_of(
+    leaves,
+    st.just({}),
+    between(-3, 3).map(lambda b: {"minimum": b[0], "exclusiveMaximum": b[1] + 0.5}),
+    st.sampled_from([0.1, 0.5, 3, 12]).map(lambda n: {"type": "integer", "multipleOf": n}),
+    st.sampled_from(["^.$", "a", r"^\d+[^a-c]?$", r"^[\w.-]*$", "^(?:x|yy)+$"]).map(
+        lambda pattern: {"pattern": pattern}
+    ),
+    st.sampled_from(["date", "date-time", "ipv6", "ipv4"]).map(lambda name: {"format": name}),
+    st.sampled_from([{"minProperties": 1}, {"maxProperties": 1}, {"required": ["a"]}]),
+)
+
+
+def open_nested(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    """Return strategies of what holds other schemas and leaves out some of what there could be."""
+    lists = st.lists(inner, min_size=1, max_size=2)
+    some_names = st.dictionaries(st.sampled_from("abxé"), inner, max_size=3)
+    optional = {
+        "properties": some_names,
+        "required": st.lists(st.sampled_from("abx"), max_size=2, unique=True),
+        "additionalProperties": inner | st.booleans(),
+        "patternProperties": st.dictionaries(st.sampled_from(["^a", "^n_"]), inner, max_size=1),
+        "prefixItems": lists,
+        "items": inner | st.booleans(),
+        "additionalItems": st.booleans(),
+        "maxItems": st.integers(0, 3),
+        "allOf": lists,
+        "anyOf": lists,
+        "oneOf": lists,
+    }
+    kinds = {"type": st.sampled_from(["object", "array", ["object", "array", "string"]])}
+    return st.one_of(
+        st.fixed_dictionaries(kinds, optional=optional),
+        st.fixed_dictionaries({}, optional=optional),
+    )
+
+
+open_schemas = st.recursive(open_leaves, open_nested, max_leaves=6)

@@ -65,6 +65,11 @@ def constraint(**fields: Any) -> tuple[str, Constraint] | None:
             Constraint("json_schema", "{}", " ?"),
         ),
         (
+            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
+            "structured_outputs.json",
+            Constraint("json_schema", "{}", closed=True),
+        ),
+        (
             {"guided_json": {}, "guided_whitespace_pattern": "x"},
             "guided_json",
             Constraint("json_schema", "{}", "x"),
@@ -127,12 +132,6 @@ def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
             {"structured_outputs": {"structural_tag": "{}"}},
             Unsupported,
             "structured_outputs.structural_tag",
-            "not supported",
-        ),
-        (
-            {"structured_outputs": {"json": {}, "disable_additional_properties": True}},
-            Unsupported,
-            "structured_outputs.disable_additional_properties",
             "not supported",
         ),
         ({"guided_choice": []}, InvalidValue, "guided_choice", f"1 to {MAX_CHOICES}"),

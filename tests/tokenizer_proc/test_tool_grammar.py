@@ -10,9 +10,10 @@ from grammars import allows, mark_ids, matcher, some_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import Unsupported
+from headrace.errors import InvalidValue, Unsupported
+from headrace.messages import Parsing
 from headrace.output_formats import ToolFormat
-from headrace.tokenizer_proc.tool_grammar import ToolGrammar
+from headrace.tokenizer_proc.tool_grammar import ToolGrammar, demanded_calls
 from headrace.tokenizer_proc.tool_requests import Tool
 
 FORECAST = {
@@ -158,3 +159,22 @@ def test_a_parameter_that_is_no_name_in_python_is_left_out_or_refused() -> None:
     needed = {"name": "f", "parameters": schema | {"required": ["a-b"]}}
     with pytest.raises(Unsupported, match="'a-b' cannot be a parameter's name"):
         grammar_of(ToolFormat.PYTHONIC, needed)
+
+
+def test_arguments_are_held_to_their_schema_exactly() -> None:
+    schema = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    grammar = grammar_of(ToolFormat.LLAMA3_JSON, {"name": "f", "parameters": schema})
+    for arguments, is_valid in (
+        ('{"day": "2024-02-29", "more": 1}', True),
+        ('{"day": "2023-02-29"}', False),
+        ('{"\\u0064ay": 1}', False),
+    ):
+        assert allows(grammar, f'{{"name": "f", "parameters": {arguments}}}') == is_valid
+
+
+def test_a_schema_that_cannot_be_followed_is_refused() -> None:
+    schema = {"type": "object", "properties": {"a": {"pattern": "(?=x)"}}}
+    offered = tools({"name": "f", "parameters": schema})
+    with pytest.raises(InvalidValue, match="tools: not supported in a pattern") as refused:
+        demanded_calls(offered, Parsing(tools=ToolFormat.HERMES), {})
+    assert refused.value.param == "tools"
