@@ -340,20 +340,21 @@ class GenerationPlanner:
 
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""
-        constraint = constraint_of(request)
+        constraint, special = constraint_of(request), self._prompts.vocabulary.special_tokens
         if isinstance(request, ChatRequest) and parsing is not None and request.demanded:
             if constraint is not None:
                 raise InvalidValue(
                     f"{constraint[0]}: not together with a 'tool_choice' that demands a call",
                     constraint[0],
                 )
-            special = self._prompts.vocabulary.special_tokens
             constraint = demanded_calls(request.demanded, parsing, special)
         if constraint is None:
             return b""
         param, wanted = constraint
+        if wanted.kind == "structural_tag":
+            wanted = msgspec.structs.replace(wanted, special_tokens=dict(special))
         if parsing is not None:
-            thoughts = thoughts_of(parsing, self._prompts.vocabulary.special_tokens)
+            thoughts = thoughts_of(parsing, special)
             wanted = msgspec.structs.replace(wanted, thoughts=thoughts)
         return (yield from self._grammars.compiled(param, wanted))
 

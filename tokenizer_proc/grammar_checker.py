@@ -19,6 +19,7 @@ import setproctitle
 
 from headrace.tokenizer_proc.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar_fields import Constraint
+from headrace.tokenizer_proc.structural_grammar import tag_grammar
 from headrace.tokenizer_proc.thought_grammar import after_thoughts
 
 T = TypeVar("T")
@@ -111,6 +112,8 @@ def grammar_of(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_regex(constraint.source)
         case "lark":
             return LLMatcher.grammar_from_lark(constraint.source)
+        case "structural_tag":
+            return tag_grammar(constraint.source, constraint.special_tokens)
         case "grammar":
             return grammar_from("grammar", constraint.source)
 

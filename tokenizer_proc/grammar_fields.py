@@ -4,6 +4,7 @@
 `regex` and `ebnf` SGLang's.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +18,8 @@ ANY_OBJECT = '{"type":"object"}'
 SOME_SPACE = r"[ \n\r\t]{1,32}"
 NO_SPACE = ""
 
-Schema = dict[str, Any] | str  # JSON Schema, as JSON or as JSON in a string
+Object = dict[str, Any]
+Schema = Object | str  # JSON Schema, as JSON or as JSON in a string
 
 
 class JsonSchemaFormat(msgspec.Struct):
@@ -34,6 +36,9 @@ class ResponseFormat(msgspec.Struct):
 
     type: str = "text"
     json_schema: JsonSchemaFormat | None = None
+    format: Any = None  # of a structural tag; or the next two, its first shape
+    structures: Any = None
+    triggers: Any = None
 
 
 class StructuredOutputs(msgspec.Struct):
@@ -44,7 +49,7 @@ class StructuredOutputs(msgspec.Struct):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Any = None
+    structural_tag: str | Object | None = None
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
@@ -63,16 +68,29 @@ class GrammarFields(msgspec.Struct, kw_only=True):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
+
+
+Kind = Literal["json_schema", "regex", "lark", "grammar", "structural_tag"]
+# Fields whose value is what a text has to be, as it is.
+SOURCES: dict[str, Kind] = {
+    "guided_regex": "regex",
+    "regex": "regex",
+    "guided_grammar": "grammar",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
 
 
 class Constraint(msgspec.Struct, frozen=True, array_like=True):
     """What a text has to be. `lark` is llguidance's syntax; `grammar` is that, or GBNF."""
 
-    kind: Literal["json_schema", "regex", "lark", "grammar"]
+    kind: Kind
     source: str
     space: str = SOME_SPACE  # a regex: what may be between the parts of JSON
     thoughts: str = ""  # rules of what comes before, as Lark has them
     closed: bool = False  # objects have no properties but those that their schemas name
+    special_tokens: dict[str, int] = {}  # that are tokens in a structural tag, too
 
 
 def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:
@@ -110,12 +128,10 @@ def constraints(fields: GrammarFields) -> dict[str, Constraint]:
     for param, schema in (("guided_json", fields.guided_json), ("json_schema", fields.json_schema)):
         if schema is not None:
             found[param] = of_schema(schema, space)
-    for param, regex in (("guided_regex", fields.guided_regex), ("regex", fields.regex)):
-        if regex is not None:
-            found[param] = Constraint("regex", regex)
-    for param, grammar in (("guided_grammar", fields.guided_grammar), ("ebnf", fields.ebnf)):
-        if grammar is not None:
-            found[param] = Constraint("grammar", grammar)
+    for param, kind in SOURCES.items():
+        source = getattr(fields, param)
+        if source is not None:
+            found[param] = Constraint(kind, source)
     if fields.guided_choice is not None:
         found["guided_choice"] = of_choice(fields.guided_choice, "guided_choice")
     return found
@@ -125,10 +141,15 @@ def of_format(wanted: ResponseFormat) -> Constraint:
     """Return what a `response_format` other than text comes to."""
     if wanted.type == "json_object":
         return Constraint("json_schema", ANY_OBJECT)
+    if wanted.type == "structural_tag":
+        tag = {"format": wanted.format}
+        if wanted.structures is not None:
+            tag = {"structures": wanted.structures, "triggers": wanted.triggers}
+        return Constraint("structural_tag", msgspec.json.encode(tag).decode())
     if wanted.type != "json_schema":
         raise Unsupported(
-            f"response_format: must be of type 'text', 'json_object' or 'json_schema', not "
-            f"'{wanted.type}'",
+            f"response_format: must be of type 'text', 'json_object', 'json_schema' or "
+            f"'structural_tag', not '{wanted.type}'",
             "response_format",
         )
     if wanted.json_schema is None or wanted.json_schema.schema is None:
@@ -139,9 +160,6 @@ def of_format(wanted: ResponseFormat) -> Constraint:
 
 def of_outputs(outputs: StructuredOutputs) -> dict[str, Constraint]:
     """Return what `structured_outputs` comes to, by its fields."""
-    if outputs.structural_tag is not None:
-        where = "structured_outputs.structural_tag"
-        raise Unsupported(f"{where}: not supported by this server", where)
     space = outputs.whitespace_pattern or SOME_SPACE
     if outputs.disable_any_whitespace:
         space = NO_SPACE
@@ -154,11 +172,14 @@ def of_outputs(outputs: StructuredOutputs) -> dict[str, Constraint]:
         found["regex"] = Constraint("regex", outputs.regex)
     if outputs.grammar is not None:
         found["grammar"] = Constraint("grammar", outputs.grammar)
+    if outputs.structural_tag is not None:
+        found["structural_tag"] = Constraint("structural_tag", as_json(outputs.structural_tag))
     if outputs.choice is not None:
         found["choice"] = of_choice(outputs.choice, "structured_outputs.choice")
     if not found:
         raise InvalidValue(
-            "structured_outputs: must have one of json, json_object, regex, choice and grammar",
+            "structured_outputs: must have one of json, json_object, regex, choice, grammar and "
+            "structural_tag",
             "structured_outputs",
         )
     return {f"structured_outputs.{name}": constraint for name, constraint in found.items()}
@@ -166,8 +187,12 @@ def of_outputs(outputs: StructuredOutputs) -> dict[str, Constraint]:
 
 def of_schema(schema: Schema, space: str, closed: bool = False) -> Constraint:
     """Return what a JSON Schema comes to."""
-    source = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-    return Constraint("json_schema", source, space, closed=closed)
+    return Constraint("json_schema", as_json(schema), space, closed=closed)
+
+
+def as_json(value: Schema) -> str:
+    """Return what may be JSON in a string already."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def of_choice(choices: list[str], param: str) -> Constraint:
@@ -180,3 +205,23 @@ def of_choice(choices: list[str], param: str) -> Constraint:
 def quoted(text: str) -> str:
     """Return a text as Lark writes it."""
     return msgspec.json.encode(text).decode()
+
+
+def spelled(text: str, special_tokens: Mapping[str, int]) -> str:
+    """Return a text as Lark writes it, in which special tokens are tokens and not their letters."""
+    parts = []
+    while text:
+        at, token = special_in(text, special_tokens)
+        if at:
+            parts.append(quoted(text[:at]))
+        if token:
+            parts.append(f"<[{special_tokens[token]}]>")
+        text = text[at + len(token) :]
+    return " ".join(parts)
+
+
+def special_in(text: str, special_tokens: Iterable[str]) -> tuple[int, str]:
+    """Return the first special token in a text and where it is; if there is none, its end."""
+    found = [(at, -len(token), token) for token in special_tokens if (at := text.find(token)) >= 0]
+    at, _, token = min(found, default=(len(text), 0, ""))
+    return at, token

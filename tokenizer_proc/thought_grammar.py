@@ -52,13 +52,13 @@ def after_thoughts(thoughts: str, answer: str, is_lark: bool) -> str:
 
     Args:
         thoughts: the rules that `thoughts_of` returns, not none.
-        answer: a grammar in Lark, or a list of one in llguidance's JSON.
+        answer: a grammar in Lark, or a list in llguidance's JSON, of which the first begins.
     """
     whole = Grammar("whole", f"start: thoughts @answer\n{thoughts}")
     if is_lark:
         return in_json(whole, Grammar("answer", answer))
-    (alone,) = msgspec.json.decode(answer, type=Several).grammars
-    return in_json(whole, msgspec.structs.replace(alone, name="answer"))
+    first, *others = msgspec.json.decode(answer, type=Several).grammars
+    return in_json(whole, msgspec.structs.replace(first, name="answer"), *others)
 
 
 def in_json(*grammars: Grammar) -> str:

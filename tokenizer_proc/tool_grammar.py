@@ -13,7 +13,12 @@ from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import Parsing
 from headrace.output_formats import TOOL_MARKS, ToolFormat
 from headrace.tokenizer_proc.exact_schemas import exact
-from headrace.tokenizer_proc.grammar_fields import MAX_GRAMMAR_CHARACTERS, Constraint, quoted
+from headrace.tokenizer_proc.grammar_fields import (
+    MAX_GRAMMAR_CHARACTERS,
+    Constraint,
+    quoted,
+    spelled,
+)
 from headrace.tokenizer_proc.tool_requests import Tool, is_string
 
 Schema = dict[str, Any]
@@ -128,17 +133,7 @@ class ToolGrammar:
                 return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
 
     def _text(self, text: str) -> str:
-        """Return a text, in which the marks are tokens that are special."""
-        parts = []
-        while text:
-            found = [(at, m) for m in self._special if (at := text.find(m)) >= 0]
-            at, mark = min(found, default=(len(text), ""))
-            if at:
-                parts.append(quoted(text[:at]))
-            if mark:
-                parts.append(f"<[{self._special[mark]}]>")
-            text = text[at + len(mark) :]
-        return " ".join(parts)
+        return spelled(text, self._special)
 
     @staticmethod
     def _joined(*parts: str) -> str:

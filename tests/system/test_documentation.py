@@ -54,7 +54,7 @@ def test_the_commands_about_the_apis_work(server: RunningServer, command: str) -
 
 def test_the_program_about_structured_output_works(server: RunningServer) -> None:
     programs = blocks("docs/structured_output.md", "python")
-    assert len(programs) == 4
+    assert len(programs) == 5
     run_program("\n".join(programs), server.url)
 
 

@@ -108,6 +108,28 @@ def test_every_spelling_is_followed(server: RunningServer) -> None:
     assert choice["message"]["content"].startswith("{")
 
 
+def test_a_structural_tag_is_followed_where_it_begins(server: RunningServer) -> None:
+    number = {"type": "integer", "minimum": 10, "maximum": 99}
+    content = {"type": "json_schema", "json_schema": number}
+    tag = {"type": "tag", "begin": "<n>", "content": content, "end": "</n>"}
+    fields: dict[str, Any] = {"temperature": 1.5, "prompt": "It is"}
+    for form in (
+        {"response_format": {"type": "structural_tag", "format": tag}},
+        {"structured_outputs": {"structural_tag": json.dumps({"format": tag})}},
+    ):
+        (choice,) = ask(server, TEXT, **fields, **form)
+        assert re.fullmatch("<n>[0-9]{2}</n>", choice["text"])
+        assert choice["finish_reason"] == "stop"
+    asked = httpx.post(f"{server.url}/tokenize", json={"prompt": "<", "add_special_tokens": False})
+    (opening,) = asked.json()["tokens"]
+    structures = [{"begin": "<n>", "schema": number, "end": "</n>"}]
+    first = {"type": "structural_tag", "structures": structures, "triggers": ["<"]}
+    choices = ask(server, TEXT, **fields, n=3, response_format=first, logit_bias={str(opening): 12})
+    for text in (choice["text"] for choice in choices):
+        assert re.fullmatch("([^<]|<n>[0-9]{2}</n>)*(<[n>0-9/]*)?", text), "the last may be cut off"
+        assert "</n>" in text
+
+
 def test_a_stream_says_what_a_whole_answer_does(server: RunningServer) -> None:
     fields = {"response_format": wanted(PERSON), "temperature": 1, "n": 3}
     whole = [choice["message"]["content"] for choice in ask(server, CHAT, **fields)]

@@ -19,6 +19,7 @@ from headrace.tokenizer_proc.grammar_fields import (
 )
 
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+TAG = {"type": "any_text"}
 OF_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA, separators=(",", ":")))
 
 
@@ -94,6 +95,27 @@ def constraint(**fields: Any) -> tuple[str, Constraint] | None:
             Constraint("lark", r'start: "a" | "b\""'),
         ),
         (
+            {"response_format": {"type": "structural_tag", "format": TAG}},
+            "response_format",
+            Constraint("structural_tag", '{"format":{"type":"any_text"}}'),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["a"]}},
+            "response_format",
+            Constraint("structural_tag", '{"structures":[],"triggers":["a"]}'),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs.structural_tag",
+            Constraint("structural_tag", "{}"),
+        ),
+        (
+            {"structured_outputs": {"structural_tag": {"format": TAG}}},
+            "structured_outputs.structural_tag",
+            Constraint("structural_tag", '{"format":{"type":"any_text"}}'),
+        ),
+        ({"structural_tag": "{}"}, "structural_tag", Constraint("structural_tag", "{}")),
+        (
             {"structured_outputs": {"choice": ["ü"]}},
             "structured_outputs.choice",
             Constraint("lark", 'start: "ü"'),
@@ -128,12 +150,6 @@ def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
             "response_format, too",
         ),
         ({"structured_outputs": {}}, InvalidValue, "structured_outputs", "one of json"),
-        (
-            {"structured_outputs": {"structural_tag": "{}"}},
-            Unsupported,
-            "structured_outputs.structural_tag",
-            "not supported",
-        ),
         ({"guided_choice": []}, InvalidValue, "guided_choice", f"1 to {MAX_CHOICES}"),
         (
             {"guided_choice": ["x"] * (MAX_CHOICES + 1)},
@@ -148,10 +164,10 @@ def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
             f"at most {MAX_GRAMMAR_CHARACTERS} characters",
         ),
         (
-            {"response_format": {"type": "structural_tag"}},
+            {"response_format": {"type": "xml"}},
             Unsupported,
             "response_format",
-            "'json_object' or 'json_schema', not 'structural_tag'",
+            "'json_schema' or 'structural_tag', not 'xml'",
         ),
         (
             {"response_format": {"type": "json_schema"}},
