@@ -27,7 +27,7 @@ UNSUPPORTED = (
 )
 # Fields that are one for all prompts, or a list with one for each.
 BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
-UNSUPPORTED_PARAMS = ("structural_tag", "stop_regex", "custom_params")
+UNSUPPORTED_PARAMS = ("stop_regex", "custom_params")
 
 
 class SamplingParams(msgspec.Struct, kw_only=True):

@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
         ({"stop": [""]}, ".stop: must be at most 32 strings"),
         ({"stop_token_ids": [300]}, ".stop_token_ids: 300 is not a token id"),
         ({"min_new_tokens": 3, "max_new_tokens": 2}, ".min_new_tokens: must be at most"),
-        ({"structural_tag": "x"}, ".structural_tag: not supported"),
+        ({"stop_regex": "x"}, ".stop_regex: not supported"),
     ],
 )
 def test_a_parameter_is_refused_by_the_name_it_was_given(params: dict[str, Any], says: str) -> None:
@@ -179,3 +179,9 @@ def test_a_parameter_is_refused_by_the_name_it_was_given(params: dict[str, Any],
             planned(text=["x"], sampling_params=given)
         assert str(refused.value).startswith(where + says)
         assert refused.value.param == where + says.split(":")[0]
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf", "structural_tag"])
+def test_each_prompt_may_have_a_form_of_its_own(name: str) -> None:
+    sequences = planned(text=["x", "y"], sampling_params=[{name: "a"}, {}])
+    assert [r.grammar for r in sequences.requests] == [f"{name}: a".encode(), b""]
