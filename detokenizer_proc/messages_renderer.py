@@ -1,7 +1,8 @@
 """Anthropic's messages: a message of blocks, whole or as a stream of events.
 
 https://docs.anthropic.com/en/api/messages-streaming. Tokens found in the prefix cache are told as
-`cache_read_input_tokens`, and not among the `input_tokens`.
+`cache_read_input_tokens`, and not among the `input_tokens`. The signature of thoughts is the
+message's id: clients drop those that have none, and it is not looked at when they come back.
 """
 
 from typing import assert_never
@@ -28,12 +29,15 @@ def end_of(finished: FinishReason | None, stopped_by: str | int | None, calls: b
 
 def usage_body(usage: Usage) -> Object:
     """Return the `usage` object."""
-    return {
+    body: Object = {
         "input_tokens": usage.num_prompt - usage.num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.num_cached,
         "output_tokens": usage.num_completion,
     }
+    if usage.num_thought is not None:
+        body["output_tokens_details"] = {"thinking_tokens": usage.num_thought}
+    return body
 
 
 def text_block(text: str) -> Object:
@@ -41,9 +45,9 @@ def text_block(text: str) -> Object:
     return {"type": "text", "text": text}
 
 
-def thinking_block(text: str) -> Object:
-    """Return a block of thoughts, which nobody has signed."""
-    return {"type": "thinking", "thinking": text, "signature": ""}
+def thinking_block(text: str, signature: str) -> Object:
+    """Return a block of thoughts."""
+    return {"type": "thinking", "thinking": text, "signature": signature}
 
 
 def tool_use_block(call: Call) -> Object:
@@ -76,7 +80,7 @@ def block_of(piece: Piece) -> Object:
         case Content():
             return text_block("")
         case Thought():
-            return thinking_block("")
+            return thinking_block("", "")
         case ToolCall(_, id, name):
             return tool_use_block(Call(id, name, ""))
         case _:
@@ -138,17 +142,22 @@ class MessagesRenderer:
             body = {"type": "content_block_start", "index": self._num_blocks}
             data += typed(body | {"content_block": block_of(piece)})
         delta = delta_of(piece)
-        if delta is None:
-            return data
-        body = {"type": "content_block_delta", "index": self._num_blocks, "delta": delta}
-        return data + typed(body)
+        return data if delta is None else data + self._block_delta(delta)
+
+    def _block_delta(self, delta: Object) -> bytes:
+        return typed({"type": "content_block_delta", "index": self._num_blocks, "delta": delta})
 
     def _block_end(self) -> bytes:
         if self._open is None:
             return b""
+        data = b""
+        if self._open is Thought:
+            data = self._block_delta(
+                {"type": "signature_delta", "signature": self._plan.response_id}
+            )
         self._open = None
         self._num_blocks += 1
-        return typed({"type": "content_block_stop", "index": self._num_blocks - 1})
+        return data + typed({"type": "content_block_stop", "index": self._num_blocks - 1})
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events of a stream."""
@@ -158,7 +167,8 @@ class MessagesRenderer:
     def whole(self, answers: list[Choice], usage: Usage) -> bytes:
         """Return the body of an answer that does not stream."""
         (answer,) = answers
-        content = [thinking_block(answer.thought)] if answer.thought else []
+        signature = self._plan.response_id
+        content = [thinking_block(answer.thought, signature)] if answer.thought else []
         content += [text_block(answer.text)] if answer.text else []
         content += map(tool_use_block, answer.calls)
         end = end_of(answer.finished, answer.stopped_by, bool(answer.calls))

@@ -2,7 +2,7 @@
 
 https://platform.openai.com/docs/api-reference/chat/streaming. Fields that are null in OpenAI's
 own responses are null here; those that are absent are absent. Thoughts are `reasoning_content`,
-as with DeepSeek, SGLang and vLLM.
+as with DeepSeek and SGLang, and `reasoning`, as with vLLM since 0.16.
 """
 
 import msgspec
@@ -48,13 +48,18 @@ def call_body(call: Call) -> Object:
     return {"id": call.id, "type": "function", "function": function}
 
 
+def thought_body(text: str) -> Object:
+    """Return the fields of thoughts: clients look for either."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
 def delta_of(piece: Piece) -> Object:
     """Return the `delta` of a piece of a chat's answer."""
     match piece:
         case Content(text):
             return {"content": text}
         case Thought(text):
-            return {"reasoning_content": text}
+            return thought_body(text)
         case ToolCall(index, id, name):
             return {"tool_calls": [{"index": index} | call_body(Call(id, name, ""))]}
         case Arguments(index, text):
@@ -192,7 +197,7 @@ def message_body(answer: Choice) -> Object:
     content = answer.text or (None if answer.calls else "")
     message: Object = {"role": "assistant", "content": content, "refusal": None}
     if answer.thought:
-        message["reasoning_content"] = answer.thought
+        message |= thought_body(answer.thought)
     if answer.calls:
         message["tool_calls"] = [call_body(call) for call in answer.calls]
     return message

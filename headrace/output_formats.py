@@ -49,9 +49,15 @@ THOUGHT_ALIASES = {
 TOOL_PARSERS = (AUTO, NONE, *ToolFormat, *TOOL_ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *ThoughtFormat, *THOUGHT_ALIASES)
 
+# Marks of formats that are not read here, whose templates have marks of others, too: GLM-4.5's,
+# Seed-OSS's, Hunyuan's, MiroThinker's, and functions with JSON in them, of Llama 3.1's own prompts.
+FOREIGN_MARKS = (
+    *("<arg_key>", "<seed:tool_call>", "<tool_sep>", "<use_mcp_tool>"),
+    "}</function>",
+)
 # What the template of a model that writes so has in it, all of it; the first that fits decides.
 TOOL_SIGNS = (
-    (("<function=",), ToolFormat.QWEN3_CODER),
+    (("<function=", "<parameter="), ToolFormat.QWEN3_CODER),
     (("<tool_call>",), ToolFormat.HERMES),
     (("[TOOL_CALLS]",), ToolFormat.MISTRAL),
     (("<｜tool▁calls▁begin｜>", "```json"), ToolFormat.DEEPSEEK_V3),
@@ -87,7 +93,8 @@ TOOL_MARKS = {
 def tool_format(name: str, template: str | None) -> ToolFormat | None:
     """Return the format that `--tool-call-parser` names, or by `auto` the template's."""
     if name == AUTO:
-        return told_by(template, TOOL_SIGNS)
+        is_foreign = any(mark in (template or "") for mark in FOREIGN_MARKS)
+        return None if is_foreign else told_by(template, TOOL_SIGNS)
     return None if name == NONE else TOOL_ALIASES.get(name) or ToolFormat(name)
 
 

@@ -144,7 +144,7 @@ class TextBlock(Typed, tag="text"):
 
 
 class ThinkingBlock(Typed, tag="thinking"):
-    """Thoughts, signed by nobody."""
+    """Thoughts. The signature is the message's id."""
 
     thinking: str
     signature: str
@@ -158,6 +158,12 @@ class ToolUseBlock(Typed, tag="tool_use"):
     input: Any  # an object, if the model got it right
 
 
+class ThinkingDetails(Whole):
+    """How many of the tokens are thoughts."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(Whole):
     """How many tokens a message took; `input_tokens` are those that were not in the cache."""
 
@@ -165,6 +171,7 @@ class MessageUsage(Whole):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnsweredMessage(Typed, tag="message"):

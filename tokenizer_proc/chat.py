@@ -218,9 +218,9 @@ class Compiled(NamedTuple):
 def as_template_message(message: ChatMessage, index: int) -> dict[str, Any]:
     """Return a message as templates expect it: text parts joined, absent fields absent."""
     fields: dict[str, Any] = {"role": message.role, "content": plain_text(message, index)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            fields[name] = value
+    thoughts = {"reasoning_content": message.thoughts, "reasoning": message.thoughts}
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id} | thoughts
+    fields |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
         where = f"messages[{index}].tool_calls"
         fields["tool_calls"] = [

@@ -81,6 +81,7 @@ class Thinking(msgspec.Struct):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputFormat(msgspec.Struct):
@@ -167,6 +168,7 @@ def chat_body(request: CountRequest) -> Object:
     if request.thinking is not None:
         enabled = request.thinking.type != "disabled"
         body["chat_template_kwargs"] = {"enable_thinking": enabled}
+        body["include_reasoning"] = request.thinking.display != "omitted"
     if request.output_config is not None and request.output_config.format is not None:
         schema = {"name": "output", "schema": request.output_config.format.schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -233,6 +235,8 @@ def said(message: InputMessage, where: str) -> list[Object]:
         place = f"{where}[{index}]"
         if block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
+        elif block.type == "redacted_thinking":
+            continue  # nobody but Anthropic can read it
         elif block.type == "tool_use":
             calls.append(called(block, place))
         elif block.type == "tool_result":

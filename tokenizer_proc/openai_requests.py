@@ -51,6 +51,12 @@ class ChatMessage(msgspec.Struct):
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None  # which call a message of role "tool" answers
     reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, as vLLM calls it
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the assistant thought, by either name."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
 
 class ChatRequest(ToolFields, kw_only=True):

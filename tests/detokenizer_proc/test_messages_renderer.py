@@ -11,10 +11,7 @@ from named_events import PIECES, named_events
 from pydantic import TypeAdapter
 
 from headrace.detokenizer_proc.messages_renderer import MessagesRenderer
-from headrace.detokenizer_proc.pieces import (
-    Call,
-    gathered,
-)
+from headrace.detokenizer_proc.pieces import Call, Content, Thought, gathered
 from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
@@ -23,7 +20,7 @@ from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_
 from headrace.tokenizer_proc.answer_schemas import AnsweredMessage
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
+USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
@@ -55,7 +52,7 @@ def content_of(found: list[Any]) -> list[Any]:
 
 def test_a_stream_says_what_the_whole_message_says() -> None:
     renderer = MessagesRenderer(make_message_plan(stream=True))
-    data = renderer.opening(0, USAGE._replace(num_completion=0))
+    data = renderer.opening(0, USAGE._replace(num_completion=0, num_thought=0))
     for piece in PIECES:
         data += renderer.delta(0, [piece], None)
     data += renderer.delta(0, [], STOP, stopped_by=END) + renderer.closing(USAGE)
@@ -68,7 +65,7 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
     msgspec.json.decode(body, type=AnsweredMessage)
     assert content_of(found) == whole["content"]
     assert whole["content"] == [
-        {"type": "thinking", "thinking": "The sea?", "signature": ""},
+        {"type": "thinking", "thinking": "The sea?", "signature": whole["id"]},
         {"type": "text", "text": "I'll look."},
         {"type": "tool_use", "id": "call_1", "name": "look", "input": {"at": "sea"}},
         {"type": "tool_use", "id": "call_2", "name": "wait", "input": {}},
@@ -82,7 +79,16 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 2,
         "output_tokens": 4,
+        "output_tokens_details": {"thinking_tokens": 3},
     }
+
+
+def test_thoughts_are_signed_at_their_end() -> None:
+    renderer = MessagesRenderer(make_message_plan(stream=True))
+    found = events(renderer.delta(0, [Thought("Hm"), Content("So")], STOP))
+    kinds = [event.get("delta", event)["type"] for event in found]
+    begin = ["content_block_start", "thinking_delta", "signature_delta", "content_block_stop"]
+    assert kinds == [*begin, "content_block_start", "text_delta", "content_block_stop"]
 
 
 def test_every_block_is_closed_before_the_next_one_begins() -> None:

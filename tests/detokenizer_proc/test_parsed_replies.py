@@ -64,7 +64,7 @@ def streamed(*args: Any, **fields: Any) -> tuple[Any, str]:
         assert end is None
         end = choice["finish_reason"]
         delta = choice["delta"]
-        for name in ("content", "reasoning_content"):
+        for name in ("content", "reasoning_content", "reasoning"):
             if name in delta:
                 message[name] = message.get(name, "") + delta[name]
         for call in delta.get("tool_calls", []):
@@ -88,7 +88,7 @@ def call_of(message: Any) -> tuple[str, str]:
 def test_a_call_and_thoughts_in_a_whole_answer() -> None:
     choice = whole([*ids(CALLED), END], THINKING, STOP)
     assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["reasoning_content"] == "Hm"
+    assert choice["message"]["reasoning_content"] == choice["message"]["reasoning"] == "Hm"
     assert choice["message"]["content"] == "So:\n"
     assert call_of(choice["message"]) == ("f", '{"a": "é"}')
 
@@ -97,6 +97,7 @@ def test_a_call_and_thoughts_in_a_stream() -> None:
     message, end = streamed([*ids(CALLED), END], THINKING, STOP)
     assert end == "tool_calls"
     assert (message["reasoning_content"], message["content"]) == ("Hm", "So:\n")
+    assert message["reasoning"] == "Hm"
     assert call_of(message) == ("f", '{"a": "é"}')
 
 

@@ -16,7 +16,19 @@ from headrace.output_formats import (
 # What the templates of these models have in them.
 TEMPLATES = {
     "Qwen2.5": ("within <tool_call></tool_call> XML tags", ToolFormat.HERMES),
-    "Qwen3-Coder": ("<tool_call>\n<function=example_function_name>", ToolFormat.QWEN3_CODER),
+    "Qwen3-Coder": ("<tool_call>\n<function=f>\n<parameter=a>", ToolFormat.QWEN3_CODER),
+    "Step 3.7": (
+        "'<tool_call>\n<function=' + call.name + '>\n' + '<parameter=' + name + '>\n'",
+        ToolFormat.QWEN3_CODER,
+    ),
+    "GLM 4.6": ("<tool_call>{name}\n<arg_key>{key}</arg_key>", None),
+    "Seed-OSS": ("<seed:tool_call>\n<function=f>\n<parameter=a>x</parameter>", None),
+    "Hunyuan": ("<tool_call>f<tool_sep>{}</tool_call>", None),
+    "MiroThinker": ("<use_mcp_tool>, not <tool_call>", None),
+    "Llama 3.1, its own prompt": ('<function=f>{"a": 1}</function> <|python_tag|>', None),
+    "OLMo 3": ("<function_calls>\nget_weather(city='New York')\n</function_calls>", None),
+    "MiniMax M1": ("<tool_calls>\n{}\n</tool_calls>", None),
+    "ToolACE": ("[func_name1(params_name1=params_value1...)]", ToolFormat.PYTHONIC),
     "Llama 3.1": ("{{- '<|python_tag|>' + tool_call.name }}", ToolFormat.LLAMA3_JSON),
     "Llama 3.2": (
         '{"name": function name, "parameters": dictionary of argument name and its value}',

@@ -121,6 +121,9 @@ RESULT = {"type": "tool_result", "tool_use_id": "call_1", "content": [part("calm
 LOOK = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
 
 
+SEALED = {"type": "redacted_thinking", "data": "x"}
+
+
 def chat_body_of(**fields: Any) -> Any:
     return chat_body(decode_messages(body_of(**fields)))
 
@@ -131,7 +134,7 @@ def test_tools_are_a_chats() -> None:
         tool_choice={"type": "tool", "name": "look", "disable_parallel_tool_use": True},
         messages=[
             *HI,
-            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}, USE]},
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm"}, SEALED, USE]},
             {"role": "user", "content": [RESULT, part("So?")]},
         ],
     )
@@ -182,9 +185,16 @@ def test_tools_that_cannot_be_are_refused(fields: dict[str, Any], says: str) -> 
     assert str(refused.value).startswith(says)
 
 
+def test_thoughts_may_be_omitted() -> None:
+    body = chat_body_of(thinking={"type": "adaptive", "display": "omitted"})
+    assert body["chat_template_kwargs"] == {"enable_thinking": True}
+    assert body["include_reasoning"] is False
+
+
 def test_thinking_and_a_format_are_the_templates_and_the_grammars() -> None:
     schema = {"type": "object"}
     output = {"format": {"type": "json_schema", "schema": schema}}
     body = chat_body_of(thinking={"type": "disabled"}, output_config=output)
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    assert body["include_reasoning"]
     assert body["response_format"]["json_schema"]["schema"] == schema

@@ -237,6 +237,14 @@ def test_calls_and_their_results_are_rendered(arguments: str, shown: str) -> Non
     assert text == f"assistant|None|Hm||c1:f({shown});tool|7||c1|;"
 
 
+def test_thoughts_have_either_name() -> None:
+    source = "{{ messages[0].reasoning_content }}|{{ messages[0].reasoning }}"
+    said = {"role": "assistant", "content": ""}
+    for thoughts in ({"reasoning": "Hm"}, {"reasoning_content": "Hm"}):
+        assert rendered(source, said | thoughts) == "Hm|Hm"
+    assert rendered(source, said | {"reasoning": "a", "reasoning_content": "b"}) == "b|b"
+
+
 @pytest.mark.parametrize("arguments", ["", "{}", {}])
 def test_no_arguments_are_an_empty_object(arguments: object) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
