@@ -5,6 +5,9 @@ Method: the whole ring, embedded, with the demo model. B sequences generate the 
         "step" is the time of all, by tokens of a sequence: masks are made while the worker
         computes, and what shows here is what could not be hidden, and applying them. "mask" is the
         time of one mask in the engine, by the text of such a sequence, token by token.
+        "longest gap" is between two pieces of a running stream, while another request comes: one
+        without a grammar, the first of this engine with one, and one with another. Each round has
+        an engine of its own.
 Run:    python bench/grammar.py --rounds 5
 """
 
@@ -12,6 +15,8 @@ import json
 import statistics
 import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 from llguidance import LLMatcher
 from tokenizers import Tokenizer
@@ -41,6 +46,11 @@ PERSON = {
 }
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
 SYSTEMS = {"free": {}, "JSON Schema": {"structured_outputs": {"json": SCHEMA}}}
+BESIDE = {
+    "no grammar": {},
+    "the first grammar": SYSTEMS["JSON Schema"],
+    "another grammar": {"structured_outputs": {"regex": "[a-z]{99}"}},
+}
 
 
 def generate(engine: Engine, batch: int, options: dict[str, object]) -> tuple[float, str]:
@@ -69,6 +79,18 @@ def mask_us(compiler: GrammarCompiler, area: MaskArea, ids: list[int]) -> float:
     return statistics.mean(times)
 
 
+def longest_gap(engine: Engine, options: dict[str, object]) -> float:
+    """Return the milliseconds of the longest gap in a stream, beside which a request comes."""
+    params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, seed=1)
+    stream = engine.stream(PROMPT, params)
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(generate, engine, 1, options)
+        at = [time.perf_counter() for _ in stream]
+        beside.result()
+    return max(after - before for before, after in pairwise(at)) * 1e3
+
+
 def main() -> None:
     """Run."""
     args = parser(__doc__, rounds=5).parse_args()
@@ -78,21 +100,22 @@ def main() -> None:
         for batch in BATCHES
     ]
     masks = Quantity("mask", "us", {"JSON Schema": []})
+    gaps = Quantity("longest gap", "ms", {system: [] for system in BESIDE})
     card = read_gguf(demo_model())
     compiler = GrammarCompiler(card.path, card.vocab_size, card.eos_token_ids)
     tokenizer = Tokenizer.from_buffer(read_tokenizer_json(demo_model()))
     area = MaskArea.create(1, card.vocab_size)
-    with Engine(demo_model(), max_model_len=1024) as engine:
-        for options in SYSTEMS.values():
-            generate(engine, 8, options)
-        for _ in range(args.rounds):
+    for _ in range(args.rounds):
+        with Engine(demo_model(), max_model_len=1024) as engine:
+            for system, options in BESIDE.items():
+                gaps.samples[system].append(longest_gap(engine, options))
             for batch, quantity in zip(BATCHES, steps, strict=True):
                 for system, options in SYSTEMS.items():
                     ms, text = generate(engine, batch, options)
                     quantity.samples[system].append(ms)
-            ids = tokenizer.encode(text, add_special_tokens=False).ids
-            masks.samples["JSON Schema"].append(mask_us(compiler, area, ids))
-    for quantity in (*steps, masks):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        masks.samples["JSON Schema"].append(mask_us(compiler, area, ids))
+    for quantity in (*steps, masks, gaps):
         report.add(quantity)
     report.finish()
 

@@ -1,8 +1,8 @@
 """The grammars of sequences that have come, compiled beside the steps.
 
-llguidance is loaded when the first one comes. A thread compiles, without the interpreter's lock;
-who waits for it is not scheduled yet, and holds up nobody. Sequences of one grammar share what is
-compiled of it.
+llguidance is loaded while the workers load the model: it holds the interpreter's lock for 0.2 s,
+and nobody is there yet who would have to wait. A thread compiles, without that lock; who waits for
+it is not scheduled yet, and holds up nobody. Sequences of one grammar share what is compiled of it.
 """
 
 import logging
@@ -41,7 +41,10 @@ class Grammars:
         self._waiting: dict[bytes, list[Sequence]] = {}  # by grammar
         self._wanted: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._made: queue.SimpleQueue[tuple[bytes, LLMatcher | None]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Load what compiles, in a thread of its own."""
+        threading.Thread(target=self._compile_all, name="grammars", daemon=True).start()
 
     @property
     def is_busy(self) -> bool:
@@ -63,9 +66,6 @@ class Grammars:
         if grammar not in self._waiting:
             self._wanted.put(grammar)
         self._waiting.setdefault(grammar, []).append(sequence)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._compile_all, name="grammars", daemon=True)
-            self._thread.start()
         return False
 
     def ready(self) -> list[Sequence]:
@@ -97,12 +97,15 @@ class Grammars:
     def _compile_all(self) -> None:
         """Compile grammars as long as the process lives."""
         compiler: GrammarCompiler | None = None
+        try:
+            compiler = self._load()
+        except ValueError as error:
+            log.info("no grammar can be followed: %s", error)
         while True:
             grammar = self._wanted.get()
             compiled = None
             try:
-                compiler = compiler or self._load()
-                compiled = compiler.compile(grammar.decode())
+                compiled = compiler.compile(grammar.decode()) if compiler else None
             except ValueError as error:
                 log.error("a grammar that was checked cannot be followed: %s", error)
             self._made.put((grammar, compiled))

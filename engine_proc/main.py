@@ -56,8 +56,11 @@ def main(config: EngineConfig, context: Context) -> None:
     if config.engine == "mock":
         pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
+    grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
     workers = Workers(config, context)
     try:
+        if config.embedding_size is None:
+            grammars.begin()
         ready = workers.wait_ready()
         pool = make_pool(ready, config)
         scheduler = make_scheduler(pool, ready, config)
@@ -65,7 +68,7 @@ def main(config: EngineConfig, context: Context) -> None:
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
         frontends = list(context.board.of("frontend"))
-        engine = Engine(config, scheduler, pool, detokenizers, context.slot, frontends)
+        engine = Engine(config, scheduler, pool, detokenizers, context.slot, grammars, frontends)
         context.ready()
         while True:
             context.slot.beat()
@@ -118,6 +121,7 @@ class Engine:
         pool: PagePool,
         detokenizers: DetokenizerLinks,
         slot: Slot,
+        grammars: Grammars,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -131,7 +135,7 @@ class Engine:
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
         self._clock = clock
-        self._grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
+        self._grammars = grammars
         self._intake = Intake()
         self._legacy = Legacy()
         self._frontends = list(frontends)
@@ -311,7 +315,7 @@ class Engine:
 
 
 def load_compiler(config: EngineConfig) -> "GrammarCompiler":
-    """Load what compiles grammars, which few servers need."""
+    """Load what compiles grammars."""
     from headrace.grammar import GrammarCompiler
 
     return GrammarCompiler(config.model_path, config.vocab_size, config.eos_token_ids)

@@ -20,6 +20,7 @@ from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.outcome import ROW
 from headrace.engine_proc.workers import WorkerDied
 from headrace.errors import ConfigError
+from headrace.grammar import GrammarCompiler
 from headrace.messages import (
     Abort,
     FinishReason,
@@ -78,6 +79,31 @@ class Sevens:
         return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
 
 
+class Slow:
+    """A compiler that does nothing until it is let, and then what a `Grammars` needs of it."""
+
+    is_stuck = False
+
+    def __init__(self) -> None:
+        self.let = threading.Event()
+
+    def compile(self, grammar: str) -> "Slow":
+        assert self.let.wait(WAIT_MS / 1000)
+        if grammar == "wrong":
+            raise ValueError("not a grammar")
+        return self
+
+    def deep_copy(self) -> "Slow":
+        return self
+
+    def is_error(self) -> bool:
+        return False
+
+    def consume_tokens(self, tokens: list[int]) -> None: ...
+
+    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None: ...
+
+
 class Rig:
     """An engine between a tokenizer's outbox and two detokenizers' inboxes."""
 
@@ -118,8 +144,12 @@ class Rig:
         self.scheduler = make_scheduler(pool, READY, self.config)
         self.now = 0.0
         self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
+        self.compiler = Slow()
+        grammars = Grammars(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
+        grammars.begin()
         self.engine = Engine(
-            self.config, self.scheduler, pool, self.links, self.slot, (), lambda: self.now
+            *(self.config, self.scheduler, pool, self.links, self.slot, grammars),
+            clock=lambda: self.now,
         )
 
     def take(
@@ -370,36 +400,9 @@ def test_a_cache_too_small_for_one_sequence_is_refused(rig: Rig) -> None:
         make_pool(WorkerReady(3, 16), rig.config)
 
 
-class Slow:
-    """A compiler that does nothing until it is let, and then what a `Grammars` needs of it."""
-
-    is_stuck = False
-
-    def __init__(self) -> None:
-        self.let = threading.Event()
-
-    def compile(self, grammar: str) -> "Slow":
-        assert self.let.wait(WAIT_MS / 1000)
-        if grammar == "wrong":
-            raise ValueError("not a grammar")
-        return self
-
-    def deep_copy(self) -> "Slow":
-        return self
-
-    def is_error(self) -> bool:
-        return False
-
-    def consume_tokens(self, tokens: list[int]) -> None: ...
-
-    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None: ...
-
-
 @pytest.fixture
 def compiler(rig: Rig) -> Slow:
-    made = Slow()
-    rig.engine._grammars = Grammars(lambda: made, [0])  # type: ignore[arg-type,return-value]
-    return made
+    return rig.compiler
 
 
 def receive_compiled(rig: Rig) -> None:
@@ -425,6 +428,20 @@ def test_a_grammar_that_is_compiled_holds_up_nobody_else(rig: Rig, compiler: Slo
     assert [id for id, _, _ in rig.heard()[0].rows()] == [other, FIRST]
     rig.take(with_grammar(request_id(0, 3)))
     assert not rig.engine._grammars.is_busy, "what has been compiled is kept"
+
+
+def test_a_grammar_ends_its_sequence_where_none_can_be_followed(rig: Rig) -> None:
+    def load() -> GrammarCompiler:
+        raise ValueError("no such tokenizer")
+
+    rig.engine._grammars = Grammars(load, [0])
+    rig.engine._grammars.begin()
+    rig.take(with_grammar(FIRST))
+    receive_compiled(rig)
+    rig.step()
+    ((id, _, finish),) = rig.heard()[0].rows()
+    assert id == FIRST
+    assert finish is not None
 
 
 def test_an_abort_reaches_what_waits_for_its_grammar(rig: Rig, compiler: Slow) -> None:
