@@ -10,6 +10,7 @@ there, or silent for too long, as one of httpx's errors. The examples are run by
 """
 
 import asyncio
+import copy
 import os
 import time
 import weakref
@@ -45,6 +46,7 @@ from headrace.answers import (
     tokenize_body,
 )
 from headrace.errors import ApiError
+from headrace.lines import Line, have_connections_tell
 from headrace.local_server import LocalServer
 from headrace.retries import Retries, retry_after_s
 from headrace.text_streams import (
@@ -65,6 +67,7 @@ TIMEOUT_S = 600.0  # between two bytes; a long prompt is silent until its first 
 MAX_RETRIES = 2
 
 T = TypeVar("T")
+C = TypeVar("C", "Client", "AsyncClient")
 
 
 def refusal(response: httpx.Response, body: bytes) -> ApiError:
@@ -81,10 +84,21 @@ def checked(response: httpx.Response) -> bytes:
     return response.content
 
 
-def settings(base_url: str, api_key: str | None, timeout_s: float) -> dict[str, Any]:
+def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
     """Return the arguments of httpx's clients."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    return {"base_url": base_url, "headers": headers, "timeout": timeout_s}
+    return {"base_url": base_url, "headers": headers}
+
+
+def varied(client: C, timeout_s: float | None, max_retries: int | None) -> C:
+    """Return a client of the same connections, which waits or asks again otherwise."""
+    made = copy.copy(client)
+    made._origin = client  # a launched server ends when nobody has its client any more
+    if timeout_s is not None:
+        made._timeout_s = timeout_s
+    if max_retries is not None:
+        made._retries = Retries(max_retries)
+    return made
 
 
 class Client:
@@ -101,11 +115,13 @@ class Client:
         """Know where to ask; nothing is sent yet.
 
         Args:
-            timeout_s: how long the server may be silent.
+            timeout_s: how long the server may be silent; `with_options` has others.
             max_retries: how often to ask again where it has too much to do (429, 503), after as
                 long as its `Retry-After` says.
         """
-        self._http = httpx.Client(**settings(base_url, api_key, timeout_s), transport=transport)
+        self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
+        have_connections_tell(self._http)
+        self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
 
     @classmethod
@@ -134,6 +150,17 @@ class Client:
         return client
 
     _end_server: "weakref.finalize[Any, Any] | None" = None
+    _origin: "Client | None" = None
+
+    def with_options(
+        self, *, timeout_s: float | None = None, max_retries: int | None = None
+    ) -> "Client":
+        """Return a client of the same connections for calls that wait, or ask again, otherwise.
+
+        >>> client.with_options(timeout_s=5, max_retries=0).models()[0].max_model_len
+        8192
+        """
+        return varied(self, timeout_s, max_retries)
 
     @property
     def url(self) -> str:
@@ -259,14 +286,14 @@ class Client:
         >>> client.health()
         True
         """
-        return self._http.get("/health").status_code == 200
+        return self._http.get("/health", timeout=self._timeout_s).status_code == 200
 
     def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(self._send("POST", path, body)), kind)
 
     def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AnswerStream[T]:
-        def opening() -> httpx.Response:
-            response = self._send("POST", path, body | {"stream": True}, stream=True)
+        def opening(line: Line) -> httpx.Response:
+            response = self._send("POST", path, body | {"stream": True}, line)
             if response.status_code != 200:
                 raise refusal(response, response.read())
             return response
@@ -274,18 +301,23 @@ class Client:
         return AnswerStream(opening, read)
 
     def _send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        line: Line | None = None,
     ) -> httpx.Response:
-        """Ask, again where that is worth it."""
-        request = self._http.build_request(method, path, json=body)
+        """Ask, again where that is worth it; for a stream where there is a line."""
+        request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
+        wait = time.sleep if line is None else line.wait
         num_before = 0
         while True:
-            response = self._http.send(request, stream=stream)
+            response = self._http.send(request, stream=line is not None)
             wait_s = self._retries.wait_s(response.status_code, response.headers, num_before)
             if wait_s is None:
                 return response
             response.close()
-            time.sleep(wait_s)
+            wait(wait_s)
             num_before += 1
 
 
@@ -301,8 +333,8 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Know where to ask, as `Client` does."""
-        arguments = settings(base_url, api_key, timeout_s)
-        self._http = httpx.AsyncClient(**arguments, transport=transport)
+        self._http = httpx.AsyncClient(**settings(base_url, api_key), transport=transport)
+        self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
 
     @classmethod
@@ -316,6 +348,13 @@ class AsyncClient:
         return client
 
     _end_server: "weakref.finalize[Any, Any] | None" = None
+    _origin: "AsyncClient | None" = None
+
+    def with_options(
+        self, *, timeout_s: float | None = None, max_retries: int | None = None
+    ) -> "AsyncClient":
+        """Return a client of the same connections, as `Client.with_options` does."""
+        return varied(self, timeout_s, max_retries)
 
     @property
     def url(self) -> str:
@@ -388,7 +427,7 @@ class AsyncClient:
 
     async def health(self) -> bool:
         """Whether the server serves. A server that is not there raises `httpx.ConnectError`."""
-        return (await self._http.get("/health")).status_code == 200
+        return (await self._http.get("/health", timeout=self._timeout_s)).status_code == 200
 
     async def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(await self._send("POST", path, body)), kind)
@@ -406,7 +445,7 @@ class AsyncClient:
         self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False
     ) -> httpx.Response:
         """Ask, again where that is worth it."""
-        request = self._http.build_request(method, path, json=body)
+        request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
         num_before = 0
         while True:
             response = await self._http.send(request, stream=stream)

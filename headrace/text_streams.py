@@ -1,25 +1,20 @@
-"""Answers over HTTP as they come, which can be given up at any moment.
+"""Answers over HTTP as they come, which can be given up at any moment, by any thread or task."""
 
-To close a socket does not wake who waits for it; to shut it down does. So `cancel` may be called
-while another thread, or task, waits for the next text.
-"""
-
-import contextlib
-import os
-import socket
+import asyncio
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
+    Coroutine,
     Generator,
     Iterator,
 )
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from headrace.answers import ChatChunk, Completion, EventParser, decode, first_text
+from headrace.lines import Canceled, Line
 
 T = TypeVar("T")
 Read = Callable[[str], T | None]  # what an event is to who iterates
@@ -40,108 +35,124 @@ def chat_chunk(event: str) -> ChatChunk:
     return decode(event, ChatChunk)
 
 
-def hang_up(response: httpx.Response) -> None:
-    """Shut a response's connection down; who reads it finds its end."""
-    stream = response.extensions.get("network_stream")
-    found = None if stream is None else stream.get_extra_info("socket")
-    if found is None or found.fileno() < 0:
-        return
-    with socket.socket(fileno=os.dup(found.fileno())) as same, contextlib.suppress(OSError):
-        same.shutdown(socket.SHUT_RDWR)
-
-
 class AnswerStream(Iterator[T]):
     """What `read` makes of the events of one answer, in order; None is nothing to tell."""
 
-    def __init__(self, opening: Callable[[], httpx.Response], read: Read[T]) -> None:
+    def __init__(self, opening: Callable[[Line], httpx.Response], read: Read[T]) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
         self._opening = opening
-        self._response: httpx.Response | None = None
-        self._is_canceled = False
+        self._line = Line()
         self._items = self._read(read)
 
     def __next__(self) -> T:
         return next(self._items)
 
     def cancel(self) -> None:
-        """Give up: the server stops generating, and whoever iterates comes to the end.
+        """Give up: the server stops generating, and whoever iterates comes to the end at once.
 
-        Any thread may. Before there is any text, that is when the first would have come.
+        Any thread may, at any moment.
         """
-        self._is_canceled = True
-        if self._response is not None:
-            hang_up(self._response)
+        self._line.cut()
 
     def close(self) -> None:
         """Give up and free the connection; for who iterates."""
         self._items.close()
 
     def _read(self, read: Read[T]) -> Generator[T, None, None]:
-        if self._is_canceled:
+        if self._line.is_cut:
             return
+        try:
+            yield from self._told(read)
+        except Canceled:
+            pass
+        except httpx.TransportError:
+            if not self._line.is_cut:
+                raise
+
+    def _told(self, read: Read[T]) -> Generator[T, None, None]:
         parser = EventParser()
-        self._response = response = self._opening()
+        with self._line.asking():
+            response = self._opening(self._line)
+        stream = response.extensions.get("network_stream")
+        if stream is not None:
+            self._line.take(stream)
         try:
             for data in response.iter_bytes():
                 for event in parser.feed(data):
-                    if self._is_canceled:
+                    if self._line.is_cut:
                         return
                     if (item := read(event)) is not None:
                         yield item
-        except httpx.TransportError:
-            if not self._is_canceled:
-                raise
         finally:
             response.close()
-        if not self._is_canceled:
+        if not self._line.is_cut:
             parser.check_end()
 
 
 class AsyncAnswerStream(AsyncIterator[T]):
     """The same for asyncio."""
 
-    def __init__(self, opening: Callable[[], Awaitable[httpx.Response]], read: Read[T]) -> None:
+    def __init__(
+        self, opening: Callable[[], Coroutine[Any, Any, httpx.Response]], read: Read[T]
+    ) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
         self._opening = opening
-        self._response: httpx.Response | None = None
-        self._is_canceled = False
+        self._asking: asyncio.Task[httpx.Response] | None = None
+        self._line = Line()
         self._items = self._read(read)
 
     async def __anext__(self) -> T:
         return await anext(self._items)
 
     def cancel(self) -> None:
-        """Give up: the server stops generating, and whoever iterates comes to the end.
-
-        Before there is any text, cancel the task that waits for it instead.
-        """
-        self._is_canceled = True
-        if self._response is not None:
-            hang_up(self._response)
+        """Give up: the server stops generating, and whoever iterates comes to the end at once."""
+        self._line.cut()
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def aclose(self) -> None:
         """Give up and free the connection; for who iterates."""
         await self._items.aclose()
 
+    async def _opened(self) -> httpx.Response | None:
+        """Ask, in a task of its own, which `cancel` ends; None is that it has."""
+        if self._line.is_cut:
+            return None
+        self._asking = asyncio.create_task(self._opening())
+        try:
+            return await self._asking
+        except asyncio.CancelledError:
+            if self._line.is_cut and not is_canceled(asyncio.current_task()):
+                return None
+            raise
+
     async def _read(self, read: Read[T]) -> AsyncGenerator[T, None]:
-        if self._is_canceled:
+        response = await self._opened()
+        if response is None:
             return
         parser = EventParser()
-        self._response = response = await self._opening()
+        stream = response.extensions.get("network_stream")
+        if stream is not None:
+            self._line.take(stream)
         try:
             async for data in response.aiter_bytes():
                 for event in parser.feed(data):
-                    if self._is_canceled:
+                    if self._line.is_cut:
                         return
                     if (item := read(event)) is not None:
                         yield item
         except httpx.TransportError:
-            if not self._is_canceled:
+            if not self._line.is_cut:
                 raise
         finally:
             await response.aclose()
-        if not self._is_canceled:
+        if not self._line.is_cut:
             parser.check_end()
+
+
+def is_canceled(task: "asyncio.Task[Any] | None") -> bool:
+    """Whether a task itself is, rather than one that it waits for."""
+    return task is not None and task.cancelling() > 0
 
 
 TextStream = AnswerStream[str]

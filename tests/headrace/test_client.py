@@ -366,6 +366,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     monkeypatch.setattr("headrace.client.time.sleep", waits.append)
     monkeypatch.setattr("headrace.client.asyncio.sleep", sleep)
+    monkeypatch.setattr("headrace.lines.Line.wait", lambda _line, seconds: waits.append(seconds))
     return waits
 
 
@@ -441,6 +442,33 @@ async def test_an_async_stream_is_canceled_and_closed() -> None:
         never.cancel()
         assert [text async for text in never] == []
     assert len(server.requests) == 2
+
+
+async def test_calls_may_have_timeouts_of_their_own() -> None:
+    asked: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, json=CHAT)
+
+    transport = httpx.MockTransport(answer)
+    with Client(timeout_s=9, transport=transport) as client:
+        client.with_options(timeout_s=2).chat("Hi")
+        client.with_options(timeout_s=2).with_options(max_retries=0).health()
+        client.chat("Hi")
+    async with AsyncClient(transport=transport) as client:
+        await client.with_options(timeout_s=3).chat("Hi")
+        await client.chat("Hi")
+    assert asked == [2, 2, 9, 3, 600]
+
+
+def test_calls_may_have_retries_of_their_own(slept: list[float]) -> None:
+    busy = Busy(lambda: httpx.Response(200, json=CHAT))
+    with connect(busy) as client:
+        with pytest.raises(ApiError):
+            client.with_options(max_retries=0).chat("Hi")
+        assert (slept, len(busy.requests)) == ([], 1)
+        assert client.chat("Hi").text == "Paris."
 
 
 def test_models_are_listed() -> None:
