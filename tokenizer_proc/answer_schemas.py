@@ -100,18 +100,16 @@ class IncompleteDetails(Whole):
     reason: Literal["max_output_tokens"]
 
 
-class Response(Whole):
-    """What `/v1/responses` answers. The last group is the request's."""
+class ResponseFields(Whole):
+    """What a response has, whole or not. The last group is the request's."""
 
     id: str
     object: Literal["response"]
     created_at: int
     status: Status
-    error: None
     incomplete_details: IncompleteDetails | None
     model: str
     output: list[MessageItem | ReasoningItem | CallItem]
-    usage: ResponseUsage
 
     background: bool
     instructions: str | None
@@ -132,6 +130,13 @@ class Response(Whole):
     top_p: float
     truncation: str
     user: str | None
+
+
+class Response(ResponseFields):
+    """What `/v1/responses` answers."""
+
+    error: None
+    usage: ResponseUsage
 
 
 # Anthropic's messages
@@ -174,16 +179,24 @@ class MessageUsage(Whole):
     output_tokens_details: ThinkingDetails | msgspec.UnsetType = msgspec.UNSET
 
 
-class AnsweredMessage(Typed, tag="message"):
-    """What `/v1/messages` answers."""
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class MessageFields(Whole):
+    """What a message has, whole or not."""
 
     id: str
     role: Literal["assistant"]
     model: str
     content: list[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: MessageUsage
+
+
+class AnsweredMessage(MessageFields, tag_field="type", tag="message"):
+    """What `/v1/messages` answers."""
+
+    stop_reason: StopReason
 
 
 class TokenCount(Whole):
@@ -209,15 +222,13 @@ class Cut(Typed, tag="length"):
     length: int
 
 
-class MetaInfo(Whole):
-    """What there is to know of a text. The last group is there where it was asked for."""
+class MetaFields(Whole, kw_only=True):
+    """What is known of a text, whole or not. The last group is there where it was asked for."""
 
     id: str
-    finish_reason: Stopped | Cut
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    e2e_latency: float  # seconds
 
     input_token_logprobs: list[ToldLogprob] = []
     input_top_logprobs: list[list[ToldLogprob] | None] = []
@@ -225,11 +236,23 @@ class MetaInfo(Whole):
     output_top_logprobs: list[list[ToldLogprob] | None] = []
 
 
-class GeneratedText(Whole):
-    """What `/generate` answers, or one of several."""
+class MetaInfo(MetaFields):
+    """What there is to know of a text."""
+
+    finish_reason: Stopped | Cut
+    e2e_latency: float  # seconds
+
+
+class GeneratedFields(Whole):
+    """A text, whole or not."""
 
     text: str
     output_ids: list[int]
+
+
+class GeneratedText(GeneratedFields):
+    """What `/generate` answers, or one of several."""
+
     meta_info: MetaInfo
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace import __version__, answers
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.tokenizer_proc import answer_schemas
+from headrace.tokenizer_proc import answer_schemas, event_schemas
 from headrace.tokenizer_proc.generate_requests import GenerateBody
 from headrace.tokenizer_proc.messages_requests import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.openai_requests import (
@@ -84,7 +84,7 @@ class Operation(msgspec.Struct):
     request: type[msgspec.Struct] | None = None
     response: Any = None  # the type of the answer; None is JSON of any form
     content_type: str = JSON
-    streams: bool = False
+    events: Any = None  # the type of a stream's events, where it can stream
 
 
 OPERATIONS = [
@@ -94,7 +94,7 @@ OPERATIONS = [
         "Answer a conversation",
         ChatRequest,
         answers.ChatCompletion,
-        streams=True,
+        events=event_schemas.ChatEvent,
     ),
     Operation(
         answers.COMPLETIONS,
@@ -102,7 +102,7 @@ OPERATIONS = [
         "Continue texts",
         CompletionRequest,
         answers.Completion,
-        streams=True,
+        events=event_schemas.TextEvent,
     ),
     Operation(
         "/v1/responses",
@@ -110,7 +110,7 @@ OPERATIONS = [
         "Respond to an input",
         ResponsesRequest,
         answer_schemas.Response,
-        streams=True,
+        events=event_schemas.ResponseEvent,
     ),
     Operation(
         "/v1/messages",
@@ -118,7 +118,7 @@ OPERATIONS = [
         "Answer, as Anthropic does",
         MessagesRequest,
         answer_schemas.AnsweredMessage,
-        streams=True,
+        events=event_schemas.MessageEvent,
     ),
     Operation(
         "/v1/messages/count_tokens",
@@ -133,7 +133,7 @@ OPERATIONS = [
         "Continue texts, as SGLang does",
         GenerateBody,
         answer_schemas.Generated,
-        streams=True,
+        events=event_schemas.GenerateEvent,
     ),
     Operation(answers.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest, answer_schemas.Embedded),
     Operation("/v1/rerank", "post", "Order texts by a query", RerankRequest, answers.Ranking),
@@ -171,7 +171,9 @@ def openapi(model: str) -> bytes:
 
 def schemas(model: str) -> Object:
     """Return the schema of every struct by name."""
-    kinds = [kind for o in OPERATIONS for kind in (o.request, o.response) if kind is not None]
+    kinds = [
+        kind for o in OPERATIONS for kind in (o.request, o.response, o.events) if kind is not None
+    ]
     _, components = msgspec.json.schema_components(
         [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
     )
@@ -209,8 +211,8 @@ def described(operation: Operation) -> Object:
     """Return what there is to say of one operation."""
     answer = {"schema": {} if operation.response is None else reference(operation.response)}
     content = {operation.content_type: answer}
-    if operation.streams:
-        content["text/event-stream"] = {"schema": {}}
+    if operation.events is not None:
+        content["text/event-stream"] = {"schema": event_schema(operation)}
     found: Object = {
         "operationId": operation.path.strip("/").replace("/", "_").removesuffix(".json"),
         "summary": operation.summary,
@@ -221,6 +223,19 @@ def described(operation: Operation) -> Object:
         body = {JSON: {"schema": reference(operation.request)}}
         found["requestBody"] = {"required": True, "content": body}
     return found
+
+
+def event_schema(operation: Operation) -> Object:
+    """Return the schema of each event of a stream, as an object of its fields."""
+    data: Object = {"type": "string", "contentMediaType": JSON}
+    schema = reference(operation.events)
+    if "discriminator" in schema:  # an event of theirs tells of failures
+        data["contentSchema"] = schema
+    else:
+        data["contentSchema"] = {"anyOf": [schema, reference(Error)]}
+        data = {"anyOf": [data, {"const": "[DONE]"}]}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "properties": properties, "required": ["data"]}
 
 
 def errors(operation: Operation) -> Iterator[tuple[str, Object]]:

@@ -21,6 +21,7 @@ from headrace.messages import (
     TokenLogprob,
 )
 from headrace.tokenizer_proc.answer_schemas import Generated
+from headrace.tokenizer_proc.event_schemas import GenerateEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=3, num_completion=2, num_cached=1)
@@ -58,7 +59,10 @@ def checked(body: bytes) -> Any:
 def events(data: bytes) -> list[Any]:
     *found, done, rest = data.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(event.removeprefix("data: ")) for event in found]
+    told = [event.removeprefix("data: ") for event in found]
+    for event in told:
+        msgspec.json.decode(event, type=GenerateEvent)
+    return [json.loads(event) for event in told]
 
 
 def test_a_whole_answer() -> None:

@@ -18,6 +18,7 @@ from headrace.detokenizer_proc.reply import Reply
 from headrace.errors import InternalError
 from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
 from headrace.tokenizer_proc.answer_schemas import AnsweredMessage
+from headrace.tokenizer_proc.event_schemas import MessageEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
@@ -29,8 +30,10 @@ def make_message_plan(**fields: Any) -> ReplyPlan:
 
 
 def events(data: bytes) -> list[Any]:
-    """Return the events in `data`, checked by the client's types."""
-    return named_events(data, EVENT)
+    """Return the events in `data`, checked by the client's types, and by ours."""
+    found = named_events(data, EVENT)
+    msgspec.convert(found, list[MessageEvent])
+    return found
 
 
 def content_of(found: list[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
 from headrace.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
 from headrace.output_formats import ThoughtFormat, ToolFormat
+from headrace.tokenizer_proc.event_schemas import ChatEvent
 
 # Ids are bytes, but for the last ones, special tokens.
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "<pad>"]
@@ -60,7 +61,9 @@ def streamed(*args: Any, **fields: Any) -> tuple[Any, str]:
     message: dict[str, Any] = {}
     end = None
     for event in events:
-        (choice,) = json.loads(event.removeprefix("data: "))["choices"]
+        body = json.loads(event.removeprefix("data: "))
+        msgspec.convert(body, ChatEvent)
+        (choice,) = body["choices"]
         assert end is None
         end = choice["finish_reason"]
         delta = choice["delta"]

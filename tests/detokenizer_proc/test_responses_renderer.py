@@ -23,7 +23,7 @@ from headrace.detokenizer_proc.responses_renderer import ResponsesRenderer
 from headrace.errors import InternalError
 from headrace.messages import Api, FinishReason, ReplyPlan, ResponsesForm, TokenLogprob
 from headrace.sampling_defaults import OPENAI
-from headrace.tokenizer_proc import answer_schemas
+from headrace.tokenizer_proc import answer_schemas, event_schemas
 from headrace.tokenizer_proc.responses_requests import decode_responses, echo_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -42,6 +42,7 @@ def events(data: bytes) -> list[Any]:
     """Return the events in `data`, checked by the client's types and in their order."""
     found = named_events(data, EVENT)
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    msgspec.convert(found, list[event_schemas.ResponseEvent])
     return found
 
 

@@ -10,6 +10,8 @@ import anthropic
 import httpx
 import openai
 import pytest
+from described import check_event
+from jsonschema import ValidationError
 from reference import NUM_TOKENS, Expected
 from servers import RunningServer
 
@@ -24,7 +26,7 @@ def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
 
 
 def stream(server: RunningServer, path: str, body: dict[str, Any]) -> list[Any]:
-    """Return the events of a stream, "[DONE]" left out."""
+    """Return the events of a stream, "[DONE]" left out. They are as they are described."""
     found = []
     url = server.url + path
     with httpx.stream("POST", url, json=body | {"stream": True}, timeout=TIMEOUT_S) as response:
@@ -33,6 +35,7 @@ def stream(server: RunningServer, path: str, body: dict[str, Any]) -> list[Any]:
         for line in response.iter_lines():
             if line.startswith("data: ") and line != "data: [DONE]":
                 found.append(json.loads(line[6:]))
+                check_event(server.url, path, found[-1])
     return found
 
 
@@ -283,6 +286,30 @@ def test_openais_client_streams_a_response(
     assert text == case.text(8)
     with pytest.raises(openai.BadRequestError, match="previous_response_id: not supported"):
         gpt.responses.create(model=model, input="Hi", previous_response_id="resp_1")
+
+
+# All that events may have
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+TELLING: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "top_logprobs": 2}),
+    ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": True}}),
+    ("/v1/chat/completions", CHAT | {"return_token_ids": True}),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 4, "logprobs": 2, "echo": True}),
+    ("/v1/completions", {"prompt": ["Hi", "Ho"], "max_tokens": 4, "return_token_ids": True}),
+    ("/v1/responses", {"input": "Hi", "include": ["message.output_text.logprobs"]}),
+    ("/v1/messages", CHAT),
+    ("/generate", {"text": ["Hi", "Ho"], "return_logprob": True, "top_logprobs_num": 1}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), TELLING)
+def test_events_are_as_they_are_described(
+    server: RunningServer, path: str, body: dict[str, Any]
+) -> None:
+    assert len(stream(server, path, body)) > 2
+    with pytest.raises(ValidationError):
+        check_event(server.url, path, {"id": "x"})
 
 
 # What other programs send
