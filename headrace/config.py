@@ -89,7 +89,7 @@ class ServerConfig:
     )
     generation_config: str = flag(
         "auto",
-        "how tokens are chosen where a request does not say; auto is as the model's "
+        "how tokens are chosen, and how many, where a request does not say; auto is as the model's "
         "generation_config.json says, vllm is as OpenAI does",
         ("auto", "vllm"),
     )

@@ -1,4 +1,5 @@
-"""How tokens are chosen where a request does not say: as a model's authors do, or OpenAI."""
+"""How tokens are chosen, and how many, where a request does not say: as a model's authors do, or
+OpenAI."""
 
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ RANGES = {
     "top_k": (-1, 2**31 - 1),
     "min_p": (0, 1),
     "repetition_penalty": (TINY, 2),
+    "max_new_tokens": (1, 2**31 - 1),
 }
 
 
@@ -25,6 +27,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int = 0  # 0 is all
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None  # of an answer; None is all there is room for
 
 
 OPENAI = SamplingDefaults()

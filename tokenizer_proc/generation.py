@@ -94,7 +94,7 @@ class Form:
 
     api: Api
     param: str
-    default_max_tokens: int | None = None  # None is all there is room for
+    default_max_tokens: int | None = None  # None is the model's, or all there is room for
     more: ResponsesForm | GenerateForm | None = None
     id: str = ""  # of the response; empty is a new one of that API
     first: int = 0  # index of the first sequence
@@ -336,7 +336,8 @@ class GenerationPlanner:
         if exceeds(num_prompt, wanted, limit):
             raise ContextLengthExceeded(num_prompt, wanted, limit, form.param)
         left = limit - num_prompt
-        return wanted or min(form.default_max_tokens or left, left)
+        default = form.default_max_tokens or self._card.sampling_defaults.max_new_tokens
+        return wanted or min(default or left, left)
 
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""

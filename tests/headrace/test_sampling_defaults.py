@@ -13,8 +13,8 @@ PATH = Path("/m/generation_config.json")
 
 def test_what_is_not_said_is_as_openai_has_it() -> None:
     assert read_defaults(PATH, {}) == read_defaults(PATH, {"temperature": None}) == OPENAI
-    found = read_defaults(PATH, {"temperature": 0.6, "top_k": 20, "do_sample": True})
-    assert found == SamplingDefaults(temperature=0.6, top_k=20)
+    found = read_defaults(PATH, {"temperature": 0.6, "max_new_tokens": 20, "do_sample": True})
+    assert found == SamplingDefaults(temperature=0.6, max_new_tokens=20)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,7 @@ def test_what_is_not_said_is_as_openai_has_it() -> None:
         ({"temperature": "hot"}, "Expected `float`, got `str` - at `$.temperature`"),
         ({"top_p": 0}, "top_p must be between 1e-06 and 1, not 0"),
         ({"min_p": 2.0}, "min_p must be between 0 and 1, not 2.0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be between 1 and 2147483647, not 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_the_file_s_name(

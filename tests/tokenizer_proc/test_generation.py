@@ -77,6 +77,15 @@ def test_a_chat_may_fill_the_context() -> None:
     assert only(chat()).max_tokens == 100 - len(b"Hi:")
 
 
+def test_a_chat_is_as_long_as_the_model_has_it_unless_it_says() -> None:
+    planner = make_planner(sampling_defaults=SamplingDefaults(max_new_tokens=40))
+    assert only(chat(planner)).max_tokens == 40
+    assert only(chat(planner, max_tokens=60)).max_tokens == 60, "it is no limit"
+    assert only(completion(planner)).max_tokens == 16
+    planner = make_planner(sampling_defaults=SamplingDefaults(max_new_tokens=4000))
+    assert only(chat(planner)).max_tokens == 100 - len(b"Hi:")
+
+
 def test_the_default_of_a_completion_shrinks_to_what_is_left() -> None:
     assert only(completion(prompt=[7] * 95)).max_tokens == 5
 
