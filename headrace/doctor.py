@@ -3,6 +3,7 @@
 It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
 """
 
+import pkgutil
 import platform
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from headrace.model_card import read_card
 FEW_FILES = 1024
 NUM_BUSY = 5  # processes that work at once: one of each kind
 WEIGHTS = ("*.safetensors", "*.gguf")
+FORESEE = "headrace.engine_proc.worker.prognosis:foresee"  # the worker knows; only here is it asked
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,25 @@ def facts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
 
 
-def plan(config: ServerConfig, card: ModelCard) -> Iterator[tuple[str, str]]:
+def executor_of(config: ServerConfig, card: ModelCard) -> str:
+    """Return what will run a model, and why.
+
+    Raises:
+        ModelError: nothing will, as the flags are.
+    """
+    if config.engine == "mock":
+        return "nothing: --engine mock runs no model"
+    executor, why = pkgutil.resolve_name(FORESEE)(
+        Path(card.path), impl=config.model_impl, quantization=config.quantization
+    )
+    return f"{executor}: {why}"
+
+
+def plan(config: ServerConfig, card: ModelCard, executor: str) -> Iterator[tuple[str, str]]:
     """Yield what will be used for a model."""
     yield "name", card.name
     yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
+    yield "runs in", executor
     yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
     if card.embeds:
         yield "kind", f"embeddings of {card.embedding_size} numbers"
@@ -133,6 +150,17 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
     print()
 
 
+def examine_model(config: ServerConfig, card: ModelCard) -> list[Finding]:
+    """Print what will be used for a model, and return why nothing can run it."""
+    findings, executor = [], "nothing"
+    try:
+        executor = executor_of(config, card)
+    except HeadraceError as error:
+        findings.append(Finding(str(error), fatal=True))
+    report("model", plan(config, card, executor))
+    return findings
+
+
 def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
     """Print what there is and return what is wrong."""
     report("machine", facts(machine))
@@ -142,8 +170,7 @@ def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
     else:
-        report("model", plan(config, card))
-        findings += wrong_with_model(config, card, machine)
+        findings += [*examine_model(config, card), *wrong_with_model(config, card, machine)]
     found = packages()
     versions = (f"{name} {version}" for name, version in found.items() if version)
     report("packages", iter([("headrace", __version__), ("its needs", ", ".join(versions))]))

@@ -1,5 +1,6 @@
 """The doctor sees what a machine has, and names what is wrong with it."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from headrace import doctor
 from headrace.config import ModelCard, ServerConfig
 from headrace.machine import Machine, packages, quota
+from headrace.model_card import read_card
 
 GB = 1 << 30
 CPUINFO = """processor\t: 0
@@ -139,6 +141,38 @@ def test_a_model_that_does_not_fit_cannot_be_served(tmp_path: Path) -> None:
     assert not list(doctor.wrong_with_model(ServerConfig(engine="mock"), card, WELL))
 
 
+def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
+    demo = read_card(ServerConfig())
+    llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+    card = replace(CARD, path=str(tmp_path))
+    assert doctor.executor_of(ServerConfig(), demo) == "the C++ core: it knows llama models"
+    assert "runs no model" in doctor.executor_of(ServerConfig(engine="mock"), demo)
+    theirs = ServerConfig(model_impl="transformers")
+    for config, model_type, why in [
+        (ServerConfig(), "mamba", "model_type 'mamba' is not supported by Headrace's own modules"),
+        (theirs, "llama", "--model-impl says so"),
+    ]:
+        write(tmp_path, {"config.json": json.dumps(llama | {"model_type": model_type})})
+        assert doctor.executor_of(config, card) == f"transformers: {why}"
+    write(tmp_path, {"config.json": json.dumps(llama | {"model_type": "mamba"})})
+    for config, text in [
+        (ServerConfig(quantization="int8"), "which cannot do --quantization int8"),
+        (ServerConfig(model_impl="headrace"), "'mamba' is not supported"),
+    ]:
+        (finding,) = doctor.examine_model(config, card)
+        assert text in finding.text
+        assert finding.fatal
+    (finding,) = doctor.examine_model(theirs, demo)
+    assert "only folders" in finding.text
+
+
+def test_a_cross_encoder_runs_in_transformers(tmp_path: Path) -> None:
+    bert = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}
+    write(tmp_path, {"config.json": json.dumps(bert | {"model_type": "bert"})})
+    told = doctor.executor_of(ServerConfig(), replace(CARD, path=str(tmp_path)))
+    assert told == "transformers: it is a cross-encoder"
+
+
 def test_a_package_that_is_missing_is_named() -> None:
     (finding,) = doctor.wrong_with_install({"there": "1.0", "gone": None})
     assert (finding.text, finding.fatal) == (
@@ -157,6 +191,7 @@ def test_the_doctor_tells_and_ends_with_1_where_nothing_can_be_served(
     told = capsys.readouterr().out
     assert "machine:\n  processor " in told
     assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
+    assert "\n  runs in        the C++ core: it knows llama models\n" in told
     with pytest.raises(SystemExit) as ended:
         doctor.main(["/no/such/model", "--host", "192.0.2.1"])
     assert ended.value.code == 1

@@ -1,0 +1,50 @@
+"""What will run a model, and why: told from the heads of its files, as `opener.py` will find it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.engine_proc.worker.model import NotLowered, open_model, read_json
+from headrace.errors import ModelError
+from headrace.pooling import PoolingKind, read_pooling
+
+CORE, TRANSFORMERS = "the C++ core", "transformers"
+
+
+class Prognosis(NamedTuple):
+    """An executor, and the reason."""
+
+    executor: str
+    why: str
+
+
+def foresee(path: Path, *, impl: str, quantization: str) -> Prognosis:
+    """Say what will run a model with `--model-impl` and `--quantization`. No torch is loaded.
+
+    Raises:
+        ModelError: nothing will. What transformers cannot run it says only when it tries.
+    """
+    found = chosen(path, impl)
+    if found.executor == TRANSFORMERS and quantization != "none":
+        raise ModelError(
+            f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
+            f"{quantization}"
+        )
+    return found
+
+
+def chosen(path: Path, impl: str) -> Prognosis:
+    """Say what `--model-impl` comes to."""
+    pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
+    if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
+        return Prognosis(TRANSFORMERS, "it is a cross-encoder")
+    if impl == "transformers":
+        if not path.is_dir():
+            raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
+        return Prognosis(TRANSFORMERS, "--model-impl says so")
+    try:
+        model = open_model(path)
+    except NotLowered as error:
+        if impl == "headrace":
+            raise
+        return Prognosis(TRANSFORMERS, str(error).removeprefix(f"{path}: "))
+    return Prognosis(CORE, f"it knows {model.spec.architecture} models")
