@@ -13,11 +13,18 @@ import msgspec
 
 from headrace.errors import InvalidBody, InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.field_names import refuse
 from headrace.tokenizer_proc.sampling_fields import SamplingFields, check_ranges, check_sampling
 from headrace.tokenizer_proc.tool_requests import CalledTool, Tool, ToolFields, check_tools
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
+UNSUPPORTED = ("audio", "moderation", "web_search_options")  # of chats
+# Of chats, taken unread: they change no answer.
+NOT_READ = (
+    *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+)
 LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
 
 
@@ -71,8 +78,15 @@ class ChatRequest(ToolFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None  # None is yes, unless the last message goes on
     continue_final_message: bool = False
-    reasoning_effort: str | None = None  # what it does is up to the template
+    reasoning_effort: str | None = None  # what it does is up to the template, as with the next
+    verbosity: str | None = None
     include_reasoning: bool = True
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    moderation: Any = None
+    web_search_options: Any = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -86,6 +100,7 @@ class ChatRequest(ToolFields, kw_only=True):
             "tools": msgspec.to_builtins(self.offered) or None,
             "documents": self.documents or None,
             "reasoning_effort": self.reasoning_effort,
+            "verbosity": self.verbosity,
         }
         return template_variables(self.chat_template_kwargs, given)
 
@@ -241,6 +256,16 @@ def check_chat(request: ChatRequest) -> None:
         raise InvalidValue("top_logprobs: only allowed with 'logprobs': true", "top_logprobs")
     check_tools(request)
     check_continued(request)
+    check_media(request)
+
+
+def check_media(request: ChatRequest) -> None:
+    """Refuse what is not text, what OpenAI's servers run, and tools as they were called once."""
+    if request.function_call not in (None, "none", "auto") or request.functions:
+        raise Unsupported("functions: not supported by this server; use 'tools'", "functions")
+    refuse(request, UNSUPPORTED)
+    if request.modalities and request.modalities != ["text"]:
+        raise Unsupported("modalities: answers are 'text' and nothing else", "modalities")
 
 
 def check_continued(request: ChatRequest | TokenizeRequest) -> None:

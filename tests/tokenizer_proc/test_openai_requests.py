@@ -1,14 +1,18 @@
 """Bodies are decoded as OpenAI's are; what cannot be acted on is refused by name."""
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.types import EmbeddingCreateParams
+from openai.types import completion_create_params as openai_text
+from openai.types.chat import completion_create_params as openai_chat
 
 from headrace.errors import InvalidBody, InvalidValue, RequestError, Unsupported
 from headrace.tokenizer_proc.openai_requests import (
+    NOT_READ,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -206,6 +210,35 @@ def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> Non
 def test_a_suffix_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"^suffix: "):
         completion(suffix="x")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("functions", [{"name": "f"}], "use 'tools'"),
+        ("function_call", {"name": "f"}, "use 'tools'"),
+        ("audio", {"voice": "alloy", "format": "wav"}, "not supported"),
+        ("modalities", ["text", "audio"], "answers are 'text'"),
+        ("web_search_options", {"search_context_size": "low"}, "not supported"),
+        ("moderation", {"model": "x"}, "not supported"),
+    ],
+)
+def test_what_no_text_model_does_is_refused(field: str, value: Any, says: str) -> None:
+    with pytest.raises(Unsupported, match=says) as refused:
+        chat(**{field: value})
+    assert refused.value.param in (field, "functions")
+    chat(**{field: None})
+
+
+def test_every_field_of_openai_s_is_known_or_changes_nothing() -> None:
+    for theirs, ours, unread in [
+        (openai_chat.CompletionCreateParamsBase, ChatRequest, set(NOT_READ)),
+        (openai_text.CompletionCreateParamsBase, CompletionRequest, set()),
+        (EmbeddingCreateParams, EmbeddingRequest, set()),
+    ]:
+        assert get_type_hints(theirs).keys() - set(ours.__struct_fields__) == unread
+    asked = dict.fromkeys(NOT_READ, "x") | {"modalities": ["text"], "function_call": "none"}
+    assert chat(**asked) == chat(modalities=["text"], function_call="none")
 
 
 def test_log_probabilities_of_a_prompt_do_not_stream() -> None:
