@@ -213,6 +213,10 @@ ROWS = [
     Row("overlap", (), ("--disable-overlap-schedule",), Already()),
     Row("CUDA graphs off", ("--enforce-eager",), ("--disable-cuda-graph",), Already()),
     Row(
+        *("CUDA graphs", (), ("--cuda-graph-max-bs", "--cuda-graph-bs")),
+        Refused("leave it out: there is nothing to set"),
+    ),
+    Row(
         *("scheduling", ("--scheduling-policy",), ("--schedule-policy",)),
         Same("scheduling_policy"),
     ),
@@ -282,6 +286,20 @@ ROWS = [
     Row("keys", (), ("--admin-api-key",), Refused("nothing can be changed over HTTP")),
     Row("TLS", ("--ssl-certfile",), ("--ssl-certfile",), Same("ssl_certfile")),
     Row("TLS", ("--ssl-keyfile",), ("--ssl-keyfile",), Same("ssl_keyfile")),
+    Row(
+        *("TLS", (), ("--ssl-keyfile-password",)),
+        Refused("decrypt the key, and let nobody else read it: openssl pkey -in KEY -out KEY2"),
+    ),
+    Row(
+        *("TLS", ("--enable-ssl-refresh",), ("--enable-ssl-refresh",)),
+        Refused("restart the server when there is another certificate"),
+    ),
+    Row(
+        "TLS of clients",
+        ("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
+        ("--ssl-ca-certs",),
+        Refused("use --api-key, or a reverse proxy that asks for certificates"),
+    ),
     Row("pages that may call", ("--allowed-origins",), (), Same("allowed_origins")),
     Row("metrics", ("--disable-log-stats",), ("--enable-metrics",), Already()),
     Row(
@@ -310,7 +328,9 @@ ROWS = [
     Row("log", ("--uvicorn-log-level",), ("--log-level",), Same("log_level")),
     Row("seed", ("--seed",), ("--random-seed",), Same("seed")),
     Row(
-        *("prefill elsewhere", ("--kv-transfer-config",), ("--disaggregation-mode",)),
+        "prefill elsewhere",
+        ("--kv-transfer-config",),
+        ("--disaggregation-mode", "--disaggregation-transfer-backend"),
         Refused("prompts are computed where their texts are"),
     ),
     Row(
