@@ -21,7 +21,7 @@ class TokenRate:
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._since_ns = 0
-        self._num_before = 0
+        self._num_before = slot[Field.GENERATED_TOKENS]  # of an engine in whose place this one is
 
     def observe(self, now_ns: int) -> None:
         """Look at how many there have been, once a second."""

@@ -64,6 +64,7 @@ class Forwarder:
         self._long_bodies = LongBodies(links)
         self._too_large = too_large(max_body_bytes)
         self._counts = HttpCounts(slot.http_words)
+        self._counts.settle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._slot.add(Field.REQUESTS)

@@ -70,6 +70,10 @@ class HttpRow:
         words[SENT] += num_sent
         self.durations.observe(duration_ns)
 
+    def settle(self) -> None:
+        """Count as failed what a process had begun that is no more."""
+        self._words[PLACES[500]] += self.num_begun - sum(self._words[1:DURATIONS])
+
     @property
     def num_begun(self) -> int:
         """How many requests have come."""
@@ -106,6 +110,11 @@ class HttpCounts:
         """Return the row of a request."""
         found = self._found.get((method, path))
         return self._rows[nowhere(method)] if found is None else found
+
+    def settle(self) -> None:
+        """Count what a frontend had open that has died; for the one in its place."""
+        for _, row in self:
+            row.settle()
 
     def __iter__(self) -> Iterator[tuple[Route, HttpRow]]:
         """Yield the rows to be told of."""

@@ -133,6 +133,15 @@ def test_sglang_tells_of_every_status_and_of_what_is_open(board: Board) -> None:
     }
 
 
+def test_what_a_frontend_that_died_had_open_has_failed(board: Board) -> None:
+    answer(counts(board), POST, CHAT, 200)
+    counts(board).row(POST, CHAT).begin()
+    counts(board).settle()
+    counts(board).settle()
+    row = counts(board).row(POST, CHAT)
+    assert {status: n for status, n in row.answers.items() if n} == {200: 1, 500: 1}
+
+
 def test_rows_and_histograms_fit_their_slot(board: Board) -> None:
     assert HISTOGRAMS + len(Span) * HISTOGRAM_WORDS <= HTTP
     mine, other = counts(board), counts(board, 1)
