@@ -52,6 +52,7 @@ class ToldDelta(Whole):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET  # the same, under vLLM's newer name
     tool_calls: list[ToldCall] | UnsetType = UNSET
 
 
@@ -284,6 +285,12 @@ class MoreThoughts(Typed, tag="thinking_delta"):
     thinking: str
 
 
+class Signature(Typed, tag="signature_delta"):
+    """The end of thoughts."""
+
+    signature: str
+
+
 class MoreInput(Typed, tag="input_json_delta"):
     """More of a call's input."""
 
@@ -294,7 +301,7 @@ class BlockDelta(Typed, tag="content_block_delta"):
     """A block goes on."""
 
     index: int
-    delta: MoreText | MoreThoughts | MoreInput
+    delta: MoreText | MoreThoughts | Signature | MoreInput
 
 
 class BlockStop(Typed, tag="content_block_stop"):
