@@ -1,0 +1,56 @@
+"""What workers of one model do together, and how it can fail."""
+
+from contextlib import AbstractContextManager
+from enum import IntEnum
+from typing import Protocol, TypeVar
+
+from headrace.errors import HeadraceError
+
+T = TypeVar("T")
+
+
+class Outcome(IntEnum):
+    """How a collective ended."""
+
+    OK = 0
+    ABORTED = 1
+    PEER_DIED = 2
+    MISMATCH = 3
+    LATE = 4
+
+
+class CollectiveFailed(HeadraceError):
+    """A collective ended without a result, and so will all others of the group.
+
+    `rank` is the one that died, gave up or called something else; None where it is nobody's.
+    """
+
+    def __init__(self, outcome: Outcome, rank: int | None, text: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+        self.rank = rank
+
+
+class Collectives(Protocol[T]):
+    """One rank of a group, wherever its arrays are. All ranks call the same in the same order."""
+
+    def all_reduce(self, x: T) -> T:
+        """Return the sum of `x` over the ranks; it may be in `x` itself."""
+
+    def all_gather(self, x: T, out: T) -> None:
+        """Write the `x` of every rank to `out`, [num_ranks, *x.shape]."""
+
+    def broadcast(self, x: T, root: int = 0) -> None:
+        """Replace `x` by that of rank `root`."""
+
+    def capture(self) -> AbstractContextManager[None]:
+        """Whatever is around the capture of graphs."""
+
+    def abort(self) -> None:
+        """End all waits, in every process."""
+
+    def check(self) -> None:
+        """Raise `CollectiveFailed` if the group has come to its end."""
+
+    def close(self) -> None:
+        """Leave the group."""

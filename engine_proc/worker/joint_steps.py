@@ -1,0 +1,71 @@
+"""Steps that all ranks of a group take, or none: who fails alone leaves the others waiting."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from headrace.errors import HeadraceError
+
+T = TypeVar("T")
+
+
+class Peers(Protocol):
+    """The workers of a model, on one host, over whatever they can talk."""
+
+    rank: int
+    world: int
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return what every rank gives, by rank. All call it; lengths may differ."""
+
+
+class Refused(HeadraceError):
+    """A step failed on a rank, so no rank takes it; all raise this. The text says where and why."""
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """How a step went on one rank: what it gave, encoded, or what went wrong."""
+
+    value: bytes = b""
+    error: str = ""
+
+
+def jointly(peers: Peers, what: str, step: Callable[[], T], kind: type[T]) -> list[T]:
+    """Take a step on all ranks and return what it gave on each.
+
+    Args:
+        kind: of what it gives.
+
+    Raises:
+        Refused: on all ranks, if it failed on any.
+    """
+    try:
+        answer = Answer(msgspec.msgpack.encode(step()))
+    except Exception as error:
+        answer = Answer(error=f"{type(error).__name__}: {error}")
+    answers = [
+        msgspec.msgpack.decode(data, type=Answer)
+        for data in peers.gather(msgspec.msgpack.encode(answer))
+    ]
+    errors = [f"rank {rank}: {theirs.error}" for rank, theirs in enumerate(answers) if theirs.error]
+    if errors:
+        raise Refused(f"{what}: {'; '.join(errors)}")
+    return [msgspec.msgpack.decode(theirs.value, type=kind) for theirs in answers]
+
+
+def refuse(peers: Peers, what: str, error: BaseException) -> None:
+    """Take part in a step that cannot be taken here: the others see why."""
+
+    def fail() -> None:
+        raise error
+
+    try:
+        jointly(peers, what, fail, type(None))
+    except Refused:
+        return
+
+
+def meet(peers: Peers) -> None:
+    """Wait until all ranks have come here."""
+    peers.gather(b"")
