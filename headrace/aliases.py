@@ -211,6 +211,12 @@ ROWS = [
         Already(),
     ),
     Row("overlap", (), ("--disable-overlap-schedule",), Already()),
+    Row(
+        "all-reduce",
+        ("--disable-custom-all-reduce",),
+        ("--disable-custom-all-reduce",),
+        Switch("disable_custom_all_reduce", True),
+    ),
     Row("CUDA graphs off", ("--enforce-eager",), ("--disable-cuda-graph",), Already()),
     Row(
         *("CUDA graphs", (), ("--cuda-graph-max-bs", "--cuda-graph-bs")),

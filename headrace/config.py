@@ -48,6 +48,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = flag((), "a site whose pages may call; may be repeated")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "workers that run the model together, each a share of it")
+    disable_custom_all_reduce: bool = flag(False, "sums over GPUs are NCCL's, whatever their size")
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
     tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
     detokenizer_procs: int = flag(1, "detokenizer processes")

@@ -6,15 +6,18 @@ It takes the flags of `headrace serve`, starts nothing, and exits with 1 where t
 import pkgutil
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from headrace import __version__
+from headrace.all_reduce_policy import Topology, describe
 from headrace.config import ModelCard, ServerConfig
 from headrace.core import load_core
 from headrace.errors import HeadraceError
 from headrace.flags import from_flags
+from headrace.gpu_links import load_nvml, topology
 from headrace.listeners import listen
 from headrace.machine import Machine, packages
 from headrace.model_card import read_card
@@ -76,6 +79,29 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
         Path(card.path), impl=config.model_impl, quantization=config.quantization
     )
     return f"{executor}: {why}"
+
+
+def all_reduce(
+    config: ServerConfig, machine: Machine, find: Callable[[int], Topology]
+) -> Iterator[tuple[str, str]]:
+    """Yield what sums over the GPUs of a model: as many as `--tp` says, or all there are.
+
+    Args:
+        find: returns how a number of GPUs reach each other.
+    """
+    num_gpus = config.tp if config.tp > 1 else len(machine.gpus)
+    if not 1 < num_gpus <= len(machine.gpus):
+        return
+    try:
+        text = describe(num_gpus, find(num_gpus), config.disable_custom_all_reduce)
+    except HeadraceError as error:
+        text = f"NCCL: {error}"
+    yield "all-reduce", f"{text}; not used yet"
+
+
+def find_topology(num_gpus: int) -> Topology:
+    """Return how the first GPUs reach each other."""
+    return topology(load_nvml(), range(num_gpus))
 
 
 def plan(config: ServerConfig, card: ModelCard, executor: str) -> Iterator[tuple[str, str]]:
@@ -163,7 +189,7 @@ def examine_model(config: ServerConfig, card: ModelCard) -> list[Finding]:
 
 def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
     """Print what there is and return what is wrong."""
-    report("machine", facts(machine))
+    report("machine", chain(facts(machine), all_reduce(config, machine, find_topology)))
     findings = [*wrong_with_machine(machine)]
     try:
         card = read_card(config)

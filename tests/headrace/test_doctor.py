@@ -2,13 +2,17 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace import doctor
+from headrace.all_reduce_policy import Topology
 from headrace.config import ModelCard, ServerConfig
+from headrace.errors import HeadraceError
 from headrace.machine import Machine, packages, quota
 from headrace.model_card import read_card
 
@@ -98,6 +102,34 @@ def test_this_machine_is_seen() -> None:
     seen = Machine.look()
     assert seen.num_cores >= seen.num_usable > 0
     assert seen.memory_bytes >= seen.free_bytes > 0
+
+
+def no_driver(num_gpus: int) -> Topology:
+    raise HeadraceError("NVML: no such file")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "flags", "find", "text"),
+    [
+        (1, {}, no_driver, None),
+        (2, {}, lambda n: Topology.PCIE, "one-shot to 8 MiB, then NCCL: 2 GPUs, PCIe"),
+        (4, {}, lambda n: Topology.PCIE, "NCCL: 4 GPUs without NVLink between all of them"),
+        (2, {}, no_driver, "NCCL: NVML: no such file"),
+        (
+            *(2, {"disable_custom_all_reduce": True}, lambda n: Topology.NVLINK),
+            "NCCL: --disable-custom-all-reduce",
+        ),
+    ],
+)
+def test_what_sums_over_gpus_is_told_with_its_reason(
+    num_gpus: int,
+    flags: dict[str, Any],
+    find: Callable[[int], Topology],
+    text: str | None,
+) -> None:
+    machine = replace(WELL, gpus=["NVIDIA H200"] * num_gpus)
+    rows = list(doctor.all_reduce(ServerConfig(**flags), machine, find))
+    assert rows == ([] if text is None else [("all-reduce", f"{text}; not used yet")])
 
 
 @pytest.mark.parametrize(
