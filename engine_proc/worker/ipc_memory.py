@@ -9,6 +9,7 @@ from headrace.errors import HeadraceError
 HANDLE_BYTES = 64
 WHOLE_BYTES = 2 << 20  # what the driver maps at once: nothing else is in an exported allocation
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+DEFAULT_STREAM = 0  # where copies are made that name none
 PORTABLE_AND_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
 
 
@@ -38,7 +39,7 @@ class CudaMemory:
         num_bytes = -(-num_bytes // WHOLE_BYTES) * WHOLE_BYTES
         address = int(self._call("cuMemAlloc", num_bytes))
         self._call("cuMemsetD8", address, 0, num_bytes)
-        self.synchronize()
+        self._call("cuStreamSynchronize", DEFAULT_STREAM)
         return address
 
     def free(self, address: int) -> None:
@@ -49,7 +50,7 @@ class CudaMemory:
         """Copy to the GPU; it is there on return."""
         source = ctypes.create_string_buffer(data, len(data))
         self._call("cuMemcpyHtoD", address, ctypes.addressof(source), len(data))
-        self.synchronize()
+        self._call("cuStreamSynchronize", DEFAULT_STREAM)
 
     def read(self, address: int, num_bytes: int) -> bytes:
         """Copy from the GPU."""

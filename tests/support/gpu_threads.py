@@ -1,7 +1,7 @@
 """GPUs made of CPU threads: `Memory`, `Kernels` and streams on which the real kernels run.
 
-Each rank is a thread with memory of its own. What it opens of another's is mapped a second time,
-at another address, as in another process. `tests/support/gpu_threads.h` runs the kernels.
+Each rank has memory of its own, whether it is a thread or a process. What it opens of another's is
+mapped a second time, at another address. `tests/support/gpu_threads.h` runs the kernels.
 """
 
 import ctypes
@@ -9,7 +9,6 @@ import functools
 import hashlib
 import os
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,9 +22,12 @@ from headrace.engine_proc.worker.gpu import Argument, Region
 
 T = TypeVar("T")
 SOAK = Path(__file__).with_name("all_reduce_soak.cpp")
+SHIM = SOAK.with_name("gpu_threads.h")
+KERNELS = SOAK.parents[2] / "csrc" / "all_reduce.cuh"
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -pthread"
 DEADLINE_S = 60.0
 PAGE_BYTES = 4096
+BUILDING = threading.Lock()
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -35,11 +37,17 @@ libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 @functools.cache
 def build(world: int, *flags: str) -> Path:
-    """Compile the kernels for a number of ranks; the program takes arguments of its own."""
-    name = hashlib.sha256(f"{world}{flags}".encode()).hexdigest()[:8]
-    path = Path(tempfile.mkdtemp(prefix="headrace-soak-")) / name
+    """Compile the kernels for a number of ranks, once for all processes."""
     command = ["g++", *FLAGS.split(), f"-DHEADRACE_WORLD={world}", *flags, str(SOAK)]
-    subprocess.run([*command, "-o", str(path)], check=True)
+    sources = b"".join(path.read_bytes() for path in (SOAK, SHIM, KERNELS))
+    name = hashlib.sha256(f"{command}".encode() + sources).hexdigest()[:16]
+    path = SOAK.parents[2] / "build" / f"soak-{name}"
+    with BUILDING:
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            draft = path.with_suffix(f".{os.getpid()}")
+            subprocess.run([*command, "-o", str(draft)], check=True)
+            draft.replace(path)
     return path
 
 
@@ -78,10 +86,6 @@ class Stream:
         else:
             self.graph.append(work)
 
-    def replay(self, graph: list[Callable[[], None]]) -> None:
-        for work in graph:
-            self.launch(work)
-
     def synchronize(self) -> None:
         running, self.running = self.running, []
         for work in running:
@@ -98,9 +102,11 @@ class ThreadGpu:
 
     num_threads = 8
     max_blocks = 2
+    device = "cpu"
 
     def __init__(self, world: int, fails: Sequence[str] = (), exports_tensors: bool = True) -> None:
         self._library = library(world)
+        self.kernels = self
         self._fails = fails
         self._exports_tensors = exports_tensors
         self.memory, self.opened = Mappings(), Mappings()
@@ -139,15 +145,19 @@ class ThreadGpu:
             if base <= address and address + num_bytes <= base + size:
                 if not self._exports_tensors and size < 1 << 20:
                     return None
-                handle = b"%d %d" % (self._files[base], size)
+                handle = b"%d %d %d" % (os.getpid(), self._files[base], size)
                 return Region(handle.ljust(64, b"\0"), address - base)
         return None
 
     def open(self, handle: bytes) -> int:
         self._may("open")
         self.num_opened += 1
-        fd, size = map(int, handle.rstrip(b"\0").split())
-        return self.opened.map(fd, size)
+        process, theirs, size = map(int, handle.rstrip(b"\0").split())
+        fd = os.open(f"/proc/{process}/fd/{theirs}", os.O_RDWR)
+        try:
+            return self.opened.map(fd, size)
+        finally:
+            os.close(fd)
 
     def close(self, address: int) -> None:
         self.opened.unmap(address)
@@ -180,6 +190,11 @@ class ThreadGpu:
         self.streams[stream].launch(run)
         if self.waits:
             self.streams[stream].synchronize()
+
+    def replay(self, graph: list[Callable[[], None]]) -> None:
+        """Run a graph."""
+        for work in graph:
+            self.streams[1].launch(work)
 
     def tensor(self, values: torch.Tensor, offset: int = 0) -> torch.Tensor:
         """Return a copy of a tensor in this GPU's memory, at an offset within an allocation."""

@@ -1,14 +1,17 @@
-"""The all-reduce of GPUs, whole: exchange, graphs and kernels, on GPUs made of CPU threads."""
+"""The all-reduce of GPUs, whole: exchange, graphs and kernels.
+
+GPUs are made of CPU threads, and where there is a real one, ranks are streams of it, too.
+"""
 
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gpu_threads
 import numpy as np
 import pytest
 import torch
+from gpu_streams import StreamGpu, need_gpu
 from gpu_threads import DEADLINE_S, ThreadGpu, ThreadPeers, on_ranks
 from torch import Tensor
 
@@ -22,6 +25,7 @@ from headrace.engine_proc.worker.ipc_group import Trial
 
 MAX_BYTES = 128 << 10
 TRIAL = Trial(num_sums=4, limit_ns=int(DEADLINE_S * 1e9))
+DOUBLE_BUFFER, EXIT = 2, 4  # Part, of csrc/all_reduce.cuh
 EPOCHS = [1, 0xFFFFFFE8]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -55,21 +59,41 @@ class Nccl(Collectives[Tensor]):
         self.calls.append("close")
 
 
-class Rank:
-    """A rank with a GPU of threads."""
+@pytest.fixture(params=["threads", "streams"])
+def make_gpu(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """What makes a rank's GPU."""
+    if request.param == "threads":
+        return ThreadGpu
+    need_gpu()
+    return StreamGpu
 
-    def __init__(self, peers: ThreadPeers, page_fd: int, **options: Any) -> None:
-        given = {"fails": (), "exports_tensors": True, "uuid": f"GPU-{peers.rank}"}
-        given |= {name: options.pop(name)(peers.rank) for name in given if name in options}
+
+class Rank:
+    """A rank with its GPU.
+
+    Args:
+        gpu: for each rank, what its GPU is given.
+        uuid: for each rank, of its GPU.
+    """
+
+    def __init__(
+        self,
+        peers: ThreadPeers,
+        page_fd: int,
+        make_gpu: Callable[..., Any],
+        gpu: Callable[[int], dict[str, Any]] = lambda rank: {},
+        uuid: Callable[[int], str] = "GPU-{}".format,
+        **options: Any,
+    ) -> None:
         self.rank, self.world, self.peers = peers.rank, peers.world, peers
-        self.gpu = ThreadGpu(peers.world, given["fails"], given["exports_tensors"])
+        self.gpu = make_gpu(peers.world, **gpu(peers.rank))
         self.page = ControlPage(page_fd)
         self.nccl = Nccl()
-        parts = Parts(lambda: self.gpu, lambda: self.gpu, lambda: self.gpu.stream)
+        parts = Parts(lambda: self.gpu, lambda: self.gpu.kernels, lambda: self.gpu.stream)
         options = {"trial": TRIAL, "topology": Topology.NVLINK} | options
         self.all_reduce = IpcAllReduce(
             peers,
-            Gpu(given["uuid"], "host", MAX_BYTES),
+            Gpu(uuid(peers.rank), "host", MAX_BYTES),
             page=self.page,
             parts=parts,
             fallback=self.nccl,
@@ -78,7 +102,11 @@ class Rank:
         self.gpu.waits = True
 
     def values(self, num_lanes: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-        return values(self.rank, num_lanes, dtype, seed)
+        return self.place(values(self.rank, num_lanes, dtype, seed))
+
+    def place(self, x: Tensor) -> Tensor:
+        """Return a tensor on this rank's GPU."""
+        return x.to(self.gpu.device)
 
 
 def values(rank: int, num_lanes: int, dtype: torch.dtype, seed: int) -> Tensor:
@@ -95,20 +123,26 @@ def summed(world: int, num_lanes: int, dtype: torch.dtype, seed: int = 0) -> Ten
     return total.to(dtype)
 
 
-def ranks_do(world: int, body: Callable[[Rank], Any], **options: Any) -> list[Any]:
+def ranks_do(
+    world: int,
+    body: Callable[[Rank], Any],
+    make_gpu: Callable[..., Any] = ThreadGpu,
+    **options: Any,
+) -> list[Any]:
     """Run `body` on all ranks of a group, which is closed if it is whole."""
     page = ControlPage.create()
 
     def run(peers: ThreadPeers) -> Any:
-        rank = Rank(peers, page.fd, **options)
+        rank = Rank(peers, page.fd, make_gpu, **options)
         result = body(rank)
         enabled, failed = rank.all_reduce.enabled, rank.page.aborted is not Outcome.OK
         rank.gpu.synchronize()
         rank.all_reduce.close()
         assert rank.nccl.calls[-1] == "close"
-        assert not rank.gpu.opened.sizes, "something is still mapped"
-        if enabled and not failed:
-            assert not [n for n in rank.gpu.memory.sizes.values() if n > 1 << 20]
+        if isinstance(rank.gpu, ThreadGpu):
+            assert not rank.gpu.opened.sizes, "something is still mapped"
+            if enabled and not failed:
+                assert not [n for n in rank.gpu.memory.sizes.values() if n > 1 << 20]
         return result
 
     return on_ranks(world, run)
@@ -117,13 +151,13 @@ def ranks_do(world: int, body: Callable[[Rank], Any], **options: Any) -> list[An
 def all_equal(results: list[Tensor], wanted: Tensor) -> None:
     for result in results:
         assert result.dtype == wanted.dtype
-        assert torch.equal(result, wanted)
+        assert torch.equal(result.cpu(), wanted)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("first_epoch", EPOCHS)
 def test_all_ranks_get_the_sum_to_the_bit(
-    world: int, first_epoch: int, monkeypatch: pytest.MonkeyPatch
+    make_gpu: Callable[..., Any], world: int, first_epoch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ipc_all_reduce.__dict__, "choose", half_by_two_shot)
     sizes = [8, 16, 136, 1000, 5008]
@@ -137,11 +171,12 @@ def test_all_ranks_get_the_sum_to_the_bit(
         ]
         rank.gpu.synchronize()
         rank.all_reduce.check()
-        assert {"one_shot_bfloat16", "two_shot_float16"} <= set(rank.gpu.num_launched)
+        if isinstance(rank.gpu, ThreadGpu):
+            assert {"one_shot_bfloat16", "two_shot_float16"} <= set(rank.gpu.num_launched)
         return results
 
     trial = Trial(TRIAL.num_sums, TRIAL.limit_ns, first_epoch)
-    results = ranks_do(world, body, trial=trial)
+    results = ranks_do(world, body, make_gpu, trial=trial)
     wanted = [summed(world, n, dtype, seed) for seed, n in enumerate(sizes) for dtype in DTYPES]
     for index, sum in enumerate(wanted):
         all_equal([theirs[index] for theirs in results], sum)
@@ -194,7 +229,7 @@ def test_a_rank_whose_tensor_is_misaligned_or_strided_copies_it() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("one_plus", [False, True])
 def test_fused_is_the_sum_then_the_residual_then_the_norm(
-    dtype: torch.dtype, one_plus: bool
+    make_gpu: Callable[..., Any], dtype: torch.dtype, one_plus: bool
 ) -> None:
     shape, eps = (5, 96), 1e-5
     residual, weight = values(9, 480, dtype, 1).view(shape), values(9, 96, dtype, 2)
@@ -202,12 +237,13 @@ def test_fused_is_the_sum_then_the_residual_then_the_norm(
     def body(rank: Rank) -> tuple[Tensor, Tensor]:
         x = rank.values(480, dtype).view(shape)
         assert rank.all_reduce.fuses(x)
-        results = rank.all_reduce.all_reduce_add_rmsnorm(x, residual, weight, eps, one_plus)
+        given = rank.place(residual), rank.place(weight)
+        out, after = rank.all_reduce.all_reduce_add_rmsnorm(x, *given, eps, one_plus)
         rank.gpu.synchronize()
         rank.all_reduce.check()
-        return results
+        return out.cpu(), after.cpu()
 
-    results = ranks_do(4, body)
+    results = ranks_do(4, body, make_gpu)
     after = residual + summed(4, 480, dtype).view(shape)
     all_equal([after for _, after in results], after)
     y = after.float()
@@ -230,7 +266,7 @@ def test_rows_of_odd_bytes_and_pairs_of_gpus_are_not_fused() -> None:
 # --- graphs ---
 
 
-def capture_sums(rank: Rank, inputs: list[Tensor]) -> tuple[list[Callable[[], None]], list[Tensor]]:
+def capture_sums(rank: Rank, inputs: list[Tensor]) -> tuple[Any, list[Tensor]]:
     """Capture a graph with the sum of each input."""
     with rank.all_reduce.capture():
         rank.all_reduce.all_reduce(inputs[0])  # to warm up; not captured
@@ -238,32 +274,49 @@ def capture_sums(rank: Rank, inputs: list[Tensor]) -> tuple[list[Callable[[], No
 
 
 def replay_and_compare(
-    rank: Rank, graph: list[Callable[[], None]], inputs: list[Tensor], outs: list[Tensor]
+    rank: Rank, graph: Any, inputs: list[Tensor], outs: list[Tensor], num_times: int = 8
 ) -> None:
     """Run a graph with inputs that change, and eager sums between."""
-    for seed in range(1, 9):
+    for seed in range(1, 1 + num_times):
         for x in inputs:
             x.copy_(rank.values(x.numel(), x.dtype, seed))
-        rank.gpu.streams[1].replay(graph)
+        rank.gpu.replay(graph)
         eager = rank.all_reduce.all_reduce(rank.values(40, torch.float32, seed))
         rank.gpu.synchronize()
         for x, out in zip(inputs, outs, strict=True):
-            assert torch.equal(out, summed(rank.world, x.numel(), x.dtype, seed))
-        assert torch.equal(eager, summed(rank.world, 40, torch.float32, seed))
+            assert torch.equal(out.cpu(), summed(rank.world, x.numel(), x.dtype, seed))
+        assert torch.equal(eager.cpu(), summed(rank.world, 40, torch.float32, seed))
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_graphs_are_replayed_with_changing_inputs(
+    make_gpu: Callable[..., Any], world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ipc_all_reduce.__dict__, "choose", half_by_two_shot)
+    num_times = 1000 if make_gpu is StreamGpu else 4
+    if world == 8 and make_gpu is ThreadGpu:
+        pytest.skip("128 threads, that show what 64 do")
+
+    def body(rank: Rank) -> None:
+        inputs = three_inputs(rank)
+        graph, outs = capture_sums(rank, inputs)
+        replay_and_compare(rank, graph, inputs, outs, num_times)
+        rank.all_reduce.check()
+
+    ranks_do(world, body, make_gpu)
+
+
+def three_inputs(rank: Rank) -> list[Tensor]:
+    """Return tensors in the middle of allocations, elsewhere on each rank."""
+    offset = 48 + 16 * rank.rank
+    sizes = (2, 7, 60)
+    return [rank.gpu.tensor(torch.zeros(8 * n, dtype=torch.bfloat16), offset) for n in sizes]
 
 
 @pytest.mark.parametrize("exports", [True, False])
-def test_graphs_read_their_inputs_where_they_lie_or_copy_them(
-    exports: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ipc_all_reduce.__dict__, "choose", half_by_two_shot)
-
+def test_graphs_read_their_inputs_where_they_lie_or_copy_them(exports: bool) -> None:
     def body(rank: Rank) -> None:
-        gpu = rank.gpu
-        inputs = [
-            gpu.tensor(torch.zeros(8 * n, dtype=torch.bfloat16), 48 + 16 * rank.rank)
-            for n in (2, 7, 60)
-        ]
+        gpu, inputs = rank.gpu, three_inputs(rank)
         if not exports:
             with pytest.raises(Recapture):
                 capture_sums(rank, inputs)
@@ -278,26 +331,24 @@ def test_graphs_read_their_inputs_where_they_lie_or_copy_them(
         rank.all_reduce.check()
 
     # Where one rank alone cannot export, all copy.
-    ranks_do(2, body, exports_tensors=lambda rank: exports or rank == 0)
+    ranks_do(2, body, gpu=lambda rank: {"exports_tensors": exports or rank == 0})
 
 
-def test_fused_sums_are_captured_too() -> None:
-    weight = torch.ones(32)
-
+def test_fused_sums_are_captured_too(make_gpu: Callable[..., Any]) -> None:
     def body(rank: Rank) -> None:
         x = rank.gpu.tensor(torch.zeros(2, 32))
-        residual = torch.zeros(2, 32)
+        residual, weight = rank.place(torch.zeros(2, 32)), rank.place(torch.ones(32))
         with rank.all_reduce.capture():
             graph, (_, after) = rank.gpu.capture(
                 lambda: rank.all_reduce.all_reduce_add_rmsnorm(x, residual, weight, 1e-5)
             )
         for seed in range(3):
             x.copy_(rank.values(64, torch.float32, seed).view(2, 32))
-            rank.gpu.streams[1].replay(graph)
+            rank.gpu.replay(graph)
             rank.gpu.synchronize()
-            assert torch.equal(after.view(-1), summed(4, 64, torch.float32, seed))
+            assert torch.equal(after.view(-1).cpu(), summed(4, 64, torch.float32, seed))
 
-    ranks_do(4, body)
+    ranks_do(4, body, make_gpu)
 
 
 def test_ranks_that_capture_different_graphs_all_fail() -> None:
@@ -345,7 +396,7 @@ def test_what_fails_on_one_rank_turns_it_off_on_all(what: str) -> None:
         return rank.all_reduce.enabled, rank.all_reduce.why_not
 
     trial = Trial(num_sums=4, limit_ns=20_000_000)
-    results = ranks_do(4, body, fails=lambda rank: [what] * (rank == 2), trial=trial)
+    results = ranks_do(4, body, gpu=lambda rank: {"fails": [what] * (rank == 2)}, trial=trial)
     assert len(set(results)) == 1
     enabled, why_not = results[0]
     assert not enabled
@@ -359,7 +410,7 @@ def test_a_workspace_that_cannot_be_shared_turns_it_off(monkeypatch: pytest.Monk
     assert "cannot share this GPU's memory" in why_not
 
 
-def test_memory_that_is_not_the_peers_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_not_the_peers_is_found_out() -> None:
     """A driver that says yes and maps something else: flags come, numbers do not."""
 
     class Liar(ThreadGpu):
@@ -368,9 +419,7 @@ def test_memory_that_is_not_the_peers_is_found_out(monkeypatch: pytest.MonkeyPat
             found[5] ^= 1
             return bytes(found)
 
-    monkeypatch.setattr(gpu_threads, "ThreadGpu", Liar)
-    monkeypatch.setitem(globals(), "ThreadGpu", Liar)
-    results = ranks_do(2, lambda rank: rank.all_reduce.why_not)
+    results = ranks_do(2, lambda rank: rank.all_reduce.why_not, Liar)
     assert len(set(results)) == 1
     assert "ArithmeticError: sum 0 of one-shot is wrong" in results[0]
 
@@ -393,11 +442,11 @@ def test_ranks_may_share_a_gpu_in_tests() -> None:
     assert ranks_do(2, lambda rank: rank.all_reduce.why_not, **options) == ["", ""]
 
 
-def test_a_rank_that_gives_up_ends_the_others_waits() -> None:
+def test_a_rank_that_gives_up_ends_the_others_waits(make_gpu: Callable[..., Any]) -> None:
     waiting = threading.Event()
 
     def body(rank: Rank) -> CollectiveFailed | None:
-        x = torch.ones(64)
+        x = rank.place(torch.ones(64))
         if rank.rank == 1:
             assert waiting.wait(DEADLINE_S)
             rank.all_reduce.abort()
@@ -412,22 +461,23 @@ def test_a_rank_that_gives_up_ends_the_others_waits() -> None:
             rank.all_reduce.check()
         return failed.value
 
-    failed, _ = ranks_do(2, body)
+    failed, _ = ranks_do(2, body, make_gpu)
     assert (failed.outcome, failed.rank) == (Outcome.ABORTED, 1)
     assert "told to stop while rank 0 waited for rank 1, in call 9, barrier 0" in str(failed)
 
 
-def test_ranks_that_sum_different_sizes_fail_and_do_not_mix_them() -> None:
+def test_ranks_that_sum_different_sizes_fail_and_do_not_mix_them(
+    make_gpu: Callable[..., Any],
+) -> None:
     def body(rank: Rank) -> CollectiveFailed:
-        rank.all_reduce.all_reduce(torch.ones(64))
-        rank.all_reduce.all_reduce(torch.ones(1024 if rank.rank else 1028))
-        rank.all_reduce.all_reduce(torch.ones(64))
+        for size in (64, 1024 if rank.rank else 1028, 64):
+            rank.all_reduce.all_reduce(rank.place(torch.ones(size)))
         rank.gpu.synchronize()
         with pytest.raises(CollectiveFailed) as failed:
             rank.all_reduce.check()
         return failed.value
 
-    for rank, failed in enumerate(ranks_do(2, body)):
+    for rank, failed in enumerate(ranks_do(2, body, make_gpu)):
         assert failed.rank == 1 - rank
         assert failed.outcome in (Outcome.MISMATCH, Outcome.ABORTED)
     assert "called another all-reduce than rank" in str(failed) or "told to stop" in str(failed)
@@ -446,6 +496,35 @@ def test_a_second_stream_is_refused_until_rebound() -> None:
         assert torch.equal(out, 2 * x)
 
     ranks_do(2, body)
+
+
+@pytest.mark.parametrize("part", [DOUBLE_BUFFER, EXIT])
+def test_every_part_of_the_protocol_is_needed_on_a_gpu(part: int) -> None:
+    """The release is not among them: one GPU publishes stores in order anyhow, more or less."""
+    need_gpu()
+    macros = [("HEADRACE_DROP", str(part)), ("HEADRACE_STALL", "1")]
+
+    def body(rank: Rank) -> bool:
+        x = rank.gpu.tensor(torch.zeros(4096))
+        with rank.all_reduce.capture():
+            graph, out = rank.gpu.capture(lambda: rank.all_reduce.all_reduce(x))
+        is_right = True
+        for seed in range(100):
+            if part == EXIT:
+                x.copy_(rank.values(4096, torch.float32, seed))
+                rank.gpu.replay(graph)
+                found = out.clone()
+                x.zero_()  # what the exit barrier is for
+            else:
+                found = rank.all_reduce.all_reduce(rank.values(4096, torch.float32, seed))
+                for _ in range(3):
+                    rank.all_reduce.all_reduce(x)
+            rank.gpu.synchronize()
+            is_right &= torch.equal(found.cpu(), summed(2, 4096, torch.float32, seed))
+        return is_right
+
+    trial = Trial(1, TRIAL.limit_ns)
+    assert False in ranks_do(2, body, StreamGpu, gpu=lambda rank: {"macros": macros}, trial=trial)
 
 
 def test_groups_are_made_and_left_many_times() -> None:

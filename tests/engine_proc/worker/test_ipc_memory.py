@@ -99,7 +99,9 @@ def test_memory_is_zeroed_written_read_and_freed() -> None:
     assert memory.read(address, 5) == bytes(5)
     memory.write(address + 1, b"abc")
     assert memory.read(address, 5) == b"\0abc\0"
-    assert "cuCtxSynchronize" in driver.called
+    assert driver.called == ["cuStreamSynchronize"] * 2
+    memory.synchronize()
+    assert driver.called[2:] == ["cuCtxSynchronize"]
     memory.free(address)
     assert not driver.buffers
 
@@ -144,7 +146,13 @@ def test_what_the_driver_refuses_is_named() -> None:
 def test_the_driver_has_all_that_is_asked_of_it() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
     asked = {name for name in vars(Driver) if name.startswith(("cu", "CU"))}
-    asked |= {"cuCtxSynchronize", "cuMemHostRegister", "cuMemHostUnregister", "cuIpcCloseMemHandle"}
+    asked |= {
+        "cuCtxSynchronize",
+        "cuStreamSynchronize",
+        "cuMemHostRegister",
+        "cuMemHostUnregister",
+        "cuIpcCloseMemHandle",
+    }
     assert {name for name in asked if not hasattr(driver, name)} == set()
     attributes = driver.CUpointer_attribute
     assert attributes.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE == IPC_CAPABLE
