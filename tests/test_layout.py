@@ -75,6 +75,7 @@ def test_only_some_executors_import_torch() -> None:
         "classifier.py",
         "encoder_executor.py",
         "torch_attention.py",
+        "torch_collectives.py",
         "torch_executor.py",
         "transformers_check.py",
         "transformers_executor.py",
