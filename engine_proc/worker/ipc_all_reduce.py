@@ -96,8 +96,9 @@ class IpcAllReduce(Collectives[Any]):
         self._peers, self._gpu, self._topology, self._page = peers, gpu, topology, page
         self._stream, self._fallback = parts.stream, fallback
         self._bound: int | None = None
-        self._captures = False  # within `capture`
-        self._registers = True
+        self._captures = False  # within `capture`,
+        self._registers = False  # whose graphs read inputs in place
+        self._can_register = True
         self.why_not = why_not_ours(peers.world, topology, disabled)
         if not self.why_not:
             try:
@@ -133,10 +134,8 @@ class IpcAllReduce(Collectives[Any]):
         """Return what is used for a tensor like `x`."""
         if self.why_not:
             return Choice(Algorithm.NCCL, False, self.why_not)
-        max_bytes, capturing = self._gpu.max_bytes, self._captures and self._registers
-        return choose(
-            x.nbytes, dtype_of(x), self._peers.world, self._topology, capturing, max_bytes
-        )
+        world, max_bytes = self._peers.world, self._gpu.max_bytes
+        return choose(x.nbytes, dtype_of(x), world, self._topology, self._registers, max_bytes)
 
     def all_reduce(self, x: Any) -> Any:
         """Return the sum of `x` over the ranks: in their order, in fp32, rounded once."""
@@ -145,7 +144,7 @@ class IpcAllReduce(Collectives[Any]):
             return self._fallback.all_reduce(x)
         x, stream = aligned(x), self._own_stream()
         out = x.new_empty(x.shape)
-        row = self._row(choice.registered, stream, x, choice.algorithm.value)
+        row = self._row(stream, x, choice.algorithm.value)
         self._group.sum(
             *(choice.algorithm, dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), stream, row)
         )
@@ -171,19 +170,19 @@ class IpcAllReduce(Collectives[Any]):
         """
         assert self.fuses(x), "fuses(x) is false"
         x, residual, weight = aligned(x), aligned(residual), aligned(weight)
-        stream, registers = self._own_stream(), self._captures and self._registers
+        stream = self._own_stream()
         out, after = x.new_empty(x.shape), x.new_empty(x.shape)
         addresses = (residual.data_ptr(), after.data_ptr(), weight.data_ptr())
         norm = Norm(*addresses, weight.nbytes, eps, one_plus)
-        row = self._row(registers, stream, x, "fused")
+        row = self._row(stream, x, "fused")
         self._group.sum_add_norm(
             *(dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), norm, stream, row)
         )
         return out, after
 
-    def _row(self, registers: bool, stream: int, x: Tensor, call: str) -> int:
+    def _row(self, stream: int, x: Tensor, call: str) -> int:
         """Return the row of a graph's input; 0 where it is to be copied, as when warming up."""
-        if not registers or not self._memory.is_capturing(stream):
+        if not self._registers or not self._memory.is_capturing(stream):
             return 0
         call = f"{call} {dtype_of(x)} {tuple(x.shape)}"
         return self._inputs.add(x.data_ptr(), x.nbytes, call)
@@ -205,8 +204,11 @@ class IpcAllReduce(Collectives[Any]):
         self._bound = None
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self, registered: bool = True) -> Iterator[None]:
         """Capture graphs within this, on any stream; all ranks the same.
+
+        Args:
+            registered: graphs read inputs where they lie, and do not copy them.
 
         Raises:
             Recapture: on all ranks: capture again, all of it.
@@ -216,7 +218,7 @@ class IpcAllReduce(Collectives[Any]):
             yield
             return
         self._memory.synchronize()
-        self._captures = True
+        self._captures, self._registers = True, registered and self._can_register
         try:
             yield
         except BaseException as error:
@@ -224,11 +226,11 @@ class IpcAllReduce(Collectives[Any]):
             refuse(self._peers, "capture", error)
             raise
         finally:
-            self._captures = False
+            self._captures = self._registers = False
         try:
             self._inputs.register()
         except Recapture:
-            self._registers = False
+            self._can_register = False
             raise
         except Refused as error:
             raise CollectiveFailed(Outcome.ABORTED, None, str(error)) from None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.all_reduce_policy import DTYPES
 from headrace.engine_proc.worker.gpu import Argument
 
 SOURCES = ("ptx.cuh", "all_reduce.cuh")  # one program, in this order
@@ -78,8 +79,7 @@ def keep(path: Path, code: bytes) -> None:
 
 
 class CudaKernels:
-    """Kernels on the current GPU: a `Kernels`. All are loaded at once, since to load one while
-    another waits for its peers can wait for that one.
+    """Kernels on the current GPU: a `Kernels`.
 
     Args:
         code: of this GPU's architecture.
@@ -89,8 +89,6 @@ class CudaKernels:
 
     def __init__(self, code: bytes, max_blocks: int = MAX_BLOCKS) -> None:
         from cuda.core import LaunchConfig, ObjectCode, Stream, launch
-
-        from headrace.all_reduce_policy import DTYPES
 
         self.max_blocks = max_blocks
         module = ObjectCode.from_cubin(code)

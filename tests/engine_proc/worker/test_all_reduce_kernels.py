@@ -4,7 +4,9 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,6 +88,26 @@ def test_numbers_have_32_bits_in_a_launch_and_addresses_64() -> None:
     assert ctypes.c_uint64.from_address(addresses[0]).value == 1 << 40
     assert ctypes.c_uint32.from_address(addresses[1]).value == 0xFFFFFFFF
     assert ctypes.c_float.from_address(addresses[2]).value == 1.0
+
+
+def test_kernels_are_launched_by_name_on_the_stream_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a stand-in for cuda.core: no kernel was ever launched through the real one."""
+    launched: list[tuple[object, ...]] = []
+    code = SimpleNamespace(get_kernel=lambda name: f"kernel {name}")
+    core = SimpleNamespace(
+        ObjectCode=SimpleNamespace(from_cubin=lambda cubin: code),
+        Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
+        LaunchConfig=lambda grid, block: (grid, block),
+        launch=lambda *given: launched.append(given),
+    )
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    kernels = ipc_kernels.CudaKernels(b"code")
+    for stream in (7, 0):
+        kernels.launch("two_shot_float16", 3, stream, (1, np.uint32(2)))
+    launch = ((3, 512), "kernel two_shot_float16", 1, np.uint32(2))
+    assert launched == [("stream 7", *launch), ("stream 1", *launch)]
 
 
 # --- the protocol, under ThreadSanitizer: nothing is read that was not published ---

@@ -266,9 +266,11 @@ def test_rows_of_odd_bytes_and_pairs_of_gpus_are_not_fused() -> None:
 # --- graphs ---
 
 
-def capture_sums(rank: Rank, inputs: list[Tensor]) -> tuple[Any, list[Tensor]]:
+def capture_sums(
+    rank: Rank, inputs: list[Tensor], registered: bool = True
+) -> tuple[Any, list[Tensor]]:
     """Capture a graph with the sum of each input."""
-    with rank.all_reduce.capture():
+    with rank.all_reduce.capture(registered):
         rank.all_reduce.all_reduce(inputs[0])  # to warm up; not captured
         return rank.gpu.capture(lambda: [rank.all_reduce.all_reduce(x) for x in inputs])
 
@@ -332,6 +334,17 @@ def test_graphs_read_their_inputs_where_they_lie_or_copy_them(exports: bool) -> 
 
     # Where one rank alone cannot export, all copy.
     ranks_do(2, body, gpu=lambda rank: {"exports_tensors": exports or rank == 0})
+
+
+def test_graphs_copy_their_inputs_where_they_are_told_to(make_gpu: Callable[..., Any]) -> None:
+    def body(rank: Rank) -> None:
+        inputs = three_inputs(rank)
+        graph, outs = capture_sums(rank, inputs, registered=False)
+        replay_and_compare(rank, graph, inputs, outs)
+        if isinstance(rank.gpu, ThreadGpu):
+            assert rank.gpu.num_opened == 1, "the workspace of the other"
+
+    ranks_do(2, body, make_gpu)
 
 
 def test_fused_sums_are_captured_too(make_gpu: Callable[..., Any]) -> None:
