@@ -65,8 +65,7 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
     group = dist.distributed_c10d._get_default_group()
     return IpcAllReduce(
         peers,
-        Gpu(device.uuid, os.uname().nodename, MAX_BYTES),
-        topology(load_nvml(), uuids),
+        Gpu(device.uuid, os.uname().nodename, topology(load_nvml(), uuids), MAX_BYTES),
         ControlPage(page_fd),
         Parts(
             lambda: CudaMemory(driver),

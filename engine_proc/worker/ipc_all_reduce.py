@@ -50,11 +50,13 @@ class Tensor(Protocol):
 
 
 class Gpu(msgspec.Struct, array_like=True, frozen=True):
-    """Which GPU a rank has, and on which boot of which host: memory is shared only within one."""
+    """What a rank tells the others of its GPU, and how it would have it used."""
 
     uuid: str
-    host: str
+    host: str  # memory is shared within one
+    topology: Topology  # of the GPUs of all ranks, as this one sees it
     max_bytes: int
+    disabled: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,6 @@ class IpcAllReduce(Collectives[Any]):
     `fallback` does everything.
 
     Args:
-        topology: of the GPUs of all ranks, the worst of what any of them sees.
         shares_gpu: ranks may have the same GPU, for tests.
     """
 
@@ -85,33 +86,34 @@ class IpcAllReduce(Collectives[Any]):
         self,
         peers: Peers,
         gpu: Gpu,
-        topology: Topology,
         page: ControlPage,
         parts: Parts,
         fallback: Collectives[Any],
-        disabled: bool = False,
         shares_gpu: bool = False,
         trial: Trial = TRIAL,
     ) -> None:
-        self._peers, self._gpu, self._topology, self._page = peers, gpu, topology, page
+        self._peers, self._gpu, self._page = peers, gpu, page
         self._stream, self._fallback = parts.stream, fallback
         self._bound: int | None = None
         self._captures = False  # within `capture`,
         self._registers = False  # whose graphs read inputs in place
         self._can_register = True
-        self.why_not = why_not_ours(peers.world, topology, disabled)
+        gpus = jointly(peers, "GPU", lambda: gpu, Gpu)
+        # Ranks may see different links: the worst counts.
+        self._topology = min(theirs.topology for theirs in gpus)
+        disabled = any(theirs.disabled for theirs in gpus)
+        self.why_not = why_not_ours(peers.world, self._topology, disabled)
         if not self.why_not:
             try:
-                self._open(parts, shares_gpu, trial)
+                jointly(peers, "GPUs", lambda: check_gpus(gpus, shares_gpu), type(None))
+                self._open(parts, trial)
             except Refused as error:
                 self.why_not = str(error)
         if self.why_not and peers.rank == 0:
             log.warning("custom all-reduce is off: %s", self.why_not)
 
-    def _open(self, parts: Parts, shares_gpu: bool, trial: Trial) -> None:
+    def _open(self, parts: Parts, trial: Trial) -> None:
         peers = self._peers
-        gpus = jointly(peers, "GPU", lambda: self._gpu, Gpu)
-        jointly(peers, "GPUs", lambda: check_gpus(gpus, shares_gpu), type(None))
         loaded: list[tuple[Memory, Kernels]] = []
 
         def load() -> None:
@@ -169,6 +171,8 @@ class IpcAllReduce(Collectives[Any]):
             one_plus: the weight is 1 + what is stored.
         """
         assert self.fuses(x), "fuses(x) is false"
+        assert residual.shape == x.shape and weight.shape == x.shape[-1:]
+        assert x.dtype == residual.dtype == weight.dtype
         x, residual, weight = aligned(x), aligned(residual), aligned(weight)
         stream = self._own_stream()
         out, after = x.new_empty(x.shape), x.new_empty(x.shape)

@@ -201,8 +201,7 @@ def main(rank: int, world: int, kind: str, page_fd: int) -> None:
     gpu: Any = CudaGpu(world) if kind == "cuda" else ThreadsGpu(world)
     all_reduce = IpcAllReduce(
         peers,
-        Gpu("the one", "this host", 1 << 20),
-        Topology.NVLINK,
+        Gpu("the one", "this host", Topology.NVLINK, 1 << 20),
         page,
         Parts(lambda: gpu.memory, lambda: gpu.kernels, lambda: gpu.stream),
         fallback=None,  # type: ignore[arg-type]  # nothing here is for it

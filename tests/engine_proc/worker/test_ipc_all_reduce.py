@@ -73,7 +73,7 @@ class Rank:
 
     Args:
         gpu: for each rank, what its GPU is given.
-        uuid: for each rank, of its GPU.
+        uuid, topology, disabled: for each rank, as in `Gpu`.
     """
 
     def __init__(
@@ -83,6 +83,8 @@ class Rank:
         make_gpu: Callable[..., Any],
         gpu: Callable[[int], dict[str, Any]] = lambda rank: {},
         uuid: Callable[[int], str] = "GPU-{}".format,
+        topology: Callable[[int], Topology] = lambda rank: Topology.NVLINK,
+        disabled: Callable[[int], bool] = lambda rank: False,
         **options: Any,
     ) -> None:
         self.rank, self.world, self.peers = peers.rank, peers.world, peers
@@ -90,10 +92,11 @@ class Rank:
         self.page = ControlPage(page_fd)
         self.nccl = Nccl()
         parts = Parts(lambda: self.gpu, lambda: self.gpu.kernels, lambda: self.gpu.stream)
-        options = {"trial": TRIAL, "topology": Topology.NVLINK} | options
+        options = {"trial": TRIAL} | options
+        own = peers.rank
         self.all_reduce = IpcAllReduce(
             peers,
-            Gpu(uuid(peers.rank), "host", MAX_BYTES),
+            Gpu(uuid(own), "host", topology(own), MAX_BYTES, disabled(own)),
             page=self.page,
             parts=parts,
             fallback=self.nccl,
@@ -440,8 +443,8 @@ def test_memory_that_is_not_the_peers_is_found_out() -> None:
 @pytest.mark.parametrize(
     ("options", "why_not"),
     [
-        ({"disabled": True}, "--disable-custom-all-reduce"),
-        ({"topology": Topology.NONE}, "cannot read each other's memory"),
+        ({"disabled": lambda rank: rank == 1}, "--disable-custom-all-reduce"),
+        ({"topology": lambda rank: Topology(2 * rank)}, "cannot read each other's memory"),
         ({"uuid": lambda rank: "GPU-0"}, "two ranks have the same GPU"),
     ],
 )
