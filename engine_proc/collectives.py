@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Outcome(IntEnum):
-    """How a collective ended."""
+    """How a collective ended: `Outcome` of csrc/shm_group.h, `Code` of csrc/all_reduce.cuh."""
 
     OK = 0
     ABORTED = 1

@@ -10,25 +10,16 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Any, Protocol
 
 from headrace.core import load_core
+from headrace.engine_proc.collectives import CollectiveFailed, Collectives, Outcome
 from headrace.errors import HeadraceError
 
 WATCHER = -1  # in the place of a rank: maps the group without being a part of it
 NUMBERS = ("float32", "float16", "bfloat16")  # as `Number` of csrc/rank_sums.h
 COLLECTIVES = ("nothing", "barrier", "all_reduce", "all_gather", "broadcast")
 ISAS = ("best", "portable", "avx2", "avx512")  # as `Isa` of csrc/cpu/kernels.h
-
-
-class Outcome(IntEnum):
-    """How a collective ended: `Outcome` of csrc/shm_group.h."""
-
-    OK = 0
-    ABORTED = 1
-    PEER_DIED = 2
-    MISMATCH = 3
 
 
 class Array(Protocol):
@@ -42,19 +33,7 @@ class Array(Protocol):
     def nbytes(self) -> int: ...
 
 
-class CollectiveFailed(HeadraceError):
-    """A collective ended without a result, and so will all others of the group.
-
-    `rank` is the one that died, gave up or called something else; None where it is nobody's.
-    """
-
-    def __init__(self, outcome: Outcome, rank: int | None, text: str) -> None:
-        super().__init__(text)
-        self.outcome = outcome
-        self.rank = rank
-
-
-class ShmAllReduce:
+class ShmAllReduce(Collectives[Any]):
     """One rank of a group, or its watcher. One thread at a time, but for `abort`.
 
     All ranks call the same collectives in the same order. Arrays are numpy's or torch's, contiguous
@@ -97,8 +76,11 @@ class ShmAllReduce:
         handle: int = self._group
         return handle
 
-    def all_reduce(self, x: Array) -> None:
-        """Replace `x` by its sum over the ranks: in their order, in fp32, rounded once."""
+    def all_reduce(self, x: Array) -> Any:
+        """Replace `x` by its sum over the ranks: in their order, in fp32, rounded once.
+
+        Returns `x`.
+        """
         name = str(x.dtype).removeprefix("torch.")
         if name not in NUMBERS:
             raise TypeError(f"all_reduce adds {', '.join(NUMBERS)}; not {name}")
@@ -106,6 +88,7 @@ class ShmAllReduce:
         count = num_bytes // x.itemsize
         number = NUMBERS.index(name)
         self._end(self._core.headrace_shm_all_reduce(self._group, address, count, number))
+        return x
 
     def all_gather(self, x: Array, out: Array) -> None:
         """Write the `x` of every rank to `out`, one after another.

@@ -9,8 +9,9 @@ import numpy as np
 
 from headrace.board import Field
 from headrace.config import WorkerConfig
+from headrace.engine_proc.collectives import CollectiveFailed
 from headrace.engine_proc.mask_area import MaskArea
-from headrace.engine_proc.shm_all_reduce import CollectiveFailed, ShmAllReduce
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.sampler import Masks

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights
 
-from headrace.engine_proc.shm_all_reduce import CollectiveFailed, Outcome, ShmAllReduce
+from headrace.engine_proc.collectives import CollectiveFailed, Outcome
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.peers import Peers
