@@ -1,5 +1,6 @@
 """Starting real servers, and looking at them from outside."""
 
+import contextlib
 import os
 import re
 import select
@@ -51,10 +52,13 @@ class RunningServer:
 
     @property
     def ring(self) -> dict[str, psutil.Process]:
-        """All processes of the server, by title."""
+        """All processes of the server that have begun and not ended, by title."""
         supervisor = psutil.Process(self.process.pid)
-        everyone = [supervisor, *supervisor.children(recursive=True)]
-        return {process.cmdline()[0]: process for process in everyone}
+        found = {}
+        for process in [supervisor, *supervisor.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                found |= {title: process for title in process.cmdline()[:1]}
+        return found
 
     def metric(self, name: str) -> float:
         """Return a metric's value, summed over processes."""

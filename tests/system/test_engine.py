@@ -25,8 +25,9 @@ ENDLESS = SamplingParams(max_tokens=8000, ignore_eos=True)
 START_S = 60
 STOP_S = 5
 PROGRAM = """
-import os, time
+import os, signal, time
 from headrace import Engine, SamplingParams
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 engine = Engine()
 if os.fork() == 0:  # a fork neither ends the ring nor keeps it
     os.close(1), os.close(2)
