@@ -115,7 +115,7 @@ async def pause(server: Server, clients: Clients, kind: str, moments: random.Ran
     """Kill a process; return the longest silence that follows, in seconds."""
     await asyncio.sleep(moments.uniform(0.1, 0.5))
     clients.forget()
-    next(p for p in server.processes if p.cmdline()[0] == f"headrace: {kind}").kill()
+    next(p for p in server.processes if f"headrace: {kind}" in p.cmdline()).kill()
     await asyncio.sleep(LOOK_S)  # its death is seen on the board
     await clients.wait_heard(await wait_well(server))
     return max(clients.silences)

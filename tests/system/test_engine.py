@@ -58,8 +58,11 @@ def run_dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ring_of(process: psutil.Process) -> set[psutil.Process]:
     """Return the processes of the engines of a process, and of its servers."""
-    everyone = process.children(recursive=True)
-    return {p for p in everyone if p.cmdline()[0].startswith("headrace: ")}
+    found = set()
+    for child in process.children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            found |= {child for title in child.cmdline()[:1] if title.startswith("headrace: ")}
+    return found
 
 
 def survivors(ring: list[psutil.Process]) -> list[str]:
