@@ -4,7 +4,7 @@ So there are as many messages as a detokenizer can take, and each costs two proc
 """
 
 from headrace.backlog import detokenizer_backlog
-from headrace.board import MESSAGES_SENT, Board, Slot
+from headrace.board import MESSAGES_SENT, Board, Field, Slot, State
 from headrace.messages import StepOutput
 from headrace.sockets import STEP_HIGH_WATER, Outbox, address
 
@@ -21,11 +21,17 @@ class DetokenizerLinks:
             for i in range(num_detokenizers)
         ]
         self._held: list[list[tuple[StepOutput, bytes]]] = [[] for _ in self._outboxes]
+        self._slots = list(board.of("detokenizer"))
         self._backlogs = [detokenizer_backlog(board, i) for i in range(num_detokenizers)]
         self._slot = slot
 
     def __len__(self) -> int:
         return len(self._outboxes)
+
+    @property
+    def are_serving(self) -> bool:
+        """Whether all detokenizers are there."""
+        return all(slot[Field.STATE] == State.READY for slot in self._slots)
 
     def hold(self, detokenizer: int, output: StepOutput, tokens: bytes) -> None:
         """Keep what a step brought until it is sent."""

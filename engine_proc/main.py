@@ -181,6 +181,7 @@ class Engine:
         if ended is not None:
             self._slot.add(Field.FINISHED)
             self._accounts.stop(ended)
+            self._legacy.keep_ended(ended, self._clock())
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)
@@ -195,7 +196,7 @@ class Engine:
         for request in self._intake.lapsed(requests, self._clock(), starts):
             self._slot.add(Field.LAPSED)
             self._abort(request)
-        self._legacy.forget_old(self._clock())
+        self._legacy.forget_old(self._clock(), self._detokenizers.are_serving)
 
     def _add(self, sequence: Sequence) -> None:
         # Who has been let in before is not refused now that everyone comes at once.
@@ -275,7 +276,10 @@ class Engine:
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
         self._slot.histogram(Span.STEP).observe(num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
-        self._slot.add(Field.FINISHED, sum([n.finished is not None for n in news]))
+        ended = [n.sequence for n in news if n.finished is not None]
+        self._slot.add(Field.FINISHED, len(ended))
+        for sequence in ended:
+            self._legacy.keep_ended(sequence, self._clock())
         self._show()
         self._accounts.take(news, time.monotonic_ns())
         self._tell(news)

@@ -2,8 +2,9 @@
 
 from array import array
 
-from headrace.engine_proc.legacy import KEEP_S, Legacy
-from headrace.messages import Said
+from headrace.engine_proc.legacy import KEEP_ENDED_S, KEEP_S, Legacy
+from headrace.engine_proc.sequence import Sequence
+from headrace.messages import GenerateRequest, Said, Sampling
 
 
 def make_legacy() -> Legacy:
@@ -22,7 +23,35 @@ def test_each_sequence_has_its_own_once() -> None:
 
 def test_what_nobody_takes_up_is_forgotten() -> None:
     legacy = make_legacy()
-    legacy.forget_old(100.0 + KEEP_S)
+    legacy.forget_old(100.0 + KEEP_S, are_serving=True)
     assert legacy.take(5).tolist() == [1, 2]
-    legacy.forget_old(100.5 + KEEP_S)
+    legacy.forget_old(100.5 + KEEP_S, are_serving=True)
+    assert legacy.take(6).tolist() == []
+
+
+def ended(id: int) -> Sequence:
+    request = GenerateRequest(id, 0, 8, Sampling(), [], b"")
+    sequence = Sequence.of(request, array("I", [1, 2]).tobytes())
+    sequence.tokens.extend([7, 8])
+    return sequence
+
+
+def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
+    legacy = Legacy()
+    for id, now in ((5, 100.0), (6, 101.0)):
+        legacy.keep_ended(ended(id), now)
+    legacy.forget_old(100.5 + KEEP_ENDED_S, are_serving=True)
+    assert legacy.take(5).tolist() == []
+    assert legacy.take(6).tolist() == [7, 8]
+    assert legacy.take(6).tolist() == []
+
+
+def test_while_a_detokenizer_is_away_what_ends_is_kept_and_a_while_longer() -> None:
+    legacy = Legacy()
+    legacy.keep_ended(ended(5), 100.0)
+    legacy.forget_old(100.0 + 10 * KEEP_ENDED_S, are_serving=False)
+    legacy.forget_old(100.0 + 11 * KEEP_ENDED_S - 0.5, are_serving=True)
+    assert legacy.take(5).tolist() == [7, 8]
+    legacy.keep_ended(ended(6), 100.0)
+    legacy.forget_old(100.5 + 11 * KEEP_ENDED_S, are_serving=True)
     assert legacy.take(6).tolist() == []
