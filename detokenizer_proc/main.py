@@ -2,7 +2,7 @@
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 from headrace.backlog import detokenizer_backlog
-from headrace.board import Field
+from headrace.board import Field, State
 from headrace.config import DetokenizerConfig
 from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc.replies import Replies
@@ -13,6 +13,7 @@ from headrace.process import Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
 
 IDLE_MS = 500
+AWAY_MS = 20  # between looks at whether there is another engine
 MAX_STEPS = 64  # taken together
 MAX_BEHIND = 2  # messages that a frontend has not handled; it gets no more until it has
 PARSER_CPU_S = 0.5  # for what one step brings of a sequence; that is 10 us for most
@@ -56,7 +57,13 @@ class Detokenizer:
 
     def work(self) -> None:
         """Take what there is, and render it; wait for something where there is nothing."""
-        received = self._inbox.receive(LOOK_MS if self._is_holding else IDLE_MS)
+        is_away = self._engine_slot[Field.STATE] != State.READY
+        wait_ms = AWAY_MS if is_away else IDLE_MS
+        received = self._inbox.receive(LOOK_MS if self._is_holding else wait_ms)
+        is_another = self._engine_slot[Field.STARTS] != self._engine_starts
+        # What comes while that is not ready was sent by the one before it.
+        if is_another and (received is None or self._engine_slot[Field.STATE] == State.READY):
+            self._begin_anew()
         num_steps = 0
         while received is not None:
             self._replies.feed(*received)
@@ -68,8 +75,6 @@ class Detokenizer:
             self._slot.add(Field.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle()
-        if not num_steps and self._engine_slot[Field.STARTS] != self._engine_starts:
-            self._begin_anew()
         self._slot[Field.OPEN_REPLIES] = len(self._replies)
 
     def _tell(self) -> None:
@@ -99,3 +104,9 @@ class Detokenizer:
     def _no_replies(self) -> Replies:
         config = self._config
         return Replies(self._vocabulary, config.num_frontends, config.stream_interval, self._limit)
+
+    def close(self) -> None:
+        """Drop all links."""
+        self._inbox.close()
+        self._engine.close()
+        self._frontends.close()

@@ -63,9 +63,11 @@ class Intake:
         if now - self._looked_at < LAPSE_S:
             return []
         self._looked_at = now
-        here = list(requests)
-        orphans = [request for request in here if is_orphan(request, starts)]
-        lapsed = self._leases.lapsed((request for request in here if request not in orphans), now)
+        orphans: list[int] = []
+        others: list[int] = []
+        for request in requests:
+            (orphans if is_orphan(request, starts) else others).append(request)
+        lapsed = self._leases.lapsed(others, now)
         for request in lapsed:
             log.warning("no frontend waits for request %x any more: aborting it", request)
         return orphans + lapsed

@@ -1,0 +1,100 @@
+"""A detokenizer lets go of what a dead engine had before it hears of the next one."""
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from byte_replies import ByteVocabulary, make_plan
+
+from headrace.board import Board, Seat, State
+from headrace.config import DetokenizerConfig, ModelCard
+from headrace.detokenizer_proc import main as main_module
+from headrace.detokenizer_proc.main import Detokenizer
+from headrace.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
+from headrace.process import Context
+from headrace.sockets import Inbox, Outbox, address
+
+DEADLINE_MS = 20_000
+OLD, NEW = request_id(0, 1), request_id(0, 2)
+
+
+class Bench:
+    """A detokenizer between an engine and a frontend that are played."""
+
+    def __init__(self, run_dir: str) -> None:
+        seats = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "detokenizer")]
+        self.board = Board.create(seats)
+        self.engine_slot = self.board.slot("engine")
+        self.start_engine()
+        slot = self.board.slot("detokenizer")
+        card = ModelCard(
+            path="",
+            name="tiny",
+            max_model_len=100,
+            vocab_size=256,
+            eos_token_ids=[],
+            chat_template=None,
+            special_tokens={},
+        )
+        config = DetokenizerConfig(run_dir=run_dir, card=card, num_frontends=1, stream_interval=1)
+        self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
+        self.frontend: Inbox[ToFrontend] = Inbox(address(run_dir, "frontend"), ToFrontend)
+        self.detokenizer = Detokenizer(config, Context(slot.seat, self.board, slot, "info", 0))
+        self.outbox = Outbox(address(run_dir, "detokenizer"))
+
+    def start_engine(self) -> None:
+        for state in (State.STARTING, State.READY):
+            self.engine_slot.enter(state)
+
+    def tell(self, id: int, text: bytes) -> bytes:
+        """Tell of a stream's first tokens; return what the frontend gets."""
+        started = {id: msgspec.msgpack.encode(make_plan(stream=True))}
+        output = StepOutput.of(started, [id], [len(text)], [None])
+        self.outbox.send(output, array("I", list(text)).tobytes())
+        self.detokenizer._inbox.wait(DEADLINE_MS)
+        self.detokenizer.work()
+        received = self.frontend.receive(DEADLINE_MS)
+        assert received is not None
+        return bytes(received[1])
+
+    def said(self) -> tuple[list[int], bytes]:
+        """Return what the next engine is told: sequences and their tokens."""
+        received = self.engine.receive(DEADLINE_MS)
+        assert received is not None
+        assert isinstance(received[0], Said)
+        return array("Q", received[0].ids).tolist(), bytes(memoryview(received[1]).cast("B")[::4])
+
+    def close(self) -> None:
+        self.detokenizer.close()
+        for link in (self.engine, self.frontend, self.outbox):
+            link.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(main_module, "load_vocabulary", lambda _path: ByteVocabulary())
+    made = Bench(str(tmp_path))
+    yield made
+    made.close()
+
+
+def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
+    assert b'"ab"' in bench.tell(OLD, b"ab")
+    bench.engine_slot.enter(State.STARTING)
+    assert b'"c"' in bench.tell(NEW, b"c"), "it was on its way when its sender died"
+    bench.detokenizer.work()
+    ids, tokens = bench.said()
+    assert sorted(ids) == [OLD, NEW]
+    assert sorted(tokens) == sorted(b"abc")
+    assert len(bench.detokenizer._replies) == 0
+
+
+def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> None:
+    bench.tell(OLD, b"ab")
+    bench.start_engine()
+    assert b'"c"' in bench.tell(NEW, b"c")
+    assert bench.said()[0] == [OLD]
+    bench.detokenizer.work()
+    assert len(bench.detokenizer._replies) == 1, "the new one is still there"
