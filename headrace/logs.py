@@ -11,7 +11,7 @@ import threading
 
 STDERR = 2
 MAX_LINES = 4096  # that wait to be written; more are lost, and counted
-LAST_S = 1.0  # for what waits at the end of the process
+LAST_S = 1.0  # without a line written, and the process ends though some wait
 
 
 class LineWriter(logging.Handler):
@@ -20,7 +20,8 @@ class LineWriter(logging.Handler):
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
-        self._num_lost = 0
+        self._num_lost = 0  # ever, counted by who logs,
+        self._num_told = 0  # and how many of them the log has told, by the thread
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
@@ -41,20 +42,30 @@ class LineWriter(logging.Handler):
                 self._lines.put(None, timeout=LAST_S)
             except queue.Full:
                 return
-            self._thread.join(LAST_S)
+            num_lines = MAX_LINES + 1
+            while self._thread.is_alive() and (left := self._lines.qsize()) < num_lines:
+                num_lines = left
+                self._thread.join(LAST_S)
         super().close()
 
     def _write_all(self) -> None:
-        while (line := self._lines.get()) is not None:
-            lost, self._num_lost = self._num_lost, 0
-            if lost:
-                line += f"{lost} lines of the log were lost: nobody has read it\n"
-            data = line.encode(errors="backslashreplace")
-            try:
-                while data:
-                    data = data[os.write(self._fd, data) :]
-            except OSError:  # nobody will
-                return
+        try:
+            while (line := self._lines.get()) is not None:
+                self._write(line + self._lost())
+            self._write(self._lost())
+        except OSError:  # nobody will read it
+            return
+
+    def _lost(self) -> str:
+        """Return the line that tells what has been lost since the last one, where something was."""
+        num_lost = self._num_lost
+        lost, self._num_told = num_lost - self._num_told, num_lost
+        return f"{lost} lines of the log were lost: nobody has read it\n" if lost else ""
+
+    def _write(self, text: str) -> None:
+        data = text.encode(errors="backslashreplace")
+        while data:
+            data = data[os.write(self._fd, data) :]
 
 
 def setup(process: str, level: str) -> None:

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 
-NUM_LINES = 20_000
+from headrace import logs
+
 DEADLINE_S = 60
-CODE = f"""
-import logging
+CODE = """
+import logging, sys
 from headrace import logs
 logs.setup("engine", "info")
-for number in range({NUM_LINES}):
+for number in range(int(sys.argv[1])):
     logging.getLogger("x").info("%d %s", number, "." * 100)
 print("done", flush=True)
 input()
@@ -18,9 +19,9 @@ logging.getLogger("x").info("the last")
 """
 
 
-def start(stderr: int) -> "subprocess.Popen[str]":
+def start(stderr: int, num_lines: int = 5 * logs.MAX_LINES) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", CODE, str(num_lines)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -29,11 +30,19 @@ def start(stderr: int) -> "subprocess.Popen[str]":
 
 
 def test_lines_are_written_in_order_to_the_last() -> None:
+    process = start(subprocess.PIPE, num_lines=logs.MAX_LINES - 1)
+    _, log = process.communicate("\n", timeout=DEADLINE_S)
+    lines = log.splitlines()
+    assert [line.split()[3] for line in lines[:-1]] == [str(n) for n in range(logs.MAX_LINES - 1)]
+    assert lines[-1].endswith("the last")
+
+
+def test_every_line_is_written_or_counted() -> None:
     process = start(subprocess.PIPE)
     _, log = process.communicate("\n", timeout=DEADLINE_S)
     lines = log.splitlines()
-    assert " engine INFO 0 ." in lines[0]
-    assert lines[-1].endswith("the last")
+    losses = [int(line.split()[0]) for line in lines if "lines of the log were lost" in line]
+    assert len(lines) - len(losses) + sum(losses) == 5 * logs.MAX_LINES + 1
 
 
 def test_a_log_that_nobody_reads_holds_up_nobody_and_says_what_was_lost() -> None:
