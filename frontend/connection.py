@@ -21,6 +21,7 @@ from headrace.sockets import Frame
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 MIN_BODY_BYTES_PER_S = 500
 MAX_HEAD_BYTES = 64 << 10
+CONTINUE = b"HTTP/1.1 100 "  # goes before a response's head
 MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
 
 EXTENSION = "headrace.connection"  # where an application finds its connection in the scope
@@ -96,6 +97,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Begin to serve a request: at once where only something is to be known, else in turn."""
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = Joined(self.transport)
         begin = partial(super()._start_asgi_task, cycle, app)
         if cycle.scope["method"] == "POST":
             self._arrivals.add(begin)
@@ -184,6 +187,42 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         self._is_leaving = True
         self._deadlines.start(self, self.loop.time())
+
+
+class Joined:
+    """A transport that writes a response's head with the first bytes of its body, not before.
+
+    uvicorn writes each for itself; a write costs more than all that is done to make what is
+    written, for the client too. A body follows at once, even where it is empty, but for HEAD.
+    """
+
+    __slots__ = ("_has_begun", "_head", "_transport")
+
+    def __init__(self, transport: Any) -> None:
+        """Write one response to a connection's transport, one with a body."""
+        self._transport = transport
+        self._head = b""  # kept until the next write
+        self._has_begun = False
+
+    def write(self, data: bytes) -> None:
+        """Write, or keep what is the head."""
+        if self._has_begun:
+            self._transport.write(data)
+        elif self._head:
+            self._has_begun = True
+            self._transport.write(self._head + data)
+        elif data.startswith(CONTINUE):
+            self._transport.write(data)
+        else:
+            self._head = data
+
+    def is_closing(self) -> bool:
+        """Whether the connection is at its end."""
+        return bool(self._transport.is_closing())
+
+    def close(self) -> None:
+        """End the connection when all is written."""
+        self._transport.close()
 
 
 def whole_response(refusal: Refusal) -> bytes:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import uvicorn
 
 from headrace.frontend import connection as module
 from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import EXTENSION, MAX_HEAD_BYTES, Connection
+from headrace.frontend.connection import EXTENSION, MAX_HEAD_BYTES, Connection, Joined
 from headrace.frontend.deadlines import Deadlines
 
 DEADLINE_S = 20
@@ -76,6 +77,7 @@ class Site:
                 connection.on_lost = partial(self.lost.put_nowait, "left")
                 await read(receive)
                 await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b"a", "more_body": True})
                 await receive()
             case "/cut":
                 connection.on_lost = partial(self.lost.put_nowait, "cut")
@@ -236,6 +238,30 @@ async def test_pieces_of_a_stream_are_chunks_of_its_response(site: Site) -> None
     assert await asyncio.wait_for(client.reader.readexactly(len(chunks)), DEADLINE_S) == chunks
     client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
     assert await client.response() == (200, b"ok")
+
+
+async def test_a_client_that_waits_to_be_told_to_go_on_is_told(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
+    head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+    assert head.startswith(b"HTTP/1.1 100 ")
+    client.say(b"ok")
+    assert await client.response() == (200, b"ok")
+
+
+async def test_a_head_comes_without_a_body_where_that_is_all_there_is(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"HEAD /refuse HTTP/1.1\r\n\r\n")
+    head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+    assert b"content-length: 2" in head
+
+
+def test_a_head_is_written_with_what_comes_first() -> None:
+    writes: list[bytes] = []
+    transport = Joined(SimpleNamespace(write=writes.append))
+    for piece in (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"a", b"b"):
+        transport.write(piece)
+    assert writes == [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\na", b"b"]
 
 
 async def test_a_connection_can_be_cut(site: Site) -> None:
