@@ -25,10 +25,11 @@ format: .venv/dev
 bench: .venv/dev
 	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
 
-# Long, and not a part of `make test`: 100,000 collectives of random sizes, then what is left behind
-# after 100,000 streams cut short.
+# Long, and not a part of `make test`: 100,000 collectives of random sizes, half an hour in which
+# processes end at random, then what is left behind after 100,000 streams cut short.
 soak: .venv/dev
 	COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/test_shm_all_reduce.py -k random
+	CHAOS_S=1800 $(BIN)/pytest tests/system/test_recovery.py -k chaos
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
 # Clients that people have already, lm-eval and the JSON-Schema-Test-Suite. They take a gigabyte, so

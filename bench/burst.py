@@ -11,7 +11,6 @@ Run:    python bench/burst.py --rounds 2
 
 import json
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,11 +20,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from tokenizers import Tokenizer
 
 from headrace.tokenizer_json import read_tokenizer_json
+from support.blocking import Client
+from support.health import PAUSE_S, HealthProbe
 from support.models import ROOT, demo_model
 from support.report import Quantity, Report, parser
 from support.servers import headrace
@@ -38,68 +38,11 @@ TRICKLE_PER_S = 5
 TRICKLE_S = 10
 CHAT_S = 10
 LONG_TOKENS = 100_000
-PAUSE_S = 0.002
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "tokenize": "/tokenize"}
 FIGURES = {"median": 0.5, "p99": 0.99, "max": 1.0}
 TRICKLE = f"{TRICKLE_PER_S} a second"
 ALONE, BESIDE = "alone", "beside long prompts"
 MOCK = ("--engine", "mock", "--mock-profile", "zero")
-
-
-class Client:
-    """One connection that is kept, with blocking calls: nothing costs less."""
-
-    def __init__(self, url: str) -> None:
-        where = urlsplit(url)
-        self._host = where.netloc
-        self._socket = socket.create_connection((where.hostname, where.port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = bytearray(1 << 20)
-
-    def send(self, method: str, path: str, body: bytes = b"") -> None:
-        """Send a request."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n"
-        head += "Content-Type: application/json\r\n\r\n"
-        self._socket.sendall(head.encode() + body if len(body) < 4096 else head.encode())
-        if len(body) >= 4096:
-            self._socket.sendall(body)
-
-    def receive(self) -> bytes:
-        """Return what has come, at least a byte."""
-        size = self._socket.recv_into(self._buffer)
-        if size == 0:
-            raise ConnectionError("the server closed the connection")
-        return bytes(memoryview(self._buffer)[:size])
-
-    def response(self) -> int:
-        """Read a whole response with a length; return its status."""
-        data = b""
-        while b"\r\n\r\n" not in data:
-            data += self.receive()
-        head, _, body = data.partition(b"\r\n\r\n")
-        (length,) = (
-            int(line[15:])
-            for line in head.lower().split(b"\r\n")
-            if line[:15] == b"content-length:"
-        )
-        left = length - len(body)
-        while left > 0:
-            left -= self._socket.recv_into(self._buffer)
-        return int(head[9:12])
-
-
-def probe(url: str) -> None:
-    """Ask for /health until standard input ends; print each answer's milliseconds."""
-    stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    client, latencies = Client(url), []
-    while not stop.is_set():
-        begun = time.perf_counter()
-        client.send("GET", "/health")
-        assert client.response() == 200
-        latencies.append((time.perf_counter() - begun) * 1e3)
-        time.sleep(PAUSE_S)
-    print(json.dumps(latencies))
 
 
 def chats(url: str, seconds: str) -> None:
@@ -150,7 +93,7 @@ def post(url: str, path: str, folder: str, number: str, every_s: str) -> None:
     print(json.dumps({"seconds": time.perf_counter() - begun, "statuses": statuses}))
 
 
-ROLES = {"probe": probe, "chats": chats, "post": post}
+ROLES = {"chats": chats, "post": post}
 
 
 @contextmanager
@@ -229,9 +172,9 @@ def measure_health(folder: Path, health: Result, seconds: Quantity, memory: Quan
     plans.append((TRICKLE, "completions", TRICKLE_PER_S * TRICKLE_S, 1 / TRICKLE_PER_S))
     with headrace(str(tiny_folder()), *MOCK, "--max-model-len", "8192") as server:
         for system, route, number, every_s in plans:
-            with process("probe", server.url) as prober:
+            with HealthProbe(server.url) as probe:
                 posted = ask("post", server.url, ROUTES[route], folder / route, number, every_s)
-                health.add(system, json.loads(prober.communicate()[0]))
+            health.add(system, probe.latencies_ms)
             right = 200 if route == "tokenize" else 400
             assert set(posted["statuses"]) == {right}, posted["statuses"]
             seconds.samples[system].append(posted["seconds"])

@@ -49,7 +49,7 @@ class Record(msgspec.Struct, array_like=True):
     due: float  # when it was to be sent
     sent: float = 0.0
     first: float = 0.0  # its first piece of text came
-    last: float = 0.0  # and its last; of an answer that does not stream, the end
+    last: float = 0.0  # and its last; of an answer that does not stream, or fails, the end
     gaps: bytes = b""  # f32, seconds between each piece of text and the one before
     prompt_tokens: int = 0
     output_tokens: int = 0  # what the server says, else how many pieces came
@@ -180,6 +180,7 @@ class Connection(asyncio.Protocol):
             return
         if self._status != 200:
             text = self._rest.decode(errors="replace")
+            self._record.last = time.monotonic()
             self._finish(f"status {self._status}: {text}"[:MAX_ERROR])
         elif not self._streams:
             self._take(EVENTS.decode(self._rest), self._record)

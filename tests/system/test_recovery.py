@@ -1,7 +1,9 @@
 """Processes are killed while they serve: no client may notice more than a pause."""
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
 import signal
 import time
@@ -56,7 +58,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ),
 ]
 RENEWED = ("frontend", "tokenizer", "detokenizer")
-CHAOS_S = 60
+CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
+KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.02  # so that some live for long
+SETTLED_S = 120.0  # a process's caches have their size; who lives longer may not grow any more
+MAX_GROWTH = 1.05
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 NOT_TEXT = (
     "created",
@@ -226,15 +231,36 @@ def test_all_but_the_engine_is_renewed_and_nobody_notices(
     assert own_server.ring["headrace: engine"].pid == before["headrace: engine"]
 
 
+class Memory:
+    """What the processes of a server have in memory, from when each has settled."""
+
+    def __init__(self) -> None:
+        self._settled: dict[int, int] = {}  # bytes, by pid
+
+    def look(self, server: RunningServer) -> None:
+        """Assert that none has grown."""
+        for title, process in server.ring.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                size = process.memory_info().rss
+                if time.time() - process.create_time() > SETTLED_S:
+                    settled = self._settled.setdefault(process.pid, size)
+                    assert size <= MAX_GROWTH * settled, f"{title}: {settled} bytes, then {size}"
+
+
 def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
+    """With `CHAOS_S=1800`, half an hour of it."""
     roles = ("worker", "tokenizer", "detokenizer", "engine")
+    rules = [f"kill={role}:{KILLS_PER_S}/s" for role in roles]
+    rules += [f"stop={role}:{KILLS_PER_S / 10}/s" for role in roles]
     server = RunningServer(
         *("--tokenizer-procs", "2", "--detokenizer-procs", "2", "--kv-cache-dtype", "float32"),
-        *("--max-num-seqs", "8", "--chaos", ",".join(f"kill={role}:0.1/s" for role in roles)),
+        *("--max-num-seqs", "8", "--chaos", ",".join(rules)),
     )
+    memory = Memory()
     end = time.monotonic() + CHAOS_S
     while time.monotonic() < end:
         assert not difference(asyncio.run(read_all(server.url)), undisturbed)
+        memory.look(server)
     assert server.metric("process_restarts_total") > 0
     server.close()
 

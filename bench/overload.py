@@ -1,0 +1,130 @@
+"""What is left of a server that is asked for ten times what it can do?
+
+Method: the demo model. What it can do is measured first: 32 clients, each with a completion of 32
+        tokens followed by the next. Then ten times as many requests a second arrive, at random
+        moments (a Poisson process), for a minute, whether answers come or not; what the server
+        does not take it refuses with a 429. Another process asks for /health meanwhile, and every
+        process's memory is looked at after 15 s and at the end. Goodput is the tokens of answers
+        that were complete in that time, without its first 5 s. A refusal's time is from when the
+        request was due. The load generator shares the cores.
+Run:    python bench/overload.py --seconds 60
+"""
+
+import asyncio
+import json
+import sys
+
+import numpy as np
+
+from headrace.bench.arrivals import arrival_times
+from headrace.bench.connection import Record
+from headrace.bench.load import Outcome, Progress, Request, Target, run_load
+from support.health import HealthProbe
+from support.report import Quantity, Report, parser
+from support.servers import Server, headrace
+
+NUM_SEQS = 32
+NUM_TOKENS = 32
+PEAK_S = 15.0  # about
+RAMP_S = 5.0  # are not counted
+SETTLED_S = 15.0  # until memory is first looked at
+OVERLOAD = 10
+BODY = json.dumps(
+    {"prompt": "Tell me a story.", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+).encode()
+
+
+def goodput(outcome: Outcome, until_s: float) -> float:
+    """Return the tokens a second of answers that were complete between the ramp and `until_s`."""
+    begin, end = outcome.start + RAMP_S, outcome.start + until_s
+    good = [r for r in outcome.records if not r.error and begin < r.last <= end]
+    return sum(record.output_tokens for record in good) / (end - begin)
+
+
+async def peak(target: Target) -> float:
+    """Return how many tokens a second the server can make."""
+    for _ in range(2):  # the second is warm
+        once = await run_load(target, [Request(i, 0.0, BODY) for i in range(NUM_SEQS)])
+        seconds = max(record.last for record in once.records) - once.start
+    number = int(PEAK_S / seconds) * NUM_SEQS
+    outcome = await run_load(target, [Request(i, 0.0, BODY) for i in range(number)], NUM_SEQS)
+    assert not any(record.error for record in outcome.records)
+    return goodput(outcome, max(record.sent for record in outcome.records) - outcome.start)
+
+
+async def overload(target: Target, rate: float, seconds: float) -> Outcome:
+    """Send so many requests a second, whatever comes back."""
+    due = arrival_times(int(rate * seconds), rate, 1.0, np.random.default_rng(0))
+    requests = [Request(index, float(at), BODY) for index, at in enumerate(due)]
+
+    def show(progress: list[Progress]) -> None:
+        done = sum(process.num_done for process in progress)
+        if sys.stdout.isatty():
+            print(f"\r{done} of {len(requests)} requests are answered ", end="", flush=True)
+
+    return await run_load(target, requests, show=show)
+
+
+def memory(server: Server) -> dict[str, float]:
+    """Return what each process has in memory, MB."""
+    return {
+        process.cmdline()[0].removeprefix("headrace: "): process.memory_info().rss / 1e6
+        for process in server.processes
+    }
+
+
+def refusals_ms(records: list[Record]) -> list[float]:
+    """Return how long refusals took; raise where a request failed in another way."""
+    failed = [record for record in records if record.error]
+    strange = [record.error for record in failed if not record.error.startswith("status 429")]
+    if strange:
+        raise SystemExit(f"{len(strange)} requests failed: {strange[0]}")
+    return [1e3 * (record.last - record.due) for record in failed]
+
+
+async def measure(server: Server, seconds: float) -> list[Quantity]:
+    """Return what was found."""
+    target = Target(f"{server.url}/v1/completions")
+    best = await peak(target)
+    rows = [Quantity("goodput at capacity", "tok/s", {"headrace": [best]}, True)]
+
+    def add(name: str, unit: str, value: float, higher_is_better: bool = False) -> None:
+        rows.append(Quantity(name, unit, {"headrace": [value]}, higher_is_better))
+
+    with HealthProbe(server.url) as probe:
+        running = asyncio.create_task(overload(target, OVERLOAD * best / NUM_TOKENS, seconds))
+        await asyncio.sleep(SETTLED_S)
+        before = memory(server)
+        await asyncio.sleep(seconds - SETTLED_S)
+        after = memory(server)
+        outcome = await running
+    refused = refusals_ms(outcome.records)
+    left = goodput(outcome, seconds)
+    add(f"goodput at {OVERLOAD} times that", "tok/s", left, True)
+    add("share of goodput that is left", "", left / best, True)
+    add("requests", "", len(outcome.records), True)
+    add("requests refused", "", len(refused))
+    for name, values in (("429", refused), ("/health", probe.latencies_ms)):
+        add(f"{name}, median", "ms", float(np.median(values)))
+        add(f"{name}, p99", "ms", float(np.percentile(values, 99)))
+        add(f"{name}, longest", "ms", max(values))
+    for name, size in after.items():
+        add(f"growth, {name}", "%", 100 * (size / before[name] - 1))
+    add("load generator", "cores", sum(outcome.busy))
+    return rows
+
+
+def main() -> None:
+    """Run and print the report."""
+    options = parser(__doc__, rounds=1)
+    options.add_argument("--seconds", type=float, default=60.0)
+    args = options.parse_args()
+    report = Report("overload", args)
+    with headrace("--max-num-seqs", str(NUM_SEQS)) as server:
+        for row in asyncio.run(measure(server, args.seconds)):
+            report.add(row)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
