@@ -202,6 +202,8 @@ class Replies:
         if reply is None:  # aborted, or ended by a stop string the engine had not heard of
             return
         assert isinstance(reply, Reply)
+        if not reply.has(id - request):  # it began with who was here before: it is sent again
+            return
         opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, [])
         if reply.has_failed:
             self._let_go(id, reply, finished)

@@ -71,6 +71,10 @@ class Reply:
             s.finished is not None for s in self._sequences.values()
         )
 
+    def has(self, index: int) -> bool:
+        """Whether a sequence has been opened."""
+        return index in self._sequences
+
     def open(self, plan: ReplyPlan, id: int, output: StepOutput) -> bytes:
         """Begin sequence `id`, of which `output` is the first news; return the bytes to write."""
         sequence = self._sequences[plan.index] = SequenceText.open(plan, self._vocabulary)

@@ -38,10 +38,13 @@ class Legacy:
         self._ended[sequence.id] = now, sequence
 
     def take(self, id: int) -> "array[int]":
-        """Return what a sequence had said, once; nothing where that is not known."""
-        if id in self._ended:
-            return self._ended.pop(id)[1].generated
+        """Return what a dead engine's sequence had said, once; nothing where that is not known."""
         return self._said.pop(id, array("i"))
+
+    def take_ended(self, id: int) -> Sequence | None:
+        """Return a sequence that has ended, once; None where it is not known."""
+        _, ended = self._ended.pop(id, (0.0, None))
+        return ended
 
     def forget_old(self, now: float, are_serving: bool) -> None:
         """Let go of what has been here for too long; `are_serving` says it of detokenizers."""

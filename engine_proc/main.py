@@ -220,7 +220,7 @@ class Engine:
         request = request_of(before)
         self._intake.drop(request)
         self._grammars.abort(request)
-        old = self._scheduler.end(before)
+        old = self._scheduler.end(before) or self._legacy.take_ended(before)
         said = self._legacy.take(before) if old is None else old.generated
         if old is not None:
             self._tell([News(old, [], FinishReason.ABORT)])

@@ -246,6 +246,17 @@ def test_the_last_entry_of_a_request_is_the_end_of_all_its_sequences(replies: Re
     assert len(replies) == 0
 
 
+def test_a_sequence_that_began_with_another_process_is_passed_over(replies: Replies) -> None:
+    for fields in ({}, {"return_token_ids": True}):  # in the core and beside it
+        plan = make_plan(stream=True, num_sequences=2, index=1, **fields)
+        output = make_output((A, "a", None), (A + 1, "b", None), started={A + 1: plan})
+        outgoing, stops = take(replies, *output)
+        assert b"error" not in outgoing[0].data()
+        assert (stops, len(replies)) == ([], 1)
+        take(replies, *make_output((A, "", ABORT)))
+        assert len(replies) == 0
+
+
 def test_a_step_without_bytes_sends_nothing(replies: Replies) -> None:
     outgoing, _ = take(replies, *make_output((A, "a", None), started={A: make_plan()}))
     assert outgoing == {}

@@ -26,7 +26,7 @@ def test_what_nobody_takes_up_is_forgotten() -> None:
     legacy.forget_old(100.0 + KEEP_S, are_serving=True)
     assert legacy.take(5).tolist() == [1, 2]
     legacy.forget_old(100.5 + KEEP_S, are_serving=True)
-    assert legacy.take(6).tolist() == []
+    assert legacy.take_ended(6) is None
 
 
 def ended(id: int) -> Sequence:
@@ -38,20 +38,22 @@ def ended(id: int) -> Sequence:
 
 def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
     legacy = Legacy()
-    for id, now in ((5, 100.0), (6, 101.0)):
-        legacy.keep_ended(ended(id), now)
+    five, six = ended(5), ended(6)
+    legacy.keep_ended(five, 100.0)
+    legacy.keep_ended(six, 101.0)
     legacy.forget_old(100.5 + KEEP_ENDED_S, are_serving=True)
-    assert legacy.take(5).tolist() == []
-    assert legacy.take(6).tolist() == [7, 8]
-    assert legacy.take(6).tolist() == []
+    assert legacy.take_ended(5) is None
+    assert legacy.take_ended(6) is six
+    assert legacy.take_ended(6) is None
 
 
 def test_while_a_detokenizer_is_away_what_ends_is_kept_and_a_while_longer() -> None:
     legacy = Legacy()
-    legacy.keep_ended(ended(5), 100.0)
+    five = ended(5)
+    legacy.keep_ended(five, 100.0)
     legacy.forget_old(100.0 + 10 * KEEP_ENDED_S, are_serving=False)
     legacy.forget_old(100.0 + 11 * KEEP_ENDED_S - 0.5, are_serving=True)
-    assert legacy.take(5).tolist() == [7, 8]
+    assert legacy.take_ended(5) is five
     legacy.keep_ended(ended(6), 100.0)
     legacy.forget_old(100.5 + 11 * KEEP_ENDED_S, are_serving=True)
-    assert legacy.take(6).tolist() == []
+    assert legacy.take_ended(6) is None

@@ -263,6 +263,20 @@ def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:
     assert not rig.scheduler.waiting, "what comes late for the old id is dropped"
 
 
+def test_one_that_has_ended_comes_again_and_is_not_generated_again(rig: Rig) -> None:
+    rig.take(generate())
+    rig.step()
+    rig.step()
+    assert [rig.heard()[1] for _ in range(2)] == [[7], [7]]
+    assert not rig.scheduler.has_work
+    again = request_id(0, 2)
+    rig.take(GenerateRequest(again, 0, 2, Sampling(), [], b"plan", resumes=FIRST))
+    # A detokenizer that has come in between may have begun a reply with what it heard of it.
+    assert list(rig.heard()[0].rows()) == [(FIRST, 0, FinishReason.ABORT)]
+    (sequence,) = rig.scheduler.waiting
+    assert sequence.generated.tolist() == [7]
+
+
 def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
     said = Said(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
     rig.engine._take(said, array("I", [7, 8]).tobytes())

@@ -75,9 +75,10 @@ class RunningServer:
     def close(self) -> None:
         """Leave nothing of it, whatever became of it."""
         if self.process.poll() is None:
-            self.stop()
+            self.process.send_signal(signal.SIGINT)
         assert self.process.stderr is not None
-        self.process.stderr.close()
+        if not self.process.stderr.closed:
+            self.wait()
 
     def wait(self) -> int:
         """Wait for its end, with what it says until then in `log`; return its exit status."""

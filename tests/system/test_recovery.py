@@ -258,11 +258,14 @@ def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
     )
     memory = Memory()
     end = time.monotonic() + CHAOS_S
-    while time.monotonic() < end:
-        assert not difference(asyncio.run(read_all(server.url)), undisturbed)
-        memory.look(server)
-    assert server.metric("process_restarts_total") > 0
-    server.close()
+    try:
+        while time.monotonic() < end:
+            assert not difference(asyncio.run(read_all(server.url)), undisturbed)
+            memory.look(server)
+        assert server.metric("process_restarts_total") > 0
+    finally:
+        server.close()
+        print(server.log)
 
 
 def test_the_server_ends_when_no_worker_can_start_again(tmp_path: Path) -> None:
