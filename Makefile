@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak ecosystem clean
+.PHONY: serve test check format install bench soak ecosystem audit clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -37,6 +37,10 @@ soak: .venv/dev
 ecosystem: .venv/ecosystem .venv/schema-suite
 	PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
 
+# Known vulnerabilities of what `make install` installs. It needs the network, `make test` does not.
+audit: .venv/audit
+	$(BIN)/python .ci/audit.py
+
 install: .venv/installed
 
 .venv/installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.*)
@@ -49,6 +53,11 @@ install: .venv/installed
 	$(PIP) --requirement requirements-dev.txt
 	-$(PIP) --requirement requirements-cuda.txt  # without, the tests that compile for GPUs are skipped
 	touch $@
+
+# In a folder of its own: what it needs holds back nothing of ours. Offline it is left out.
+.venv/audit: .venv/installed
+	rm -rf $@
+	-$(PIP) --quiet --target $@ pip-audit==2.10.1
 
 .venv/ecosystem: .venv/dev tests/ecosystem/requirements.txt
 	rm -rf $@
