@@ -3,7 +3,6 @@ In: ToFrontend (detokenizer_proc; tokenizer_proc, early answers).  Out: ToTokeni
 
 import asyncio
 import logging
-import resource
 import shutil
 import socket
 from functools import partial
@@ -16,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from headrace.backlog import frontend_backlog
 from headrace.board import Field
 from headrace.config import FrontendConfig
+from headrace.file_limit import files_besides, raise_file_limit
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
 from headrace.frontend.arrivals import Arrivals
@@ -33,7 +33,6 @@ from headrace.sockets import STEP_HIGH_WATER, Inbox, address
 
 HEARTBEAT_S = 0.1
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
-SPARE_FILES = 64  # descriptors that are not connections
 
 
 def main(config: FrontendConfig, context: Context) -> None:
@@ -46,13 +45,6 @@ def main(config: FrontendConfig, context: Context) -> None:
             # The supervisor was killed, and with it everyone but the frontends, whose loop never
             # blocks: they sweep up.
             shutil.rmtree(config.run_dir, ignore_errors=True)
-
-
-def raise_file_limit() -> int:
-    """Allow as many open files as the system does; return how many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
 
 
 class Frontend:
@@ -94,7 +86,8 @@ class Frontend:
         self._is_leaving = False
 
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
-        max_connections = raise_file_limit() - SPARE_FILES
+        num_processes = len(self._context.board.slots)
+        max_connections = raise_file_limit(num_processes) - files_besides(num_processes)
         connection: Any = partial(Connection, self._deadlines, Arrivals(), max_connections)
         return uvicorn.Config(
             app,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headrace.errors import ConfigError
 from headrace.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 from headrace.http_counts import HTTP_WORDS
 
@@ -244,9 +245,18 @@ class Board:
 
     @classmethod
     def create(cls, seats: list[Seat]) -> "Board":
-        """Make a zeroed board; children inherit `fd`."""
-        fd = os.memfd_create("headrace-board", os.MFD_CLOEXEC)
-        os.ftruncate(fd, len(seats) * SLOT_WORDS * 8)
+        """Make a zeroed board; children inherit `fd`.
+
+        Raises:
+            ConfigError: the system has no shared memory for it.
+        """
+        try:
+            fd = os.memfd_create("headrace-board", os.MFD_CLOEXEC)
+            os.ftruncate(fd, len(seats) * SLOT_WORDS * 8)
+        except OSError as error:
+            raise ConfigError(
+                f"the processes cannot share memory: {error.strerror}; look at ulimit -f and -v"
+            ) from None
         return cls(fd, seats)
 
     def slot(self, role: str, index: int = 0) -> Slot:

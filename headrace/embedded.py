@@ -87,7 +87,7 @@ def main() -> None:
     with contextlib.suppress(BrokenPipeError):  # an owner that is gone need not be told
         try:
             serve(order, control)
-        except HeadraceError as error:
+        except (HeadraceError, OSError) as error:  # OSError: the system is short of something
             control.send(msgspec.msgpack.encode(Failed(str(error))))
 
 

@@ -1,5 +1,6 @@
 """`launch_server`: flags in, a serving ring out."""
 
+import contextlib
 import os
 import sys
 import time
@@ -64,7 +65,8 @@ def serve(config: ServerConfig) -> None:
     def on_ready() -> None:
         progress.clear()
         hello = greeting(listeners.url, card.name, time.monotonic() - started, bool(api_keys))
-        print(hello, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a log that cannot be written to ends nothing
+            print(hello, file=sys.stderr, flush=True)
 
     Supervisor(config, card, listeners, api_keys).run(on_ready, progress.show)
 
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logs.setup("supervisor", "info")
     try:
         serve(from_flags(sys.argv[1:] if argv is None else argv))
-    except HeadraceError as error:
+    except (HeadraceError, OSError) as error:  # OSError: the system is short of something
         print(f"launch_server: error: {error}", file=sys.stderr)
         sys.exit(1)
 

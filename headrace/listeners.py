@@ -1,13 +1,16 @@
 """The sockets that clients connect to, bound before any process starts."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
+from headrace.run_directory import is_alive
 
 BACKLOG = 4096  # connections that wait to be taken
 
@@ -45,14 +48,14 @@ def listen(config: ServerConfig) -> Listeners:
             f"http+unix://{config.uds}",
             config.uds,
         )
-    # The kernel spreads connections over the sockets of one port (SO_REUSEPORT).
-    # Any server of this user could join them: that nobody is there is found out first.
+    # The kernel spreads connections over the sockets of one port (SO_REUSEPORT). Any server of this
+    # user could join them: the first socket is alone until it listens, and no other is the first.
     first = listen_at_port(config.host, config.port)
     sockets, port = [first], first.getsockname()[1]
     if config.frontend_procs > 1:
-        first.close()
-        sockets = [
-            listen_at_port(config.host, port, shares=True) for _ in range(config.frontend_procs)
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sockets += [
+            listen_at_port(config.host, port, shares=True) for _ in range(1, config.frontend_procs)
         ]
     host = f"[{config.host}]" if ":" in config.host else config.host
     scheme = "http" if config.ssl_certfile is None else "https"
@@ -68,35 +71,38 @@ def listen_at_port(host: str, port: int, shares: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
+        return started(listener)  # which is when another server on the port is found out
     except OSError as error:
         listener.close()
         raise ConfigError(
             f"cannot listen on --host {host} --port {port}: {error.strerror}"
         ) from None
-    return started(listener)
 
 
 def listen_at_path(path: str) -> socket.socket:
     """Bind a Unix socket; one that a dead server has left is replaced."""
-    if Path(path).is_socket() and not is_alive(path):
-        os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(path)
+        with only_one(Path(path).parent):
+            if Path(path).is_socket() and not is_alive(path):
+                os.unlink(path)
+            listener.bind(path)
+            return started(listener)
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on --uds {path}: {error.strerror or error}") from None
-    return started(listener)
 
 
-def is_alive(path: str) -> bool:
-    """Whether somebody listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-        return True
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Be the only server that looks for dead sockets in a folder: what has been bound and does not
+    listen yet looks dead."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def started(listener: socket.socket) -> socket.socket:

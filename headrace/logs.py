@@ -21,7 +21,8 @@ class LineWriter(logging.Handler):
         super().__init__()
         self._fd = fd
         self._num_lost = 0  # ever, counted by who logs,
-        self._num_told = 0  # and how many of them the log has told, by the thread
+        self._num_unwritten = 0  # by the thread,
+        self._num_told = 0  # and how many of both the log has told
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
@@ -51,21 +52,27 @@ class LineWriter(logging.Handler):
     def _write_all(self) -> None:
         try:
             while (line := self._lines.get()) is not None:
-                self._write(line + self._lost())
-            self._write(self._lost())
-        except OSError:  # nobody will read it
+                self._write(line)
+            self._write("")
+        except BrokenPipeError:  # nobody will read it
             return
 
-    def _lost(self) -> str:
-        """Return the line that tells what has been lost since the last one, where something was."""
-        num_lost = self._num_lost
-        lost, self._num_told = num_lost - self._num_told, num_lost
-        return f"{lost} lines of the log were lost: nobody has read it\n" if lost else ""
-
-    def _write(self, text: str) -> None:
-        data = text.encode(errors="backslashreplace")
-        while data:
-            data = data[os.write(self._fd, data) :]
+    def _write(self, line: str) -> None:
+        """Write a line, and what has been lost since the last one that could be written."""
+        num_lost = self._num_lost + self._num_unwritten
+        lost = num_lost - self._num_told
+        if lost:
+            line += f"{lost} lines of the log were lost: nobody has read it, or there was no room\n"
+        data = line.encode(errors="backslashreplace")
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except BrokenPipeError:
+            raise
+        except OSError:  # the disk is full, say; there may be room for the next
+            self._num_unwritten += 1
+        else:
+            self._num_told = num_lost
 
 
 def setup(process: str, level: str) -> None:

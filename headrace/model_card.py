@@ -166,14 +166,20 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file; a model folder needs it") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: not a JSON object: {error}") from None
 
 
 def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
     """Return the chat template: a file of its own, or a field, the one named default of several."""
-    if (path / "chat_template.jinja").exists():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file}: cannot be read: {error}") from None
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template}

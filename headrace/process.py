@@ -22,7 +22,7 @@ import msgspec
 import setproctitle
 
 from headrace import logs
-from headrace.board import Board, Seat, Slot, State
+from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import HeadraceError
 from headrace.messages import fingerprint
 from headrace.roles import ROLES, title
@@ -33,7 +33,8 @@ COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks betwe
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
 START_FAILED = 3  # exit status of a child that has said why in one line,
-PEER_LOST = 4  # and of one that cannot go on without another
+PEER_LOST = 4  # and of one that cannot go on without another,
+SHORT_OF = 5  # and of one that the system has not given what it takes to start; another may
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +174,9 @@ def run(note: Note) -> None:
         sys.exit(START_FAILED)
     except Exception as error:
         slot.last_words = repr(error)
+        if isinstance(error, OSError | MemoryError) and slot[Field.STATE] == State.STARTING:
+            slot.last_words = str(error)
+            sys.exit(SHORT_OF)
         raise
 
 

@@ -37,9 +37,17 @@ class Inbox(Generic[M]):
     """The bound end of a link, many senders to one receiver. `kind` is the union it takes."""
 
     def __init__(self, where: str, kind: Any, high_water: int = HIGH_WATER) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the disk is full, say.
+        """
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, high_water)
-        self._socket.bind(where)
+        try:
+            self._socket.bind(where)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror, where) from None
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._unread: deque[zmq.Frame] = deque()  # what has come along with the last message
 

@@ -13,17 +13,13 @@ import logging
 import os
 import random
 import selectors
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,9 +35,11 @@ from headrace.config import (
     TokenizerConfig,
 )
 from headrace.errors import HeadraceError
+from headrace.file_limit import raise_file_limit
 from headrace.listeners import Listeners
 from headrace.process import DRAIN, LEAVE, START_FAILED, spawn
 from headrace.restarts import Restarts
+from headrace.run_directory import RunDirectory
 from headrace.vigil import Vigil
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
@@ -103,8 +101,11 @@ class Supervisor:
         self._card = card
         self._listeners = listeners
         self._api_keys = api_keys
-        self.board = Board.create(seats_of(config))
-        self.run_dir = tempfile.mkdtemp(prefix="headrace-")  # mode 0700
+        seats = seats_of(config)
+        raise_file_limit(len(seats))
+        self.board = Board.create(seats)
+        self._directory = RunDirectory()
+        self.run_dir = self._directory.path
         self._children: list[Child] = []
         self._is_up = False  # all have been ready
         self._vigil = Vigil()
@@ -160,22 +161,31 @@ class Supervisor:
             self._stop()
 
     def _start(self) -> None:
-        sweep(Path(self.run_dir).parent)
         for slot in self.board.slots:
             role = slot.seat.role
             if role == "worker":  # the engine starts these
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
-            process = self._spawn(slot.seat)
-            child = Child(slot.seat, process, os.pidfd_open(process.pid))
+            child = Child(slot.seat, *self._spawn(slot.seat))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
-    def _spawn(self, seat: Seat) -> "subprocess.Popen[bytes]":
+    def _spawn(self, seat: Seat) -> "tuple[subprocess.Popen[bytes], int]":
+        """Start the process of a seat; return it and the descriptor that tells of its end.
+
+        Raises:
+            OSError: the system is short of processes, files or memory.
+        """
         config = self._config_of(seat)
         fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
-        return spawn(seat, config, self.board, self._config.log_level, fds)
+        process = spawn(seat, config, self.board, self._config.log_level, fds)
+        try:
+            return process, os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
 
     def _is_drained(self) -> bool:
         """Whether the server is to stop, and nobody waits for an answer any more."""
@@ -229,12 +239,27 @@ class Supervisor:
         for child in dead:
             assert child.start_at is not None
             if child.start_at <= now:
-                child.start_at = None
-                child.process = self._spawn(child.seat)
-                child.pidfd = os.pidfd_open(child.process.pid)
-                self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+                self._start_another(child)
         waits = [child.start_at - now for child in dead if child.start_at is not None]
         return min(waits, default=LOOK_S)
+
+    def _start_another(self, child: Child) -> None:
+        """Start who takes a seat; later, where the system is short of something now.
+
+        Raises:
+            ChildDied: it has been short of it too often in a row.
+        """
+        child.start_at = None
+        try:
+            child.process, child.pidfd = self._spawn(child.seat)
+        except OSError as error:
+            delay_s = child.restarts.delay_s()
+            if delay_s is None:
+                raise ChildDied(child.seat, START_FAILED, str(error)) from None
+            log.warning("%s cannot be started: %s; trying again", child.seat, error)
+            child.start_at = time.monotonic() + delay_s
+            return
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
     def _config_of(self, seat: Seat) -> Any:
         c, role = self._config, seat.role
@@ -358,28 +383,4 @@ class Supervisor:
                 child.process.wait()
         if self._listeners is not None:
             self._listeners.close()
-        shutil.rmtree(self.run_dir, ignore_errors=True)
-
-
-def sweep(parent: Path) -> None:
-    """Remove run directories that servers of this user have left: those nobody listens in."""
-    for directory in parent.glob("headrace-*"):
-        if (
-            directory.is_dir()
-            and directory.stat().st_uid == os.getuid()
-            and is_abandoned(directory)
-        ):
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def is_abandoned(directory: Path) -> bool:
-    """Whether a run directory has socket files and all of them are dead."""
-    files = list(directory.glob("*.sock"))
-    for file in files:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(str(file))
-                return False
-            except OSError:
-                continue
-    return bool(files)
+        self._directory.remove()

@@ -58,10 +58,14 @@ def read_tokenizer_json(path: Path) -> bytes:
     """Return the `tokenizer.json` of a model, a Hugging Face folder or a GGUF file.
 
     Raises:
-        ModelError: there is none, or one of a kind that is not known here.
+        ModelError: there is none, it cannot be read, or it is of a kind that is not known here.
     """
     if path.is_dir():
-        return (path / "tokenizer.json").read_bytes()
+        file = path / "tokenizer.json"
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
     return tokenizer_json(read_metadata(path).metadata, str(path))
 
 

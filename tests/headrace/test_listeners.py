@@ -1,10 +1,14 @@
 """The sockets of a server: bound once, shared by its frontends, gone with it."""
 
+import contextlib
+import fcntl
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
+import headrace.listeners as listeners_module
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.listeners import Listeners, listen
@@ -39,6 +43,51 @@ def test_frontends_share_a_port(opened: list[Listeners]) -> None:
     ports = {listener.getsockname()[1] for listener in opened[0].sockets}
     assert len(opened[0].sockets) == 3
     assert len(ports) == 1
+
+
+def test_the_kernel_spreads_connections_over_the_frontends(opened: list[Listeners]) -> None:
+    opened += [listen(ServerConfig(port=0, frontend_procs=3))]
+    clients = [socket.create_connection(("127.0.0.1", port_of(opened[0]))) for _ in range(64)]
+    counts = []
+    for listener in opened[0].sockets:
+        listener.setblocking(False)
+        counts.append(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                listener.accept()[0].close()
+                counts[-1] += 1
+    for client in clients:
+        client.close()
+    assert sum(counts) == 64
+    assert min(counts) > 0
+
+
+@pytest.mark.parametrize(("frontend_procs", "at_socket"), [(1, 1), (2, 1), (2, 2)])
+def test_of_servers_that_start_at_once_one_gets_the_port(
+    frontend_procs: int, at_socket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        config = ServerConfig(port=free.getsockname()[1], frontend_procs=frontend_procs)
+    winners: list[Listeners] = []
+    num_bound = 0
+    start_listening = listeners_module.started
+
+    def started(listener: socket.socket) -> socket.socket:
+        """Have another server start just before one's socket begins to listen."""
+        nonlocal num_bound
+        num_bound += 1
+        if num_bound == at_socket:
+            with contextlib.suppress(ConfigError):
+                winners.append(listen(config))
+        return start_listening(listener)
+
+    monkeypatch.setattr(listeners_module, "started", started)
+    with contextlib.suppress(ConfigError):
+        winners.append(listen(config))
+    for winner in winners:
+        winner.close()
+    assert len(winners) == 1
 
 
 @pytest.mark.parametrize("frontend_procs", [1, 2])
@@ -76,6 +125,23 @@ def test_a_path_that_a_dead_server_left_is_taken_over(
     opened += [listen(ServerConfig(uds=path))]
     with pytest.raises(ConfigError, match=f"--uds {path}: Address already in use"):
         listen(ServerConfig(uds=path))
+
+
+def test_no_other_server_takes_a_path_for_dead_that_is_about_to_be_listened_at(
+    tmp_path: Path, opened: list[Listeners], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_listening = listeners_module.started
+    folder = os.open(tmp_path, os.O_RDONLY)
+
+    def started(listener: socket.socket) -> socket.socket:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return start_listening(listener)
+
+    monkeypatch.setattr(listeners_module, "started", started)
+    opened += [listen(ServerConfig(uds=str(tmp_path / "headrace.sock")))]
+    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(folder)
 
 
 def test_a_path_where_something_else_is_stays(tmp_path: Path) -> None:

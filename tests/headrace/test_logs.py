@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from headrace import logs
 
@@ -81,3 +82,25 @@ def test_a_record_that_cannot_be_formatted_fails_nobody() -> None:
     assert done.returncode == 0
     assert "TypeError" in done.stderr
     assert "engine INFO and on" in done.stderr
+
+
+def test_a_log_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    code = (
+        "import logging, os, resource, signal\n"
+        "from headrace import logs\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
+        "logs.setup('engine', 'info')\n"
+        "writer = logging.getLogger().handlers[0]\n"
+        "logging.info('for which there is no room')\n"
+        "while not writer._num_unwritten: pass\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)\n"
+        "logging.info('for which there is')\n"
+    )
+    with path.open("wb") as file:
+        done = subprocess.run([sys.executable, "-c", code], stderr=file, timeout=DEADLINE_S)
+    assert done.returncode == 0
+    first, second = path.read_text().splitlines()
+    assert first.endswith("for which there is")
+    assert second.startswith("1 lines of the log were lost")

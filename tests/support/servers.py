@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -25,9 +25,15 @@ class StartFailed(Exception):
 class RunningServer:
     """A `launch_server` process and what belongs to it."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None) -> None:
-        """Start and wait until it says that it serves, or raise `StartFailed`."""
-        command = [str(Path(sys.executable).parent / "launch_server"), "--port", "0", *args]
+    def __init__(
+        self, *args: str, env: dict[str, str] | None = None, under: Sequence[str] = ()
+    ) -> None:
+        """Start and wait until it says that it serves, or raise `StartFailed`.
+
+        `under` is a command that becomes another, the one that comes after it.
+        """
+        launch = str(Path(sys.executable).parent / "launch_server")
+        command = [*under, launch, "--port", "0", *args]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}
         )
