@@ -45,7 +45,10 @@ class Detokenizer:
         self._backlog = detokenizer_backlog(context.board, context.index)
         self._backlog.settle()
         self._inbox: Inbox[ToDetokenizer] = Inbox(
-            address(config.run_dir, "detokenizer", context.index), ToDetokenizer, STEP_HIGH_WATER
+            address(config.run_dir, "detokenizer", context.index),
+            ToDetokenizer,
+            STEP_HIGH_WATER,
+            context.tee,
         )
         self._engine = Outbox(address(config.run_dir, "engine"), on_wait=self._slot.beat)
         self._engine_slot = context.board.slot("engine")

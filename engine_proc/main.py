@@ -55,7 +55,7 @@ def main(config: EngineConfig, context: Context) -> None:
     """Run until SIGTERM, or until workers die one after the other."""
     if config.engine == "mock":
         pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
-    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
+    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
     workers = Workers(config, context)
     try:

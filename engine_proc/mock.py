@@ -50,7 +50,7 @@ ONE, NONE = array("I", [1]).tobytes(), array("I", [0]).tobytes()
 
 def main(config: EngineConfig, context: Context) -> None:
     """Run until SIGTERM."""
-    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine)
+    inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     detokenizers = DetokenizerLinks(
         config.run_dir, config.num_detokenizers, context.board, context.slot
     )

@@ -56,7 +56,10 @@ class Frontend:
         self._context = context
         self._slot = context.slot
         self._inbox: Inbox[ToFrontend] = Inbox(
-            address(config.run_dir, "frontend", context.index), ToFrontend, STEP_HIGH_WATER
+            address(config.run_dir, "frontend", context.index),
+            ToFrontend,
+            STEP_HIGH_WATER,
+            context.tee,
         )
         self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
         self._exchanges = Exchanges(context.index, context.slot)

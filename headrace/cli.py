@@ -10,6 +10,7 @@ COMMANDS = {
     "serve": ("serve a model", "headrace.launch_server:main"),
     "chat": ("talk to a model in the terminal", "headrace.chat:main"),
     "bench": ("put load on a server", "headrace.bench:main"),
+    "replay": ("play what --record has recorded to one process", "headrace.replay:main"),
     "doctor": ("tell what this machine has, and what is wrong", "headrace.doctor:main"),
 }
 USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a command\n\n" + "\n".join(

@@ -100,6 +100,9 @@ class ServerConfig:
     chaos: str | None = flag(
         None, "end processes at random, as kill=engine:0.1/s,stop=worker:0.02/s says"
     )
+    record: str | None = flag(
+        None, "a folder for what each process receives, texts included, for headrace replay"
+    )
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:

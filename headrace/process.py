@@ -25,6 +25,8 @@ from headrace import logs
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import HeadraceError
 from headrace.messages import fingerprint
+from headrace.record import Tee
+from headrace.record import begin as begin_record
 from headrace.roles import ROLES, title
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -50,6 +52,7 @@ class Note(msgspec.Struct):
     seats: list[Seat]
     log_level: str
     config: bytes
+    record: str | None = None  # the folder of what processes receive
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Context:
     slot: Slot
     log_level: str
     parent: int
+    tee: Tee | None = None  # records what this process receives
 
     @property
     def index(self) -> int:
@@ -95,7 +99,12 @@ class Context:
 
 
 def spawn(
-    seat: Seat, config: Any, board: Board, log_level: str, pass_fds: tuple[int, ...] = ()
+    seat: Seat,
+    config: Any,
+    board: Board,
+    log_level: str,
+    pass_fds: tuple[int, ...] = (),
+    record: str | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start the process of `seat`. It dies with the calling process, at the latest."""
     note = Note(
@@ -107,6 +116,7 @@ def spawn(
         seats=[slot.seat for slot in board.slots],
         log_level=log_level,
         config=msgspec.msgpack.encode(config),
+        record=record,
     )
     fd = os.memfd_create("headrace-note")
     try:
@@ -161,7 +171,11 @@ def run(note: Note) -> None:
     board = Board(note.board_fd, note.seats)
     slot = board.slot(note.role, note.index)
     slot.enter(State.STARTING)
-    context = Context(seat, board, slot, note.log_level, note.parent)
+    tee = None
+    if note.record is not None:
+        name = f"{note.role}-{note.index}"
+        tee = begin_record(note.record, name, msgspec.msgpack.encode(note))
+    context = Context(seat, board, slot, note.log_level, note.parent, tee)
     signal.signal(signal.SIGTERM, leave)
     die_with_parent(note.parent, role.death_signal)
     config = msgspec.msgpack.decode(note.config, type=role.config)

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from headrace.messages import Message
+from headrace.record import Tee
 
 M = TypeVar("M")
 
@@ -36,8 +37,10 @@ def address(run_dir: str, receiver: str, index: int = 0) -> str:
 class Inbox(Generic[M]):
     """The bound end of a link, many senders to one receiver. `kind` is the union it takes."""
 
-    def __init__(self, where: str, kind: Any, high_water: int = HIGH_WATER) -> None:
-        """Listen.
+    def __init__(
+        self, where: str, kind: Any, high_water: int = HIGH_WATER, tee: Tee | None = None
+    ) -> None:
+        """Listen; `tee` records what comes.
 
         Raises:
             OSError: the disk is full, say.
@@ -50,6 +53,7 @@ class Inbox(Generic[M]):
             raise OSError(error.errno, error.strerror, where) from None
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._unread: deque[zmq.Frame] = deque()  # what has come along with the last message
+        self._tee = tee
 
     def wait(self, timeout_ms: int) -> bool:
         """Return whether there is a message, as soon as there is one."""
@@ -77,6 +81,8 @@ class Inbox(Generic[M]):
         while frame.more:
             frame = self._socket.recv(copy=False)
             self._unread.append(frame)
+        if self._tee is not None:
+            self._tee.take([frame.buffer for frame in self._unread])
         return True
 
     def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[M, Frame], None]) -> None:

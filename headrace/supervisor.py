@@ -38,6 +38,7 @@ from headrace.errors import HeadraceError
 from headrace.file_limit import raise_file_limit
 from headrace.listeners import Listeners
 from headrace.process import DRAIN, LEAVE, START_FAILED, spawn
+from headrace.record import prepare_folder
 from headrace.restarts import Restarts
 from headrace.run_directory import RunDirectory
 from headrace.vigil import Vigil
@@ -103,6 +104,7 @@ class Supervisor:
         self._api_keys = api_keys
         seats = seats_of(config)
         raise_file_limit(len(seats))
+        self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
@@ -179,7 +181,7 @@ class Supervisor:
         """
         config = self._config_of(seat)
         fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
-        process = spawn(seat, config, self.board, self._config.log_level, fds)
+        process = spawn(seat, config, self.board, self._config.log_level, fds, self._record)
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:

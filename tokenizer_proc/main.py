@@ -25,10 +25,10 @@ def main(config: TokenizerConfig, context: Context) -> None:
     tokenizer_backlog(context.board, context.index).settle()
     where = address(config.run_dir, "tokenizer", context.index)
     if context.index == config.num_tokenizers:
-        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER)
+        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER, context.tee)
         serve_long(config, context, inbox)
     else:
-        serve_short(config, context, Inbox(where, ToTokenizer))
+        serve_short(config, context, Inbox(where, ToTokenizer, tee=context.tee))
 
 
 def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
