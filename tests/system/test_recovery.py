@@ -59,8 +59,8 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 ]
 RENEWED = ("frontend", "tokenizer", "detokenizer")
 CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
-KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.02  # so that some live for long
-SETTLED_S = 120.0  # a process's caches have their size; who lives longer may not grow any more
+KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
+SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
 MAX_GROWTH = 1.05
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 NOT_TEXT = (
