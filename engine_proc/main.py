@@ -248,7 +248,7 @@ class Engine:
             else:
                 workers.check()
         except WorkerDied as death:
-            workers.replace(death)
+            workers.replace(death, [sequence.id for sequence in self._scheduler.in_step])
             self._can_step = False
             self._scheduler.recompute()
             self._show()

@@ -81,6 +81,7 @@ class Scheduler:
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
         self._num_arrivals = 0
+        self.in_step: list[Sequence] = []  # of the step that is being computed
         self.counts = Counts()
 
     @property
@@ -132,6 +133,7 @@ class Scheduler:
         chunks = list(self._running_chunks(budget))
         if self.waiting and self.counts.preemptions == num_preemptions:
             chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
+        self.in_step = [chunk.sequence for chunk in chunks]
         return chunks
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
@@ -270,6 +272,7 @@ class Scheduler:
 
     def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
         """Account for a step; return what there is to say."""
+        self.in_step = []
         news = []
         for chunk in chunks:
             sequence = chunk.sequence

@@ -7,16 +7,19 @@ computed again.
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 
 from headrace.board import Field, State
+from headrace.capsules import Capsules
 from headrace.config import EngineConfig, WorkerConfig
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.speculation import TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.errors import HeadraceError
+from headrace.exit_status import CAUSES, ExitStatus, ending
 from headrace.messages import (
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -28,8 +31,9 @@ from headrace.messages import (
     ToWorker,
     WorkerReady,
 )
-from headrace.process import PEER_LOST, START_FAILED, Context, spawn
+from headrace.process import Context, spawn
 from headrace.restarts import Restarts
+from headrace.stacks import write_last
 from headrace.vigil import Vigil
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
@@ -40,7 +44,12 @@ log = logging.getLogger(__name__)
 
 
 class WorkerDied(HeadraceError):
-    """A worker has ended on its own."""
+    """The worker of some rank has ended on its own."""
+
+    def __init__(self, message: str, rank: int = 0, code: int = -signal.SIGKILL) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
 def step_bytes(config: EngineConfig) -> int:
@@ -119,22 +128,30 @@ class Worker:
     @property
     def has_lost_a_peer(self) -> bool:
         """Whether it has ended since another has."""
-        return self._process.poll() == PEER_LOST
+        return self._process.poll() == ExitStatus.PEER_LOST
 
     def check(self) -> None:
         """Raise `WorkerDied` if it has ended, with its last words, or is stuck."""
         if self._vigil.stuck([self._slot], time.monotonic_ns()):
-            raise WorkerDied(f"{self._slot.seat} is stuck")
+            write_last(self._slot)
+            raise WorkerDied(f"{self._slot.seat} is stuck", self._slot.seat.index)
         code = self._process.poll()
         if code is not None:
-            reason = "could not start" if code == START_FAILED else f"died, exit code {code}"
+            how = "could not start" if code in CAUSES else ending(code)
             why = self._slot.last_words
-            raise WorkerDied(f"{self._slot.seat} {reason}{f': {why}' if why else ''}")
+            message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
+            raise WorkerDied(message, self._slot.seat.index, code)
+
+    def make_capsule(self, capsules: Capsules, death: WorkerDied, requests: list[int]) -> None:
+        """Keep what is known of its death."""
+        self._slot[Field.STATE] = State.DEAD
+        capsules.make(self._slot, str(death), self._process.stacks.take(), requests)
 
     def stop(self) -> None:
         """End it at once: it holds nothing that is not rebuilt."""
         self._process.kill()
         self._process.wait()
+        self._process.stacks.close()
         self._slot[Field.STATE] = State.DEAD
 
 
@@ -148,6 +165,7 @@ class Workers:
         self._context = context
         self._clock = clock
         self._restarts = Restarts()
+        self._capsules = Capsules(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)
         self._all: list[Worker] = []
@@ -231,14 +249,19 @@ class Workers:
         for worker in sorted(self._all, key=lambda worker: worker.has_lost_a_peer):
             worker.check()
 
-    def replace(self, death: WorkerDied) -> None:
+    def replace(self, death: WorkerDied, requests: list[int]) -> None:
         """End what is left of them for one that died, and start anew when it is time to.
+
+        Args:
+            requests: ids of those that they were at.
 
         Raises:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
+        self._all[death.rank].make_capsule(self._capsules, death, requests)
         delay_s = self._restarts.delay_s()
         if delay_s is None:
+            self._capsules.close()
             raise death
         log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
         self.stop()

@@ -6,16 +6,8 @@ there when nothing else answers. Names have no characters that JSON would escape
 
 from dataclasses import dataclass
 
-from headrace.board import Board, Field, Slot, State
+from headrace.board import DETAILS, Board, Field, Slot, State
 
-# What is told of each kind of process, beside its state.
-DETAILS = {
-    "frontend": {"open_requests": Field.OPEN_REQUESTS, "connections": Field.CONNECTIONS},
-    "tokenizer": {},
-    "engine": {"running": Field.RUNNING, "waiting": Field.WAITING, "steps": Field.STEPS},
-    "worker": {},
-    "detokenizer": {"open_replies": Field.OPEN_REPLIES},
-}
 LIVE, READY, STARTUP = "/health", "/ready", "/startup"
 PATHS = (LIVE, READY, STARTUP)
 

@@ -16,11 +16,13 @@ from headrace.errors import ConfigError
 from headrace.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 from headrace.http_counts import HTTP_WORDS
 
-SLOT_WORDS = 4096  # of 8 bytes: whole pages, so neighbors never share a cache line
+SLOT_WORDS = 5120  # of 8 bytes: whole pages, so neighbors never share a cache line
 LAST_WORDS = 64  # here a slot's text begins, 512 bytes
 MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
 HISTOGRAMS = 192  # and here its histograms
-HTTP = SLOT_WORDS - HTTP_WORDS  # here what it counts of HTTP, to the end
+LOG_WORDS = 1024
+LOG = SLOT_WORDS - LOG_WORDS  # here the end of its log: how many bytes there were, and a ring
+HTTP = LOG - HTTP_WORDS  # here what it counts of HTTP
 HEARTBEAT_LIMIT_S = 4.0  # older than this is ill; processes beat at least once a second
 
 
@@ -41,6 +43,7 @@ class Field(enum.IntEnum):
     HEARTBEAT_NS = 2  # CLOCK_MONOTONIC
     PROGRESS = 3  # gauge, per mille of start-up work done
     STARTS = 4  # of processes in this seat
+    STACKS_FD = 5  # the process's own descriptor of its `StackFile`
     # frontend
     REQUESTS = 8
     RESPONSES = 9
@@ -111,6 +114,14 @@ GAUGES = {
     "worker": (),
     "detokenizer": (Field.OPEN_REPLIES,),
 }
+# What people are told of each kind of process, beside its state.
+DETAILS = {
+    "frontend": {"open_requests": Field.OPEN_REQUESTS, "connections": Field.CONNECTIONS},
+    "tokenizer": {},
+    "engine": {"running": Field.RUNNING, "waiting": Field.WAITING, "steps": Field.STEPS},
+    "worker": {},
+    "detokenizer": {"open_replies": Field.OPEN_REPLIES},
+}
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
 
@@ -177,7 +188,8 @@ class Slot:
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
             for start, span in zip(starts, Span, strict=False)
         ]
-        self.http_words = words[HTTP:]  # of `HttpCounts`
+        self.http_words = words[HTTP:LOG]  # of `HttpCounts`
+        self._log = words[LOG + 1 :].cast("B")
 
     def __getitem__(self, field: int) -> int:
         return self._words[field]
@@ -204,6 +216,7 @@ class Slot:
         self._words[Field.STATE] = state
         if state == State.STARTING:
             self.add(Field.STARTS)
+            self[LOG] = 0
             for field in GAUGES[self.seat.role]:
                 self[field] = 0
 
@@ -216,6 +229,26 @@ class Slot:
     def last_words(self, text: str) -> None:
         data = text.encode()[: len(self._text)]
         self._text[:] = data.ljust(len(self._text), b"\0")
+
+    def keep_line(self, line: bytes) -> None:
+        """Remember a line of the log; the oldest give way. For one thread at a time."""
+        size = len(self._log)
+        line = line[-size:]
+        start = self[LOG] % size
+        num_fitting = min(len(line), size - start)
+        self._log[start : start + num_fitting] = line[:num_fitting]
+        self._log[: len(line) - num_fitting] = line[num_fitting:]
+        self[LOG] += len(line)
+
+    @property
+    def log_tail(self) -> str:
+        """The last lines of the process's log, the first of them maybe cut."""
+        end = self[LOG]
+        start = end % len(self._log)
+        data = bytes(self._log[:start])
+        if end > len(self._log):
+            data = bytes(self._log[start:]) + data
+        return data.decode(errors="replace")
 
     def illness(self, now_ns: int) -> str | None:
         """Return why the process does not serve; None is that it does: ready, and heard of."""

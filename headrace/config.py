@@ -103,6 +103,9 @@ class ServerConfig:
     record: str | None = flag(
         None, "a folder for what each process receives, texts included, for headrace replay"
     )
+    crash_dir: str | None = flag(
+        None, "where it is kept what is known when a process dies; an empty one is nowhere"
+    )
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -194,6 +197,23 @@ class ModelCard:
         return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
 
 
+SECRETS = ("api_key",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashConfig:
+    """For whoever makes crash capsules: where they go, None is nowhere, and the server's flags."""
+
+    directory: str | None
+    flags: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: ServerConfig, directory: str | None) -> "CrashConfig":
+        """Take the flags of a server, without its keys."""
+        told = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
+        return cls(directory=directory, flags=told)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
     """For a frontend. `listen_fd` is its bound socket."""
@@ -275,6 +295,7 @@ class EngineConfig:
     kv_cache_dtype: str
     vocab_size: int
     eos_token_ids: list[int]
+    crash: CrashConfig
 
 
 @dataclass(frozen=True, kw_only=True)

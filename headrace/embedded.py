@@ -20,6 +20,7 @@ from headrace import logs
 from headrace.board import Board
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import EngineDied, HeadraceError
+from headrace.exit_status import ending
 from headrace.launch_server import Progress
 from headrace.listeners import listen
 from headrace.model_card import read_card
@@ -146,10 +147,7 @@ class EmbeddedServer:
     def _read(self, data: bytes) -> Report:
         if not data:
             code = self.process.wait()
-            how = (
-                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-            )
-            raise EngineDied(f"the supervisor {how}; the engine stops")
+            raise EngineDied(f"the supervisor {ending(code)}; the engine stops")
         report = REPORTS.decode(data)
         if isinstance(report, Failed):
             raise EngineDied(report.message)

@@ -1,5 +1,7 @@
 """The error tree. Texts are fit for whoever sees them; internals go to the log."""
 
+from headrace.exit_status import ExitStatus
+
 ANTHROPIC_PATHS = "/v1/messages"  # and what is below it: errors have Anthropic's shape there
 # By status. https://docs.anthropic.com/en/api/errors
 ANTHROPIC_TYPES = {
@@ -19,15 +21,24 @@ def anthropic_type(status: int) -> str:
 
 
 class HeadraceError(Exception):
-    """Anything Headrace reports in one line rather than with a traceback."""
+    """Anything Headrace reports in one line rather than with a traceback.
+
+    A process that cannot go on for it ends with `exit_status`.
+    """
+
+    exit_status = ExitStatus.HOPELESS
 
 
 class ConfigError(HeadraceError):
     """A flag has a value that cannot work; the text names the flag and what would be right."""
 
+    exit_status = ExitStatus.BAD_FLAGS
+
 
 class ModelError(HeadraceError):
     """The model's files cannot be used; the text names the file and what would be right."""
+
+    exit_status = ExitStatus.BAD_MODEL
 
 
 class EngineDied(HeadraceError):

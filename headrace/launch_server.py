@@ -12,6 +12,7 @@ from headrace import logs
 from headrace.api_keys import read_api_keys
 from headrace.config import ServerConfig
 from headrace.errors import HeadraceError
+from headrace.exit_status import ExitStatus
 from headrace.flags import from_flags
 from headrace.listeners import listen
 from headrace.model_card import read_card
@@ -72,14 +73,15 @@ def serve(config: ServerConfig) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Serve; exit with 1 and one line where that cannot be."""
+    """Serve; exit with an `ExitStatus`, and one line where that cannot be."""
     setproctitle("headrace: supervisor")
     logs.setup("supervisor", "info")
     try:
         serve(from_flags(sys.argv[1:] if argv is None else argv))
     except (HeadraceError, OSError) as error:  # OSError: the system is short of something
         print(f"launch_server: error: {error}", file=sys.stderr)
-        sys.exit(1)
+        short_of = ExitStatus.SHORT_OF
+        sys.exit(error.exit_status if isinstance(error, HeadraceError) else short_of)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
 
 STDERR = 2
 MAX_LINES = 4096  # that wait to be written; more are lost, and counted
@@ -20,6 +21,7 @@ class LineWriter(logging.Handler):
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
+        self.keep: Callable[[bytes], None] | None = None  # where every line is remembered
         self._num_lost = 0  # ever, counted by who logs,
         self._num_unwritten = 0  # by the thread,
         self._num_told = 0  # and how many of both the log has told
@@ -30,7 +32,10 @@ class LineWriter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Have a record written."""
         try:
-            self._lines.put_nowait(self.format(record) + "\n")
+            line = self.format(record) + "\n"
+            if self.keep is not None:
+                self.keep(line.encode(errors="backslashreplace"))
+            self._lines.put_nowait(line)
         except queue.Full:
             self._num_lost += 1
         except Exception:  # a record that cannot be formatted; who logs it goes on
@@ -75,8 +80,8 @@ class LineWriter(logging.Handler):
             self._num_told = num_lost
 
 
-def setup(process: str, level: str) -> None:
-    """Log to standard error as `time process level event`."""
+def setup(process: str, level: str) -> LineWriter:
+    """Log to standard error as `time process level event`; return who writes it."""
     writer = LineWriter(STDERR)
     logging.basicConfig(
         handlers=[writer],
@@ -86,3 +91,4 @@ def setup(process: str, level: str) -> None:
         force=True,
     )
     atexit.register(writer.close)
+    return writer

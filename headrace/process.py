@@ -24,19 +24,19 @@ import setproctitle
 from headrace import logs
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import HeadraceError
+from headrace.exit_status import ExitStatus
+from headrace.logs import LineWriter
 from headrace.messages import fingerprint
 from headrace.record import Tee
 from headrace.record import begin as begin_record
 from headrace.roles import ROLES, title
+from headrace.stacks import StackFile, write_to
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 BEAT_S = 0.5
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
-START_FAILED = 3  # exit status of a child that has said why in one line,
-PEER_LOST = 4  # and of one that cannot go on without another,
-SHORT_OF = 5  # and of one that the system has not given what it takes to start; another may
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Note(msgspec.Struct):
     seats: list[Seat]
     log_level: str
     config: bytes
+    stacks_fd: int
     record: str | None = None  # the folder of what processes receive
 
 
@@ -98,6 +99,12 @@ class Context:
         return os.getppid() != self.parent
 
 
+class Process(subprocess.Popen[bytes]):
+    """A child, and the file with what it is at."""
+
+    stacks: StackFile
+
+
 def spawn(
     seat: Seat,
     config: Any,
@@ -105,8 +112,9 @@ def spawn(
     log_level: str,
     pass_fds: tuple[int, ...] = (),
     record: str | None = None,
-) -> "subprocess.Popen[bytes]":
+) -> Process:
     """Start the process of `seat`. It dies with the calling process, at the latest."""
+    stacks = StackFile.create()
     note = Note(
         role=seat.role,
         index=seat.index,
@@ -117,17 +125,20 @@ def spawn(
         log_level=log_level,
         config=msgspec.msgpack.encode(config),
         record=record,
+        stacks_fd=stacks.fd,
     )
     fd = os.memfd_create("headrace-note")
     try:
         os.write(fd, msgspec.msgpack.encode(note))
         os.lseek(fd, 0, os.SEEK_SET)
-        return subprocess.Popen(
+        process = Process(
             [sys.executable, "-m", "headrace.process", str(fd)],
-            pass_fds=(fd, board.fd, *pass_fds),
+            pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
         )
+        process.stacks = stacks
+        return process
     finally:
         os.close(fd)
 
@@ -136,7 +147,7 @@ def die_with_parent(parent: int, how: signal.Signals) -> None:
     """Have the kernel send this process the signal `how` when its parent dies."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, how, 0, 0, 0)
     if os.getppid() != parent:  # it died before the call
-        os._exit(START_FAILED)
+        os._exit(ExitStatus.PEER_LOST)
 
 
 def read_note(fd: int) -> Note:
@@ -162,15 +173,18 @@ def take_turns(is_urgent: bool) -> None:
         os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
-def run(note: Note) -> None:
-    """Be the process that `note` describes."""
+def run(note: Note, writer: LineWriter) -> None:
+    """Be the process that `note` describes, whose log is written by `writer`."""
     role = ROLES[note.role]
     seat = Seat(note.role, note.index)
     os.nice(role.niceness)
     take_turns(role.is_urgent)
     board = Board(note.board_fd, note.seats)
     slot = board.slot(note.role, note.index)
+    write_to(note.stacks_fd)
+    slot[Field.STACKS_FD] = note.stacks_fd
     slot.enter(State.STARTING)
+    writer.keep = slot.keep_line
     tee = None
     if note.record is not None:
         name = f"{note.role}-{note.index}"
@@ -185,13 +199,14 @@ def run(note: Note) -> None:
         slot.last_words = str(error)
         if slot.last_words != str(error):  # too long for the board
             log.error("%s", error)
-        sys.exit(START_FAILED)
+        sys.exit(error.exit_status)
     except Exception as error:
         slot.last_words = repr(error)
         if isinstance(error, OSError | MemoryError) and slot[Field.STATE] == State.STARTING:
             slot.last_words = str(error)
-            sys.exit(SHORT_OF)
-        raise
+            sys.exit(ExitStatus.SHORT_OF)
+        log.exception("an error that nobody has foreseen")
+        sys.exit(ExitStatus.FAILED)
 
 
 def main() -> None:
@@ -199,11 +214,11 @@ def main() -> None:
     note = read_note(int(sys.argv[1]))
     name = title(note.role, note.index)
     setproctitle.setproctitle(name)
-    logs.setup(name.removeprefix("headrace: "), note.log_level)
+    writer = logs.setup(name.removeprefix("headrace: "), note.log_level)
     if note.fingerprint != fingerprint():
         log.error("the code on disk has changed since the server started; restart the server")
-        sys.exit(START_FAILED)
-    run(note)
+        sys.exit(ExitStatus.HOPELESS)
+    run(note, writer)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,10 @@ from typing import Any
 
 from headrace.api_keys import digest
 from headrace.board import Board, Field, Seat, State
+from headrace.capsules import Capsules, crash_directory
 from headrace.chaos import Chaos, parse_chaos
 from headrace.config import (
+    CrashConfig,
     DetokenizerConfig,
     EngineConfig,
     FrontendConfig,
@@ -35,12 +37,14 @@ from headrace.config import (
     TokenizerConfig,
 )
 from headrace.errors import HeadraceError
+from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.file_limit import raise_file_limit
 from headrace.listeners import Listeners
-from headrace.process import DRAIN, LEAVE, START_FAILED, spawn
+from headrace.process import DRAIN, LEAVE, Process, spawn
 from headrace.record import prepare_folder
 from headrace.restarts import Restarts
 from headrace.run_directory import RunDirectory
+from headrace.stacks import write_last
 from headrace.vigil import Vigil
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
@@ -58,8 +62,8 @@ class ChildDied(HeadraceError):
     """A process of the ring ended on its own. `why` are its last words."""
 
     def __init__(self, seat: Seat, code: int, why: str = "") -> None:
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        super().__init__(f"{seat} {how}{f' ({why})' if why else ''}")
+        super().__init__(f"{seat} {ending(code)}{f' ({why})' if why else ''}")
+        self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
 @dataclass
@@ -67,7 +71,7 @@ class Child:
     """Who is in a seat: a process and the descriptor that tells of its end."""
 
     seat: Seat
-    process: "subprocess.Popen[bytes]"
+    process: Process
     pidfd: int
     restarts: Restarts = field(default_factory=Restarts)
     start_at: float | None = None  # when another is to start, where this one has died
@@ -111,6 +115,9 @@ class Supervisor:
         self._children: list[Child] = []
         self._is_up = False  # all have been ready
         self._vigil = Vigil()
+        directory = crash_directory(config.crash_dir, os.environ)
+        self._crash = CrashConfig.of(config, directory)
+        self._capsules = Capsules(self._crash, self.board)
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -118,7 +125,7 @@ class Supervisor:
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
         self._to_renew: deque[Child] = deque()
-        self._renewing: tuple[Child, subprocess.Popen[bytes]] | None = None  # and who it was
+        self._renewing: tuple[Child, Process] | None = None  # and who it was
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
@@ -173,7 +180,7 @@ class Supervisor:
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
-    def _spawn(self, seat: Seat) -> "tuple[subprocess.Popen[bytes], int]":
+    def _spawn(self, seat: Seat) -> tuple[Process, int]:
         """Start the process of a seat; return it and the descriptor that tells of its end.
 
         Raises:
@@ -209,6 +216,7 @@ class Supervisor:
         for child in self._children:
             if child.seat in seats and child.start_at is None:
                 log.warning("%s is stuck; killing it", child.seat)
+                write_last(self.board.slot(child.seat.role, child.seat.index))
                 child.process.kill()
 
     def _renew(self) -> None:
@@ -257,7 +265,7 @@ class Supervisor:
         except OSError as error:
             delay_s = child.restarts.delay_s()
             if delay_s is None:
-                raise ChildDied(child.seat, START_FAILED, str(error)) from None
+                raise ChildDied(child.seat, ExitStatus.SHORT_OF, str(error)) from None
             log.warning("%s cannot be started: %s; trying again", child.seat, error)
             child.start_at = time.monotonic() + delay_s
             return
@@ -320,6 +328,7 @@ class Supervisor:
                 kv_cache_dtype=c.kv_cache_dtype,
                 vocab_size=self._card.vocab_size,
                 eos_token_ids=self._card.eos_token_ids,
+                crash=self._crash,
             )
         return DetokenizerConfig(
             run_dir=self.run_dir,
@@ -361,13 +370,17 @@ class Supervisor:
         if slot[Field.STATE] == State.READY:
             child.restarts.worked()
         slot[Field.STATE] = State.DEAD
-        is_hopeless = code == START_FAILED or not self._is_up  # it has said why itself
+        is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.last_words)
+        is_wanted = self._renewing is not None and self._renewing[0] is child
+        if self._is_up and not is_wanted:
+            at_hand = [slot[Field.AT_HAND]] if child.seat.role == "tokenizer" else []
+            self._capsules.make(slot, ending(code), child.process.stacks.take(), at_hand)
+        child.process.stacks.close()
         if delay_s is None:
             raise death
         slot.last_words = ""
-        is_wanted = self._renewing is not None and self._renewing[0] is child
         log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         child.start_at = time.monotonic() + delay_s
 
@@ -385,4 +398,5 @@ class Supervisor:
                 child.process.wait()
         if self._listeners is not None:
             self._listeners.close()
+        self._capsules.close()
         self._directory.remove()

@@ -15,8 +15,9 @@ from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.sampler import Masks
+from headrace.exit_status import ExitStatus
 from headrace.messages import FromWorker, Step, ToWorker, WorkerReady
-from headrace.process import PEER_LOST, Context
+from headrace.process import Context
 
 IDLE_S = 0.5
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
@@ -52,7 +53,7 @@ def main(config: WorkerConfig, context: Context) -> None:
             except CollectiveFailed as failure:
                 context.slot.last_words = str(failure)
                 log.warning("cannot go on: %s", failure)
-                sys.exit(PEER_LOST)
+                sys.exit(ExitStatus.PEER_LOST)
 
 
 def join(config: WorkerConfig, rank: int) -> ShmAllReduce | None:

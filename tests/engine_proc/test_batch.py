@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.config import EngineConfig
+from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.mask_area import MaskArea
@@ -173,6 +173,7 @@ def test_the_largest_step_fits_its_channel() -> None:
         kv_cache_dtype="auto",
         vocab_size=8,
         eos_token_ids=[],
+        crash=CrashConfig(directory=None, flags={}),
     )
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))
     counts = [93] + [1] * 6 + [100]

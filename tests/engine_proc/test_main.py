@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headrace.board import Board, Field, Seat, Span
-from headrace.config import EngineConfig
+from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.leases import LEASE_S
@@ -52,6 +52,7 @@ class Sevens:
         self.lives = lives
         self.masks = MaskArea.create(4, 8)
         self.events: list[str] = []
+        self.blamed: list[int] = []
 
     def start(self, step: Step) -> None:
         self.step = step
@@ -67,8 +68,9 @@ class Sevens:
         if not self.lives:
             raise WorkerDied("worker 0 died")
 
-    def replace(self, death: WorkerDied) -> None:
+    def replace(self, death: WorkerDied, requests: list[int]) -> None:
         self.events.append(str(death))
+        self.blamed = requests
         self.lives = -1
 
     def finish(self) -> StepResult:
@@ -131,6 +133,7 @@ class Rig:
             kv_cache_memory_bytes=0,
             vocab_size=8,
             eos_token_ids=[],
+            crash=CrashConfig(directory=None, flags={}),
         )
         seat = Seat("engine", 0)
         self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])

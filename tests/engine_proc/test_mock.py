@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headrace.board import Board, Field, Seat, Span
-from headrace.config import EngineConfig, ServerConfig
+from headrace.config import CrashConfig, EngineConfig, ServerConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock import MockEngine, read_words
 from headrace.engine_proc.mock_profile import Profile, read_profile, shipped_profiles
@@ -79,6 +79,7 @@ class Rig:
             kv_cache_memory_bytes=0,
             vocab_size=8,
             eos_token_ids=[],
+            crash=CrashConfig(directory=None, flags={}),
         )
         self.board = Board.create([Seat("engine", 0)])
         self.slot = self.board.slot("engine")

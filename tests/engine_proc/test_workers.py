@@ -9,7 +9,7 @@ import pytest
 from servers import wait_until
 
 from headrace.board import Board, Field, Seat
-from headrace.config import EngineConfig
+from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc.sampling_rows import pack
 from headrace.engine_proc.workers import WorkerDied, Workers
 from headrace.messages import Sampling, Step, StepResult
@@ -39,6 +39,7 @@ CONFIG = EngineConfig(
     kv_cache_memory_bytes=64 << 20,
     vocab_size=49152,
     eos_token_ids=[],
+    crash=CrashConfig(directory=None, flags={}),
 )
 PROMPT = array("i", range(100, 130))
 STEP = Step(
@@ -94,9 +95,9 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     workers.start(STEP)
     tell(board, 1, signal.SIGKILL)
     wait_until(lambda: board.slot("worker", 0).last_words == "rank 1 died", "worker 0 notices")
-    with pytest.raises(WorkerDied, match=r"^worker 1 died, exit code -9$") as death:
+    with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$") as death:
         workers.finish()
-    workers.replace(death.value)
+    workers.replace(death.value, [7])
     wait_until(workers.are_ready, "new workers")
     workers.start(STEP)
     assert workers.finish() == result

@@ -11,6 +11,7 @@ import pytest
 from headrace.board import (
     HEARTBEAT_LIMIT_S,
     LAST_WORDS,
+    LOG_WORDS,
     MAX_TOKENIZERS,
     SLOT_WORDS,
     Board,
@@ -109,3 +110,17 @@ def test_every_field_is_within_its_slot() -> None:
 
 def test_a_seat_reads_as_role_and_number() -> None:
     assert str(Seat("frontend", 3)) == "frontend 3"
+
+
+def test_a_slot_remembers_the_end_of_its_log(board: Board) -> None:
+    slot = board.slots[0]
+    assert slot.log_tail == ""
+    for number in range(2000):
+        slot.keep_line(b"line %d\n" % number)
+    lines = slot.log_tail.splitlines()
+    assert len(slot.log_tail) == (LOG_WORDS - 1) * 8
+    assert lines[1:] == [f"line {number}" for number in range(2001 - len(lines), 2000)]
+    slot.keep_line(b"x" * 20000)
+    assert slot.log_tail == "x" * (LOG_WORDS - 1) * 8
+    slot.enter(State.STARTING)
+    assert slot.log_tail == ""

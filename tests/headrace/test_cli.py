@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from headrace import __version__, cli
+from headrace.exit_status import ExitStatus
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> None:
@@ -48,5 +49,5 @@ def test_an_unknown_command_is_refused_with_all_there_are(monkeypatch: pytest.Mo
 def test_servers_start_as_sglangs_do() -> None:
     command = [sys.executable, "-m", "headrace.launch_server", "--model-path", "/no/such"]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1
+    assert ended.returncode == ExitStatus.BAD_MODEL
     assert ended.stderr == "launch_server: error: /no/such: no such file or folder\n"

@@ -2,7 +2,8 @@
 
 from headrace.board import Board, Seat
 from headrace.config import ModelCard, TokenizerConfig
-from headrace.process import SHORT_OF, spawn
+from headrace.exit_status import ExitStatus
+from headrace.process import spawn
 
 DEADLINE_S = 60
 
@@ -30,7 +31,7 @@ def test_what_the_system_refuses_ends_a_start_with_a_word_and_no_traceback() -> 
         max_batch_size=1,
         batch_wait_ms=0,
     )
-    assert spawn(seat, config, board, "info").wait(DEADLINE_S) == SHORT_OF
+    assert spawn(seat, config, board, "info").wait(DEADLINE_S) == ExitStatus.SHORT_OF
     words = board.slots[0].last_words
     assert words.startswith("[Errno 2] No such file or directory")
     assert "ipc:///missing/tokenizer-0.sock" in words

@@ -4,6 +4,7 @@ import signal
 
 from headrace.board import Seat
 from headrace.config import ServerConfig
+from headrace.exit_status import ExitStatus
 from headrace.roles import ROLES, title
 from headrace.supervisor import ChildDied, seats_of
 
@@ -26,3 +27,4 @@ def test_a_dead_child_is_named_with_how_it_died() -> None:
     assert str(killed) == "worker 0 was killed by SIGKILL"
     ended = ChildDied(Seat("engine", 0), 3, "no memory")
     assert str(ended) == "engine 0 exited with 3 (no memory)"
+    assert (killed.exit_status, ended.exit_status) == (ExitStatus.HOPELESS, ExitStatus.BAD_MODEL)

@@ -21,6 +21,10 @@ URL = re.compile(r" on (http\S+) \(ready")
 class StartFailed(Exception):
     """The server ended before it served; the text is its standard error."""
 
+    def __init__(self, log: str, exit_status: int) -> None:
+        super().__init__(log)
+        self.exit_status = exit_status
+
 
 class RunningServer:
     """A `launch_server` process and what belongs to it."""
@@ -52,9 +56,10 @@ class RunningServer:
         data = os.read(self.process.stderr.fileno(), 65536) if ready else b""
         self.log += data.decode()
         if not data:
-            self.process.kill()
+            if not ready:
+                self.process.kill()
             self.process.communicate()
-            raise StartFailed(self.log)
+            raise StartFailed(self.log, self.process.returncode)
 
     @property
     def ring(self) -> dict[str, psutil.Process]:

@@ -9,6 +9,7 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
+from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
 from headrace.tokenizer_json import read_tokenizer_json
 
@@ -71,24 +72,24 @@ def launch(model: Path) -> "subprocess.CompletedProcess[str]":
         (rename_architecture, "aardvark"),
     ],
 )
-def test_a_broken_folder_is_named_and_the_server_exits_with_1(
+def test_a_broken_folder_is_named_and_the_server_ends_for_it(
     harm: Callable[[Path], None], says: str, tmp_path: Path
 ) -> None:
     harm(make_folder(tmp_path / "tiny"))
     result = launch(tmp_path / "tiny")
-    assert result.returncode == 1
+    assert result.returncode == ExitStatus.BAD_MODEL
     (line,) = result.stderr.splitlines()
     assert line.startswith("launch_server: error: ")
     assert says in line
     assert str(tmp_path) in line
 
 
-def test_half_a_gguf_file_is_named_and_the_server_exits_with_1(tmp_path: Path) -> None:
+def test_half_a_gguf_file_is_named_and_the_server_ends_for_it(tmp_path: Path) -> None:
     demo = find_demo_model()
     assert demo is not None, "install the demo model: make install"
     with demo.open("rb") as file:
         (tmp_path / "half.gguf").write_bytes(file.read(8 << 20))
     result = launch(tmp_path / "half.gguf")
-    assert result.returncode == 1
+    assert result.returncode == ExitStatus.BAD_MODEL
     assert "half.gguf: truncated: tensor '" in result.stderr
     assert result.stderr.count("\n") == 1, result.stderr

@@ -193,7 +193,7 @@ def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) 
             None,
             {"kv_cache_memory_bytes": 1000000},
             EngineDied,
-            r"^engine 0 exited with 3 \(--kv-cache-memory-bytes 1000000 holds ",
+            r"^engine 0 exited with 2 \(--kv-cache-memory-bytes 1000000 holds ",
         ),
     ],
 )

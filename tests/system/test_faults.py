@@ -19,6 +19,7 @@ import psutil
 import pytest
 from servers import RunningServer, StartFailed, wait_until
 
+from headrace.exit_status import ExitStatus
 from headrace.run_directory import is_alive
 
 START_S = 60
@@ -36,7 +37,7 @@ def may_mount() -> bool:
 has_mounts = pytest.mark.skipif(not may_mount(), reason="needs the right to mount")
 
 
-def refused(setup: str, *args: str, env: dict[str, str] | None = None) -> str:
+def refused(setup: str, status: int, *args: str, env: dict[str, str] | None = None) -> str:
     """Start a server within a shell that has been set up; return the one line it ends with."""
     shell = ["unshare", "--mount", "bash"] if "mount" in setup else ["bash"]
     result = subprocess.run(
@@ -46,7 +47,7 @@ def refused(setup: str, *args: str, env: dict[str, str] | None = None) -> str:
         timeout=START_S,
         env={**os.environ, **(env or {})},
     )
-    assert result.returncode == 1
+    assert result.returncode == status
     (line,) = result.stderr.splitlines()
     assert line.startswith("launch_server: error: ")
     return line
@@ -66,13 +67,13 @@ def completes(url: str, uds: str | None = None) -> bool:
     ],
 )
 def test_a_limit_that_is_too_low_is_named(setup: str, says: str) -> None:
-    assert says in refused(setup, *MOCK)
+    assert says in refused(setup, ExitStatus.BAD_FLAGS, *MOCK)
 
 
 @has_mounts
 def test_a_disk_without_room_for_sockets_is_named(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=16k,nr_inodes=4 none {tmp_path}"
-    line = refused(mount, *MOCK, env={"TMPDIR": str(tmp_path)})
+    line = refused(mount, ExitStatus.SHORT_OF, *MOCK, env={"TMPDIR": str(tmp_path)})
     assert "No space left on device" in line
     assert f"ipc://{tmp_path}/headrace-" in line
 
@@ -110,7 +111,7 @@ def lose_template(path: Path) -> None:
 def test_a_model_that_cannot_be_read_is_named(harm: object, says: str, tmp_path: Path) -> None:
     assert callable(harm)
     harm(tmp_path / "model")
-    line = refused("", *MOCK, str(tmp_path / "model"))
+    line = refused("", ExitStatus.BAD_MODEL, *MOCK, str(tmp_path / "model"))
     assert f"{tmp_path}/{says}" in line
 
 

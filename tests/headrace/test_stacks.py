@@ -1,0 +1,83 @@
+"""What other processes are at, asked while they live and read when they are dead."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.board import Board, Field, Seat, State
+from headrace.stacks import StackFile, stacks_of, write_last
+
+CODE = """
+import sys, threading
+from headrace.stacks import write_to
+write_to(int(sys.argv[1]))
+def wait_for_godot(): print("ready", flush=True); sys.stdin.read()
+threading.Thread(target=wait_for_godot).start()
+"""
+
+
+class Child:
+    """A process in a seat of a board, and its file."""
+
+    def __init__(self) -> None:
+        self.file = StackFile.create()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CODE, str(self.file.fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self.file.fd,),
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"ready\n"
+        self.slot = Board.create([Seat("worker", 0)]).slot("worker")
+        self.slot[Field.PID], self.slot[Field.STACKS_FD] = self.process.pid, self.file.fd
+        self.slot[Field.STATE] = State.READY
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child()
+    yield made
+    made.process.kill()
+    made.process.communicate()
+    made.file.close()
+
+
+def test_a_process_tells_what_each_of_its_threads_is_at(child: Child) -> None:
+    for _ in range(2):
+        (text,) = stacks_of([child.slot]).values()
+        assert text.count("most recent call first") == 2
+        assert "in wait_for_godot" in text
+    assert child.process.poll() is None
+    assert child.file.take() == "", "who asks leaves nothing"
+
+
+def test_who_is_stopped_does_not_answer(child: Child) -> None:
+    child.process.send_signal(signal.SIGSTOP)
+    assert stacks_of([child.slot]) == {}
+
+
+def test_who_is_dead_or_somebody_else_is_not_asked(child: Child) -> None:
+    child.slot[Field.STATE] = State.DEAD
+    assert stacks_of([child.slot]) == {}
+    child.slot[Field.STATE], child.slot[Field.PID] = State.READY, os.getppid()
+    assert stacks_of([child.slot]) == {}, "the parent has no such file; it would die of the signal"
+
+
+def test_what_it_was_at_outlives_a_process(child: Child) -> None:
+    write_last(child.slot)
+    child.process.kill()
+    child.process.wait()
+    assert "in wait_for_godot" in child.file.take()
+
+
+def test_a_signal_that_ends_a_process_is_told_with_its_stacks(child: Child) -> None:
+    child.process.send_signal(signal.SIGSEGV)
+    assert child.process.wait() == -signal.SIGSEGV
+    text = child.file.take()
+    assert text.startswith("Fatal Python error: Segmentation fault\n")
+    assert "in wait_for_godot" in text
