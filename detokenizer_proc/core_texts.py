@@ -202,6 +202,8 @@ class CoreTexts:
             ctypes.string_at(view.tokens or 0, 4 * view.num_tokens),
         )
 
-    def close(self, request: int) -> None:
-        """Forget a request."""
+    def close(self, request: int) -> bool:
+        """Forget a request; return whether there was one."""
+        num_before = len(self)
         self._core.headrace_texts_close(self._texts, ctypes.c_uint64(request))
+        return len(self) < num_before

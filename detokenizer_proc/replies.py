@@ -19,7 +19,7 @@ from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
-from headrace.errors import InternalError, QueueFull, RequestError
+from headrace.errors import DeadlyRequest, InternalError, QueueFull, RequestError
 from headrace.messages import (
     Abort,
     Api,
@@ -88,6 +88,8 @@ class Replies:
         """Take what a step brought."""
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
+        for request, plan in output.failed.items():
+            self._fail_elsewhere(request, self._plans.decode(plan))
         for id in output.started:
             if id not in dead and id not in output.embeddings:
                 self._start(id, output)
@@ -228,6 +230,24 @@ class Replies:
         else:
             self._frames(request).add(request, *error_body(error, reply.api), True)
         self._stops.append(Abort(request))
+
+    def _fail_elsewhere(self, request: int, plan: Plan) -> None:
+        """End a reply with an error for which the engine has aborted the request."""
+        error = DeadlyRequest()
+        reply = self._replies.get(request)
+        if isinstance(reply, Reply):
+            has_begun, failure = reply.head_sent or reply.has_begun, reply.failure(error)
+        elif isinstance(plan, ReplyPlan):
+            is_known = self._core is not None and self._core.close(request)
+            has_begun = plan.stream and (is_known or plan.told is not None)
+            failure = renderer_of(plan).failure(error)
+        else:
+            has_begun, failure = False, b""
+        if has_begun:
+            self._frames(request).add(request, None, failure, True)
+        else:
+            api = plan.api if isinstance(plan, ReplyPlan) else None
+            self._frames(request).add(request, *error_body(error, api), True)
 
     def _let_go(self, id: int, reply: Reply, finished: FinishReason | None) -> None:
         """Take a sequence's news of a reply that has failed, which is forgotten at its end."""

@@ -1,6 +1,7 @@
 """Engine process: token ids in, token ids out, one step after the other.
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
+import logging
 import pkgutil
 import time
 from array import array
@@ -49,6 +50,8 @@ IDLE_MS = 500
 LOADING_MS = 20  # between looks at whether new workers are ready
 COMPILING_MS = 1  # between looks at whether a grammar has been compiled, where nothing else runs
 ITEM_BYTES = 4  # of the columns of a `Step`
+
+log = logging.getLogger(__name__)
 
 
 def main(config: EngineConfig, context: Context) -> None:
@@ -248,10 +251,24 @@ class Engine:
             else:
                 workers.check()
         except WorkerDied as death:
-            workers.replace(death, [sequence.id for sequence in self._scheduler.in_step])
+            ids = self._scheduler.ids_in_step
+            deadly = self._scheduler.recompute()
+            if deadly is not None:
+                self._fail(deadly)
+            workers.replace(death, ids, is_explained=deadly is not None)
             self._can_step = False
-            self._scheduler.recompute()
             self._show()
+
+    def _fail(self, deadly: Sequence) -> None:
+        """End the request of a sequence at which workers die."""
+        request = request_of(deadly.id)
+        log.error("request %x fails: workers have died twice while they were at it alone", request)
+        self._intake.drop(request)
+        ended = self._scheduler.abort(request) + self._grammars.abort(request)
+        self._slot.add(Field.ABORTED, len(ended))
+        news = [News(deadly, [], FinishReason.ABORT)]
+        output, tokens = step_output(news, failed={request: deadly.request.plan})
+        self._detokenizers.hold(deadly.request.detokenizer, output, tokens)
 
     def step(self, workers: Workers) -> None:
         """Compute one step. What the last one brought is sent while this one's worker is busy."""
@@ -325,7 +342,9 @@ def load_compiler(config: EngineConfig) -> "GrammarCompiler":
     return GrammarCompiler(config.model_path, config.vocab_size, config.eos_token_ids)
 
 
-def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
+def step_output(
+    news: list[News], failed: dict[int, bytes] | None = None
+) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
     watched = [s for s in starting if s.is_watched]
@@ -339,6 +358,7 @@ def step_output(news: list[News]) -> tuple[StepOutput, bytes]:
         prompts={s.id: s.tokens[: s.num_prompt].tobytes() for s in watched},
         prompt_logprobs={s.id: s.prompt_logprobs for s in watched},
         embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
+        failed=failed or {},
     )
     now_ns = time.monotonic_ns()
     for sequence in starting:

@@ -19,6 +19,7 @@ from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool, chain_digests
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import MAX_LENGTH, PromptLookup
+from headrace.engine_proc.suspects import Suspects
 from headrace.engine_proc.waiting_queue import Policy, WaitingQueue
 from headrace.messages import FinishReason, TokenLogprob, request_of
 
@@ -81,7 +82,8 @@ class Scheduler:
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
         self._num_arrivals = 0
-        self.in_step: list[Sequence] = []  # of the step that is being computed
+        self._in_step: list[Chunk] = []  # that is being computed
+        self._suspects = Suspects()
         self.counts = Counts()
 
     @property
@@ -98,6 +100,11 @@ class Scheduler:
     def is_full(self) -> bool:
         """Whether no more requests are to be added."""
         return len(self.waiting) >= self._limits.max_num_queued
+
+    @property
+    def ids_in_step(self) -> list[int]:
+        """The sequences of the step that is being computed."""
+        return [chunk.sequence.id for chunk in self._in_step]
 
     @property
     def is_generating(self) -> bool:
@@ -129,12 +136,31 @@ class Scheduler:
         limit = self._limits.max_num_batched_tokens
         budget = limit if budget is None else min(budget, limit)
         self.counts.steps += 1
+        if self._suspects:
+            self._in_step = [self._alone(self._suspects.first, budget)]
+        else:
+            self._in_step = self._together(budget)
+        return self._in_step
+
+    def _together(self, budget: int) -> list[Chunk]:
+        """Return the chunks of a step without suspects."""
         num_preemptions = self.counts.preemptions
         chunks = list(self._running_chunks(budget))
         if self.waiting and self.counts.preemptions == num_preemptions:
             chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
-        self.in_step = [chunk.sequence for chunk in chunks]
         return chunks
+
+    def _alone(self, suspect: Sequence, budget: int) -> Chunk:
+        """Return a suspect's chunk. Others give back the pages it needs, and are computed again."""
+        if suspect not in self.running:
+            self.waiting.remove(suspect)
+            insort(self.running, suspect, key=self.waiting.importance)
+        self._count_hits(suspect, self._reuse(suspect))
+        count = self._chunk_length(suspect, budget)
+        while not self._can_hold(suspect, count):
+            self._preempt(next(s for s in reversed(self.running) if s is not suspect))
+        self._hold(suspect, count)
+        return Chunk(suspect, suspect.num_computed, count, NO_TOKENS)
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per running sequence; preempt the last one for want of pages."""
@@ -155,7 +181,8 @@ class Scheduler:
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, budget)
             while not self._can_hold(sequence, count):
-                victim = self._preempt_last()
+                victim = self.running[-1]
+                self._preempt(victim)
                 if victim is sequence:
                     return
             if not self._can_hold(sequence, count + len(drafts)):
@@ -248,8 +275,8 @@ class Scheduler:
         if missing > 0:
             sequence.pages.extend(self._pool.take(missing))
 
-    def _preempt_last(self) -> Sequence:
-        victim = self.running.pop()
+    def _preempt(self, victim: Sequence) -> None:
+        self.running.remove(victim)
         self._release(victim)
         if not victim.has_started:
             victim.prompt_logprobs.clear()
@@ -257,13 +284,19 @@ class Scheduler:
         victim.num_preemptions += 1
         self._queue(victim)
         self.counts.preemptions += 1
-        return victim
 
-    def recompute(self) -> None:
-        """Begin all sequences again from their tokens: the keys and values are lost."""
+    def recompute(self) -> Sequence | None:
+        """Begin all sequences again from their tokens: the keys and values are lost.
+
+        Returns:
+            A sequence at which workers die, if one is known.
+        """
+        deadly = self._suspects.accuse(self._in_step)
+        self._in_step = []
         while self.running:
-            self._preempt_last()
+            self._preempt(self.running[-1])
         self._pool.forget()
+        return deadly
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.give_back(sequence.pages)
@@ -272,7 +305,7 @@ class Scheduler:
 
     def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
         """Account for a step; return what there is to say."""
-        self.in_step = []
+        self._in_step = []
         news = []
         for chunk in chunks:
             sequence = chunk.sequence
@@ -291,6 +324,8 @@ class Scheduler:
             self._remember(sequence, chunk.start)
             if is_last and news[-1].finished is not None:
                 self._forget(sequence)
+        if self._suspects:
+            self._suspects.look(chunks[0].sequence)
         return news
 
     def _advance(self, sequence: Sequence, token: int) -> News:
@@ -365,6 +400,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self._release(sequence)
+        self._suspects.forget(sequence)
         self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]
         siblings = self._by_request[request_of(sequence.id)]

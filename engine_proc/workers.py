@@ -249,16 +249,19 @@ class Workers:
         for worker in sorted(self._all, key=lambda worker: worker.has_lost_a_peer):
             worker.check()
 
-    def replace(self, death: WorkerDied, requests: list[int]) -> None:
+    def replace(self, death: WorkerDied, requests: list[int], is_explained: bool = False) -> None:
         """End what is left of them for one that died, and start anew when it is time to.
 
         Args:
-            requests: ids of those that they were at.
+            requests: ids of the sequences that they were at.
+            is_explained: it is known what they died of, and they will not have it again.
 
         Raises:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
         self._all[death.rank].make_capsule(self._capsules, death, requests)
+        if is_explained:
+            self._restarts.worked()
         delay_s = self._restarts.delay_s()
         if delay_s is None:
             self._capsules.close()

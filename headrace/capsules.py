@@ -64,12 +64,12 @@ class Capsules:
         found = stacks_of(self._board.slots)
         if stacks:
             found[slot.seat] = stacks
-        now_ns = time.monotonic_ns()
+        now, now_ns = time.time(), time.monotonic_ns()
         capsule = {
             "process": str(slot.seat),
             "ended": how,
             "last_words": slot.last_words,
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
             "requests_at_hand": [f"{id:x}" for id in requests or () if id],
             "log": slot.log_tail.splitlines(),
             "processes": [self._reading(s, found, now_ns) for s in self._board.slots],
@@ -79,7 +79,7 @@ class Capsules:
             "system": platform.platform(),
         }
         data = msgspec.json.format(msgspec.json.encode(capsule), indent=2)
-        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 10**6 % 1000:03}"
+        stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03}"
         name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
         self._writer = threading.Thread(
             target=write, args=(self._directory, name, data), name="capsule", daemon=True

@@ -153,8 +153,17 @@ class InternalError(RequestError):
 
     status, type, code = 500, "server_error", "internal_error"
 
+    def __init__(
+        self, message: str = "the server failed to handle this request; its log says why"
+    ) -> None:
+        super().__init__(message)
+
+
+class DeadlyRequest(InternalError):
+    """Processes have died twice while they were at this request alone."""
+
     def __init__(self) -> None:
-        super().__init__("the server failed to handle this request; its log says why")
+        super().__init__("the server failed twice at this request; its log says why")
 
 
 class QueueFull(RequestError):

@@ -20,7 +20,7 @@ import msgspec
 from headrace.board import Field, State
 from headrace.config import ServerConfig
 from headrace.embedded import EmbeddedServer, Ready
-from headrace.errors import EngineDied, InternalError
+from headrace.errors import DeadlyRequest, EngineDied
 from headrace.links import Links
 from headrace.messages import (
     MAX_SEQUENCES,
@@ -225,7 +225,7 @@ class Ring:
 
     def _give_up(self, sent: Sent) -> None:
         """Answer a request at which processes die."""
-        error = InternalError()
+        error = DeadlyRequest()
         body = msgspec.json.encode(error.body())
         self._put(sent.request.id, Head(error.status, JSON), body, True)
 

@@ -374,6 +374,8 @@ class Supervisor:
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.last_words)
         is_wanted = self._renewing is not None and self._renewing[0] is child
+        if delay_s is not None:
+            log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         if self._is_up and not is_wanted:
             at_hand = [slot[Field.AT_HAND]] if child.seat.role == "tokenizer" else []
             self._capsules.make(slot, ending(code), child.process.stacks.take(), at_hand)
@@ -381,7 +383,6 @@ class Supervisor:
         if delay_s is None:
             raise death
         slot.last_words = ""
-        log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         child.start_at = time.monotonic() + delay_s
 
     def _stop(self) -> None:

@@ -4,13 +4,21 @@ import signal
 
 import msgspec
 import pytest
-from byte_replies import ByteVocabulary, make_plan, take
+from byte_replies import TABLE, ByteVocabulary, make_plan, take
 
 from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc import reply as reply_module
 from headrace.detokenizer_proc.pieces import Content, Piece
 from headrace.detokenizer_proc.replies import Replies
-from headrace.messages import Abort, FinishReason, Parsing, StepOutput, request_id
+from headrace.detokenizer_proc.text import TableVocabulary
+from headrace.messages import (
+    Abort,
+    FinishReason,
+    Parsing,
+    StepOutput,
+    TokenLogprob,
+    request_id,
+)
 from headrace.output_formats import ToolFormat
 
 LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
@@ -100,3 +108,28 @@ def test_a_stream_that_began_elsewhere_fails_as_a_stream(monkeypatch: pytest.Mon
     outgoing, _ = take(replies, StepOutput.of(started, [broken], [2], [None]), tokens)
     assert outgoing[0].data().startswith(b"data: ")
     assert b"server_error" in outgoing[0].data()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_request_at_which_workers_die_gets_an_error(
+    stream: bool, logprobs: int | None, has_begun: bool
+) -> None:
+    replies = Replies(TableVocabulary(TABLE), 2)
+    id = request_id(0, 1)
+    plan = msgspec.msgpack.encode(make_plan(stream=stream, logprobs=logprobs, num_sequences=2))
+    likely = {} if logprobs is None else {id: [TokenLogprob(0, 1, [])]}
+    if has_begun:
+        take(replies, StepOutput.of({id: plan}, [id], [1], [None], logprobs=likely), b"a\0\0\0")
+    output = StepOutput.of({}, [id + 1], [0], [ABORT], failed={id: plan})
+    outgoing, stops = take(replies, output, b"")
+    data, message = outgoing[0].data(), outgoing[0].message()
+    assert (data.count(b"server_error"), list(message.last), stops) == (1, [1], [])
+    if stream and has_begun:
+        assert data.startswith(b"data: ")
+        assert message.heads == {}
+    else:
+        assert msgspec.json.decode(data)["error"]["code"] == "internal_error"
+        assert message.heads[id].status == 500
+    assert len(replies) == 0

@@ -52,7 +52,7 @@ class Sevens:
         self.lives = lives
         self.masks = MaskArea.create(4, 8)
         self.events: list[str] = []
-        self.blamed: list[int] = []
+        self.blamed: tuple[list[int], bool] = [], False
 
     def start(self, step: Step) -> None:
         self.step = step
@@ -68,9 +68,9 @@ class Sevens:
         if not self.lives:
             raise WorkerDied("worker 0 died")
 
-    def replace(self, death: WorkerDied, requests: list[int]) -> None:
+    def replace(self, death: WorkerDied, requests: list[int], is_explained: bool) -> None:
         self.events.append(str(death))
-        self.blamed = requests
+        self.blamed = requests, is_explained
         self.lives = -1
 
     def finish(self) -> StepResult:
@@ -247,6 +247,26 @@ def test_who_was_with_a_worker_that_died_goes_on_where_it_was(rig: Rig) -> None:
     assert len(other.step.token_ids) == 4 * len([1, 2, 3, 7])
     assert [rig.heard()[1] for _ in range(2)] == [[7], [7]]
     assert not rig.scheduler.has_work
+
+
+def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
+    other = request_id(0, 2)
+    rig.take(generate(FIRST), generate(FIRST + 1), generate(other, detokenizer=1))
+    deaths = [Sevens(lives=0) for _ in range(3)]
+    for dying in deaths:
+        rig.engine.go_on(dying)  # type: ignore[arg-type]
+    assert [dying.blamed for dying in deaths] == [
+        ([FIRST, FIRST + 1], False),  # as many as run at once
+        ([FIRST], False),
+        ([FIRST], True),
+    ]
+    assert list(rig.scheduler.requests) == [other]
+    rig.links.flush()
+    output, _ = rig.heard()
+    assert output.failed == {FIRST: b"plan %d" % FIRST}
+    assert list(output.rows()) == [(FIRST, 0, FinishReason.ABORT)]
+    rig.step()
+    assert rig.heard(1)[1] == [7]
 
 
 def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:

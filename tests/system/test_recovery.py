@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from mutants.mutants import DEADLY_TOKEN
 from servers import RunningServer, wait_until
 
 from headrace.exit_status import ExitStatus
@@ -169,6 +170,11 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
     return answers
 
 
+def mutants(which: str) -> dict[str, str]:
+    """Return the environment of a server with some processes of `support/mutants`."""
+    return {"MUTANTS": which, "PYTHONPATH": str(Path(__file__).parents[1] / "support/mutants")}
+
+
 def capsule_of(crashes: Path, process: psutil.Process) -> Any:
     """Return what is kept of the end of a process."""
     wait_until(lambda: any(crashes.glob(f"*-{process.pid}.json")), "a crash capsule")
@@ -264,6 +270,52 @@ class Memory:
                 if time.time() - process.create_time() > SETTLED_S:
                     settled = self._settled.setdefault(process.pid, size)
                     assert size <= MAX_GROWTH * settled, f"{title}: {settled} bytes, then {size}"
+
+
+async def answers_beside_deadly_ones(url: str) -> tuple[list[Any], httpx.Response, str]:
+    """Ask for what all requests say, beside one that workers die of and one that makes them."""
+    prompt = {"prompt": [DEADLY_TOKEN], "max_tokens": 5, "temperature": 0}
+    said = TALK | {"temperature": 0, "logit_bias": {DEADLY_TOKEN: 100}}
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        answers, prompted, saying = await asyncio.gather(
+            read_all(url), client.post(COMPLETION, json=prompt), client.post(CHAT, json=said)
+        )
+    return answers, prompted, saying.text
+
+
+def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_path: Path) -> None:
+    server = RunningServer(
+        *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
+        env=mutants("worker=deadly_token"),
+    )
+    answers, prompted, saying = asyncio.run(answers_beside_deadly_ones(server.url))
+    assert not difference(answers, undisturbed)
+    assert prompted.status_code == 500
+    assert prompted.json()["error"]["message"].startswith("the server failed twice at this")
+    *_, last, done = saying.rstrip().split("\n\n")
+    assert (json.loads(last[6:])["error"]["code"], done) == ("internal_error", "data: [DONE]")
+    assert server.stop() == 0
+    capsules = [json.loads(path.read_text()) for path in tmp_path.glob("*-worker-0-*.json")]
+    assert 3 <= len(capsules) <= 6
+    assert sum(len(capsule["requests_at_hand"]) == 1 for capsule in capsules) >= 4
+    worker = next(p for p in capsules[0]["processes"] if p["process"] == "worker 0")
+    assert worker["stacks"][0] == "Fatal Python error: Segmentation fault"
+    server.close()
+
+
+def test_the_server_ends_when_a_process_cannot_be_replaced(tmp_path: Path) -> None:
+    server = RunningServer("--crash-dir", str(tmp_path), env=mutants("detokenizer=once"))
+    server.ring["headrace: detokenizer 0"].kill()
+    assert server.wait() == ExitStatus.HOPELESS
+    assert server.log.endswith(
+        "detokenizer 0 exited with 1 (RuntimeError('once and never again'))\n"
+    )
+    capsules = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    assert [capsule["ended"] for capsule in capsules] == ["was killed by SIGKILL"] + 3 * [
+        "exited with 1"
+    ]
+    assert capsules[-1]["log"][-1] == "RuntimeError: once and never again"
+    server.close()
 
 
 def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
