@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.board import Board, Field, Slot, Span
 from headrace.errors import ANTHROPIC_PATHS
+from headrace.frontend.admin import PREFIX, Admin
 from headrace.frontend.connection import EXTENSION, RECEIVED_AT, Connection
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchange, Exchanges
@@ -212,6 +213,8 @@ async def respond(send: Send, refusal: Refusal, path: str) -> int:
     headers = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", str(refusal.retry_after_s).encode()))
+    if refusal.allow:
+        headers.append((b"allow", refusal.allow.encode()))
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
@@ -219,8 +222,19 @@ async def respond(send: Send, refusal: Refusal, path: str) -> int:
     return len(body)
 
 
-def build_app(board: Board, forwarder: ASGIApp, door: Door) -> ASGIApp:
-    """Return the application: health from the board, everything else through the ring."""
+async def administer(admin: Admin, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer an operator."""
+    key = RequestHead.of(scope).key
+    answer = admin.answer(scope["method"], scope["path"], scope["query_string"], key)
+    if isinstance(answer, Refusal):
+        await respond(send, answer, scope["path"])
+    else:
+        response = Response(answer.body, answer.status, media_type=JSON.decode())
+        await response(scope, receive, send)
+
+
+def build_app(board: Board, forwarder: ASGIApp, door: Door, admin: Admin) -> ASGIApp:
+    """Return the application: health and what operators ask here, all else through the ring."""
 
     async def health(request: Request) -> Response:
         found = health_of(board, request.url.path, door.is_closed, time.monotonic_ns())
@@ -229,7 +243,12 @@ def build_app(board: Board, forwarder: ASGIApp, door: Door) -> ASGIApp:
     router = Router(routes=[Route(path, health, methods=["GET"]) for path in PATHS])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        is_ring = scope["type"] == "http" and scope["path"] not in PATHS
-        await (forwarder if is_ring else router)(scope, receive, send)
+        is_http = scope["type"] == "http"
+        if is_http and scope["path"].startswith(PREFIX):
+            await administer(admin, scope, receive, send)
+        elif is_http and scope["path"] not in PATHS:
+            await forwarder(scope, receive, send)
+        else:
+            await router(scope, receive, send)
 
     return app

@@ -12,6 +12,9 @@ class Keyring:
     def __init__(self, digests: Iterable[bytes]) -> None:
         self._digests = list(digests)
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     def admits(self, key: bytes | None) -> bool:
         """Whether a key is one of these.
 

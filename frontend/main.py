@@ -16,6 +16,7 @@ from headrace.backlog import frontend_backlog
 from headrace.board import Field
 from headrace.config import FrontendConfig
 from headrace.file_limit import files_besides, raise_file_limit
+from headrace.frontend.admin import Admin
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
 from headrace.frontend.arrivals import Arrivals
@@ -79,7 +80,9 @@ class Frontend:
         self._forwarder = Forwarder(
             self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
         )
-        app = build_app(context.board, self._forwarder, self._door)
+        admins = Keyring(config.admin_key_digests)
+        admin = Admin(admins, context.board, context.slot, context.parent)
+        app = build_app(context.board, self._forwarder, self._door, admin)
         if config.allowed_origins:
             app = CORSMiddleware(
                 app, config.allowed_origins, allow_methods=["*"], allow_headers=["*"]

@@ -15,6 +15,7 @@ class Refusal:
     code: str
     retry_after_s: int | None = None
     limit: str = ""  # the flag of what there is no room for
+    allow: str = ""  # the method that is right
 
 
 def error_body(refusal: Refusal) -> bytes:

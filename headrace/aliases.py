@@ -289,7 +289,7 @@ ROWS = [
         Refused(NO_IMAGES),
     ),
     Row("keys", ("--api-key",), ("--api-key",), Same("api_key")),
-    Row("keys", (), ("--admin-api-key",), Refused("nothing can be changed over HTTP")),
+    Row("keys", (), ("--admin-api-key",), Same("admin_api_key")),
     Row("TLS", ("--ssl-certfile",), ("--ssl-certfile",), Same("ssl_certfile")),
     Row("TLS", ("--ssl-keyfile",), ("--ssl-keyfile",), Same("ssl_keyfile")),
     Row(

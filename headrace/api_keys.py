@@ -1,13 +1,14 @@
 """The API keys a server takes. Only their digests travel to the processes that check them."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 
 VARIABLE = "HEADRACE_API_KEY"
+ADMIN_VARIABLE = "HEADRACE_ADMIN_API_KEY"
 
 
 def digest(key: bytes) -> bytes:
@@ -29,6 +30,26 @@ def read_api_keys(config: ServerConfig, environment: Mapping[str, str]) -> list[
     if config.api_key_file is not None:
         keys += keys_of_file(Path(config.api_key_file))
     return [key.strip() for key in keys]
+
+
+def read_admin_key(
+    config: ServerConfig, environment: Mapping[str, str], api_keys: Sequence[str] = ()
+) -> str | None:
+    """Return the key of --admin-api-key or, without, of the environment; None closes /admin.
+
+    Raises:
+        ConfigError: it is empty, or a client's.
+    """
+    key = config.admin_api_key
+    key = environment.get(ADMIN_VARIABLE) if key is None else key
+    if key is None:
+        return None
+    key = key.strip()
+    if not key:
+        raise ConfigError(f"--admin-api-key or {ADMIN_VARIABLE} is empty; it must be a key")
+    if key in api_keys:
+        raise ConfigError("--admin-api-key is an --api-key, too; clients must not have it")
+    return key
 
 
 def keys_of_file(path: Path) -> list[str]:

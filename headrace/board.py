@@ -64,6 +64,7 @@ class Field(enum.IntEnum):
     MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
     FORWARDED_BYTES = 32  # 17 words, one per tokenizer process: bodies sent to it
+    WISHES = 49  # 4 words, how often operators have asked for each of `WISHES`
     # tokenizer
     HANDLED = 8
     REFUSED = 9

@@ -45,6 +45,7 @@ class ServerConfig:
     ssl_keyfile: str | None = flag(None, "its key, unless it is in the same file")
     api_key: tuple[str, ...] = flag((), "a key that clients must send; may be repeated")
     api_key_file: str | None = flag(None, "a file with a key on each line")
+    admin_api_key: str | None = flag(None, "the key of /admin, which is closed without one")
     allowed_origins: tuple[str, ...] = flag((), "a site whose pages may call; may be repeated")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "workers that run the model together, each a share of it")
@@ -197,7 +198,7 @@ class ModelCard:
         return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
 
 
-SECRETS = ("api_key",)
+SECRETS = ("api_key", "admin_api_key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +228,7 @@ class FrontendConfig:
     drain_timeout: int  # seconds
     max_kept_bytes: int  # of bodies, held or on their way to a tokenizer process
     api_key_digests: list[bytes]
+    admin_key_digests: list[bytes]  # none, or one
     allowed_origins: tuple[str, ...]
     ssl_certfile: str | None
     ssl_keyfile: str | None

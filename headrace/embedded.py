@@ -66,7 +66,8 @@ def serve(order: Order, control: socket.socket) -> None:
     if os.getppid() != order.owner:  # it died before the call
         return
     listeners = None if order.api_keys is None else listen(order.config)
-    supervisor = Supervisor(order.config, order.card, listeners, order.api_keys or ())
+    keys = order.api_keys or ()
+    supervisor = Supervisor(order.config, order.card, listeners, keys, order.config.admin_api_key)
     supervisor.stop_with(owner)
     started = msgspec.msgpack.encode(Started(supervisor.run_dir))
     socket.send_fds(control, [started], [supervisor.board.fd])

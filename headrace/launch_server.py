@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from setproctitle import setproctitle
 
 from headrace import logs
-from headrace.api_keys import read_api_keys
+from headrace.api_keys import read_admin_key, read_api_keys
 from headrace.config import ServerConfig
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
@@ -60,6 +60,7 @@ def serve(config: ServerConfig) -> None:
     started = time.monotonic()
     card = read_card(config)
     api_keys = read_api_keys(config, os.environ)
+    admin_key = read_admin_key(config, os.environ, api_keys)
     listeners = listen(config)
     progress = Progress()
 
@@ -69,7 +70,7 @@ def serve(config: ServerConfig) -> None:
         with contextlib.suppress(OSError):  # a log that cannot be written to ends nothing
             print(hello, file=sys.stderr, flush=True)
 
-    Supervisor(config, card, listeners, api_keys).run(on_ready, progress.show)
+    Supervisor(config, card, listeners, api_keys, admin_key).run(on_ready, progress.show)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

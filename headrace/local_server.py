@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.api_keys import read_api_keys
+from headrace.api_keys import read_admin_key, read_api_keys
 from headrace.config import ServerConfig
 from headrace.embedded import EmbeddedServer, Ready
 from headrace.errors import ConfigError
@@ -30,6 +30,7 @@ class LocalServer:
         path = None if model is None else os.fspath(model)
         config = ServerConfig(model=path, **(DEFAULTS | dict(flags)))
         keys = read_api_keys(config, {})
+        read_admin_key(config, {}, keys)
         self.api_key = keys[0] if keys else None
         self._server = EmbeddedServer(config, keys)
         try:

@@ -46,13 +46,13 @@ from headrace.restarts import Restarts
 from headrace.run_directory import RunDirectory
 from headrace.stacks import write_last
 from headrace.vigil import Vigil
+from headrace.wishes import RENEWABLE, STOP, Wishes
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
 LOOK_S = 0.5  # between looks at hearts
 WAKEUP_BYTES = 4096
 KEPT_BODIES = 16  # of the largest size, that may be in memory
-RENEWABLE = ("frontend", "tokenizer", "detokenizer")  # by SIGHUP, one after the other
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
 log = logging.getLogger(__name__)
@@ -101,11 +101,13 @@ class Supervisor:
         card: ModelCard,
         listeners: Listeners | None = None,
         api_keys: Sequence[str] = (),
+        admin_key: str | None = None,
     ) -> None:
         self._config = config
         self._card = card
         self._listeners = listeners
         self._api_keys = api_keys
+        self._admin_keys = () if admin_key is None else (admin_key,)
         seats = seats_of(config)
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
@@ -113,6 +115,7 @@ class Supervisor:
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[Child] = []
+        self._wishes = Wishes(self.board)
         self._is_up = False  # all have been ready
         self._vigil = Vigil()
         directory = crash_directory(config.crash_dir, os.environ)
@@ -137,10 +140,31 @@ class Supervisor:
         if not may_drain or self._drain_until is not None:
             self._stopping = True
             return
-        self._drain_until = time.monotonic() + self._config.drain_timeout
+        self._drain()
 
     def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
-        self._to_renew.extend(c for c in self._children if c.seat.role in RENEWABLE)
+        for role in RENEWABLE:
+            self._renew_all(role)
+
+    def _drain(self) -> None:
+        """Stop when open requests are answered."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._config.drain_timeout
+
+    def _renew_all(self, role: str) -> None:
+        """Have the processes of a role replaced, each when it is its turn."""
+        for child in self._children:
+            if child.seat.role == role and child not in self._to_renew:
+                self._to_renew.append(child)
+
+    def _grant(self) -> None:
+        """Do what operators have asked for."""
+        for what in self._wishes.take():
+            log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
+            if what == STOP:
+                self._drain()
+            else:
+                self._renew_all(what)
 
     def stop_with(self, fd: int) -> None:
         """End the server when `fd` becomes readable."""
@@ -165,6 +189,7 @@ class Supervisor:
                 self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
                 self._kill_stuck()
                 self._harm()
+                self._grant()
                 self._renew()
         finally:
             self._stop()
@@ -285,6 +310,7 @@ class Supervisor:
                 drain_timeout=c.drain_timeout,
                 max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
                 api_key_digests=[digest(key.encode()) for key in self._api_keys],
+                admin_key_digests=[digest(key.encode()) for key in self._admin_keys],
                 allowed_origins=c.allowed_origins,
                 ssl_certfile=c.ssl_certfile,
                 ssl_keyfile=c.ssl_keyfile,

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.api_keys import digest
 from headrace.board import Board, Field, Seat, Slot, Span, State
+from headrace.frontend.admin import Admin
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import Forwarder, build_app
 from headrace.frontend.connection import EXTENSION, RECEIVED_AT
@@ -142,7 +143,8 @@ class Site:
         door = Door(keyring, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
-        self._app = build_app(self.board, forwarder, door)
+        admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid())
+        self._app = build_app(self.board, forwarder, door, admin)
 
     @property
     def slot(self) -> Slot:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.api_keys import VARIABLE, read_api_keys
+from headrace.api_keys import ADMIN_VARIABLE, VARIABLE, read_admin_key, read_api_keys
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.flags import from_flags
@@ -36,3 +36,17 @@ def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(ConfigError, match="has no key; write one on each line"):
         read_api_keys(ServerConfig(api_key_file=str(path)), {})
+
+
+def test_the_admin_key_is_of_the_flag_or_the_environment() -> None:
+    environment = {ADMIN_VARIABLE: "theirs"}
+    assert read_admin_key(ServerConfig(), {}) is None
+    assert read_admin_key(ServerConfig(), environment) == "theirs"
+    config = from_flags(["--admin-api-key", " mine "])
+    assert read_admin_key(config, environment, ["another"]) == "mine"
+
+
+@pytest.mark.parametrize(("key", "says"), [("", "is empty"), ("client", "clients must not have")])
+def test_an_admin_key_that_protects_nothing_is_refused(key: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_admin_key(ServerConfig(admin_api_key=key), {}, ["client"])

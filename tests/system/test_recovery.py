@@ -59,6 +59,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         | {"stream": True},
     ),
 ]
+OPERATOR = {"Authorization": "Bearer operator"}
 RENEWED = ("frontend", "tokenizer", "detokenizer")
 CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
@@ -89,6 +90,7 @@ def own_server(crashes: Path) -> Iterator[RunningServer]:
     running = RunningServer(
         *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
         *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(crashes)),
+        *("--admin-api-key", "operator"),
     )
     yield running
     assert running.stop() == 0
@@ -224,6 +226,30 @@ def test_who_is_stuck_is_replaced(
     assert not killer.killed[0].is_running()
 
 
+def test_operators_have_the_processes_of_a_role_replaced(own_server: RunningServer) -> None:
+    with httpx.Client(base_url=own_server.url) as client:
+        assert client.post("/admin/restart").status_code == 401
+        starts: dict[str, dict[str, int]] = {}
+
+        def are_new() -> bool:
+            told = client.get("/admin/processes", headers=OPERATOR).json()["processes"]
+            now = {p["process"]: p["starts"] for p in told[1:] if p["state"] == "ready"}
+            starts.setdefault("before", now)
+            starts["now"] = now
+            names = ("detokenizer 0", "detokenizer 1")
+            return all(now.get(name, 0) > starts["before"][name] for name in names)
+
+        assert not are_new()
+        asked = client.post("/admin/restart", params={"role": "detokenizer"}, headers=OPERATOR)
+        assert (asked.status_code, asked.json()) == (202, {"accepted": ["detokenizer"]})
+        wait_until(are_new, "other detokenizers")
+    others = [
+        {name: count for name, count in starts[when].items() if "detokenizer" not in name}
+        for when in ("before", "now")
+    ]
+    assert others[0] == others[1]
+
+
 def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(
     own_server: RunningServer, undisturbed: list[Any]
 ) -> None:
@@ -286,6 +312,7 @@ async def answers_beside_deadly_ones(url: str) -> tuple[list[Any], httpx.Respons
 def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_path: Path) -> None:
     server = RunningServer(
         *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
+        *("--admin-api-key", "operator"),
         env=mutants("worker=deadly_token"),
     )
     answers, prompted, saying = asyncio.run(answers_beside_deadly_ones(server.url))
@@ -294,7 +321,8 @@ def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_pa
     assert prompted.json()["error"]["message"].startswith("the server failed twice at this")
     *_, last, done = saying.rstrip().split("\n\n")
     assert (json.loads(last[6:])["error"]["code"], done) == ("internal_error", "data: [DONE]")
-    assert server.stop() == 0
+    httpx.post(f"{server.url}/admin/drain", headers=OPERATOR).raise_for_status()
+    assert server.wait() == 0
     capsules = [json.loads(path.read_text()) for path in tmp_path.glob("*-worker-0-*.json")]
     assert 3 <= len(capsules) <= 6
     assert sum(len(capsule["requests_at_hand"]) == 1 for capsule in capsules) >= 4

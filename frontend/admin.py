@@ -1,0 +1,108 @@
+"""`/admin`: what operators see and do, with a key of their own.
+
+What is told comes from the board and the kernel; what is asked for is noted on the board, for the
+supervisor (`wishes.py`). Names have no characters that JSON would escape.
+"""
+
+import time
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from headrace.board import Board, Field, Slot, State
+from headrace.frontend.keyring import Keyring
+from headrace.frontend.refusals import Refusal
+from headrace.vitals import vitals_of
+from headrace.wishes import RENEWABLE, STOP, wish
+
+PREFIX = "/admin/"
+PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
+METHODS = {PROCESSES: "GET", RESTART: "POST", DRAIN: "POST"}
+
+CLOSED = Refusal(
+    403,
+    "this server has no key for /admin; start it with --admin-api-key",
+    "permission_error",
+    "no_admin_key",
+)
+WRONG_KEY = Refusal(
+    401,
+    "/admin needs the key of --admin-api-key: send the header Authorization: Bearer KEY",
+    "authentication_error",
+    "invalid_api_key",
+)
+
+
+@dataclass(frozen=True)
+class Done:
+    """An answer, as JSON."""
+
+    status: int
+    body: bytes
+
+
+class Admin:
+    """What there is at `PREFIX`. Without a key nobody may come in."""
+
+    def __init__(self, keyring: Keyring, board: Board, slot: Slot, supervisor: int) -> None:
+        self._keyring = keyring
+        self._board = board
+        self._slot = slot
+        self._supervisor = supervisor
+
+    def answer(self, method: str, path: str, query: bytes, key: bytes | None) -> Done | Refusal:
+        """Do what is asked for, or say why not."""
+        if not self._keyring:
+            return CLOSED
+        if not self._keyring.admits(key):
+            self._slot.add(Field.UNAUTHORIZED)
+            return WRONG_KEY
+        if path not in METHODS:
+            return invalid(404, f"there is nothing here; there are {', '.join(METHODS)}")
+        if method != METHODS[path]:
+            return invalid(405, f"{path} takes {METHODS[path]}", METHODS[path])
+        if path == PROCESSES:
+            return Done(200, self._processes())
+        if path == DRAIN:
+            return self._wish(STOP)
+        asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+        if any(name != "role" or value not in RENEWABLE for name, value in asked):
+            return invalid(
+                400, f"{path} takes role=NAME, one of {', '.join(RENEWABLE)}, or nothing"
+            )
+        return self._wish(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
+
+    def _wish(self, *wishes: str) -> Done:
+        for what in wishes:
+            wish(self._slot, what)
+        told = ",".join(f'"{what}"' for what in wishes)
+        return Done(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
+
+    def _processes(self) -> bytes:
+        now_ns = time.monotonic_ns()
+        told = [f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}']
+        told += [process_of(slot, now_ns) for slot in self._board.slots]
+        return f'{{"processes":[{",".join(told)}]}}'.encode("ascii")
+
+
+def invalid(status: int, message: str, allow: str = "") -> Refusal:
+    """Return the refusal of what cannot be asked."""
+    return Refusal(status, message, "invalid_request_error", "invalid_request", allow=allow)
+
+
+def process_of(slot: Slot, now_ns: int) -> str:
+    """Return what is told of a process, as JSON."""
+    state = State(slot[Field.STATE])
+    silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if state else 0.0
+    return (
+        f'{{"process":"{slot.seat}","pid":{slot[Field.PID]},"role":"{slot.seat.role}",'
+        f'"state":"{state.name.lower()}","starts":{slot[Field.STARTS]},'
+        f'"heartbeat_age_s":{max(silent_s, 0.0):.2f},{memory(slot[Field.PID])}}}'
+    )
+
+
+def memory(pid: int) -> str:
+    """Return what the kernel says of a process, as JSON; null where there is none."""
+    vitals = vitals_of(pid) if pid else None
+    if vitals is None:
+        return '"resident_bytes":null,"cpu_s":null'
+    return f'"resident_bytes":{vitals.resident_bytes},"cpu_s":{vitals.cpu_s:.2f}'

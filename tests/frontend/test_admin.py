@@ -1,0 +1,95 @@
+"""What operators may ask, and what others are told."""
+
+import json
+import os
+
+import pytest
+
+from headrace.api_keys import digest
+from headrace.board import Board, Field, Seat, State
+from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
+from headrace.frontend.keyring import Keyring
+from headrace.frontend.refusals import Refusal
+from headrace.wishes import RENEWABLE, STOP, Wishes
+
+KEY = b"key"
+
+
+class Rig:
+    """The routes of a frontend, and what the supervisor hears of them."""
+
+    def __init__(self, *keys: bytes) -> None:
+        self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
+        self.slot = self.board.slot("frontend")
+        self.wishes = Wishes(self.board)
+        self._admin = Admin(Keyring(map(digest, keys)), self.board, self.slot, os.getppid())
+
+    def ask(
+        self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
+    ) -> Done | Refusal:
+        return self._admin.answer(method, path, query, key)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "status"),
+    [((), KEY, 403), ((), None, 403), ((KEY,), b"x", 401), ((KEY,), None, 401)],
+)
+def test_nobody_comes_in_without_the_key(
+    keys: tuple[bytes, ...], key: bytes | None, status: int
+) -> None:
+    rig = Rig(*keys)
+    for path in (PROCESSES, RESTART, DRAIN, "/admin/x"):
+        assert rig.ask(METHODS.get(path, "GET"), path, key=key).status == status
+    assert not rig.wishes.take()
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "wishes"),
+    [
+        (RESTART, b"", RENEWABLE),
+        (RESTART, b"role=tokenizer", ("tokenizer",)),
+        (RESTART, b"role=detokenizer&role=frontend&role=frontend", ("detokenizer", "frontend")),
+        (DRAIN, b"", (STOP,)),
+    ],
+)
+def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, ...]) -> None:
+    rig = Rig(KEY)
+    answer = rig.ask("POST", path, query)
+    assert isinstance(answer, Done)
+    assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(wishes)})
+    assert set(rig.wishes.take()) == set(wishes)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "status"),
+    [
+        ("POST", RESTART, b"role=engine", 400),
+        ("POST", RESTART, b"role=", 400),
+        ("POST", RESTART, b"rolle=tokenizer", 400),
+        ("GET", RESTART, b"", 405),
+        ("POST", PROCESSES, b"", 405),
+        ("POST", "/admin/reboot", b"", 404),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(method: str, path: str, query: bytes, status: int) -> None:
+    rig = Rig(KEY)
+    answer = rig.ask(method, path, query)
+    assert isinstance(answer, Refusal)
+    assert (answer.status, bool(answer.allow)) == (status, status == 405)
+    assert not rig.wishes.take()
+
+
+def test_each_process_is_told_of() -> None:
+    rig = Rig(KEY)
+    rig.slot.enter(State.STARTING)
+    rig.slot.enter(State.READY)
+    rig.board.slot("worker")[Field.PID] = 2**22 + 1  # nobody's
+    answer = rig.ask("GET", PROCESSES)
+    assert isinstance(answer, Done)
+    supervisor, frontend, worker = json.loads(answer.body)["processes"]
+    assert (supervisor["process"], supervisor["pid"]) == ("supervisor", os.getppid())
+    assert frontend["resident_bytes"] > 1 << 20
+    assert 0 <= frontend["heartbeat_age_s"] < 60
+    facts = [frontend[name] for name in ("process", "pid", "role", "state", "starts")]
+    assert facts == ["frontend 0", os.getpid(), "frontend", "ready", 1]
+    assert (worker["state"], worker["resident_bytes"]) == ("absent", None)
