@@ -103,6 +103,13 @@ def container_bytes(cgroup: Path) -> Iterator[int]:
         yield max(int(limit) - (int(used) if used.isdigit() else 0), 0)
 
 
+def memory_limit(root: Path = Path("/")) -> int:
+    """Return how many bytes of memory there are, in the container if that is less."""
+    limit = read(root / "sys/fs/cgroup/memory.max").strip()
+    total = kilobytes(read(root / "proc/meminfo"), "MemTotal")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
 def free_space(folder: Path) -> int:
     """Return how many bytes a file system has room for."""
     found = os.statvfs(folder)

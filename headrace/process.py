@@ -12,8 +12,6 @@ import pkgutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -25,6 +23,7 @@ from headrace import logs
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
+from headrace.heart import Heart
 from headrace.logs import LineWriter
 from headrace.messages import fingerprint
 from headrace.record import Tee
@@ -33,7 +32,6 @@ from headrace.roles import ROLES, title
 from headrace.stacks import StackFile, write_to
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-BEAT_S = 0.5
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
@@ -82,16 +80,11 @@ class Context:
         gc.set_threshold(*COLLECT)
         self.slot.enter(State.READY)
 
-    def keep_beating(self) -> None:
-        """Say that the process is alive, beside the thread that works: native code may take it
-        longer than a heart may stand still."""
-
-        def beat() -> None:
-            while True:
-                self.slot.beat()
-                time.sleep(BEAT_S)
-
-        threading.Thread(target=beat, name="heart", daemon=True).start()
+    def keep_beating(self) -> Heart:
+        """Say that the process is alive, beside the thread that works."""
+        heart = Heart(self.slot)
+        heart.start()
+        return heart
 
     @property
     def orphaned(self) -> bool:

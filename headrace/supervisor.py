@@ -26,6 +26,7 @@ from typing import Any
 from headrace.api_keys import digest
 from headrace.board import Board, Field, Seat, State
 from headrace.capsules import Capsules, crash_directory
+from headrace.ceilings import Ceilings
 from headrace.chaos import Chaos, parse_chaos
 from headrace.config import (
     CrashConfig,
@@ -40,12 +41,14 @@ from headrace.errors import HeadraceError
 from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.file_limit import raise_file_limit
 from headrace.listeners import Listeners
+from headrace.machine import memory_limit
 from headrace.process import DRAIN, LEAVE, Process, spawn
 from headrace.record import prepare_folder
 from headrace.restarts import Restarts
 from headrace.run_directory import RunDirectory
 from headrace.stacks import write_last
 from headrace.vigil import Vigil
+from headrace.vitals import own_bytes
 from headrace.wishes import RENEWABLE, STOP, Wishes
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
@@ -118,6 +121,7 @@ class Supervisor:
         self._wishes = Wishes(self.board)
         self._is_up = False  # all have been ready
         self._vigil = Vigil()
+        self._ceilings = Ceilings(memory_limit())
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
         self._capsules = Capsules(self._crash, self.board)
@@ -187,7 +191,7 @@ class Supervisor:
             while not self._stopping and not self._is_drained():
                 is_draining = self._drain_until is not None
                 self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
-                self._kill_stuck()
+                self._kill_sick()
                 self._harm()
                 self._grant()
                 self._renew()
@@ -234,15 +238,19 @@ class Supervisor:
                 num_open += slot[Field.OPEN_REQUESTS] + (not slot[Field.IS_CLOSED])
         return num_open == 0 or time.monotonic() >= self._drain_until
 
-    def _kill_stuck(self) -> None:
-        """End whoever is stuck; another takes the seat."""
-        stuck = self._vigil.stuck(self.board.slots, time.monotonic_ns())
-        seats = [slot.seat for slot in stuck]
-        for child in self._children:
-            if child.seat in seats and child.start_at is None:
-                log.warning("%s is stuck; killing it", child.seat)
-                write_last(self.board.slot(child.seat.role, child.seat.index))
-                child.process.kill()
+    def _kill_sick(self) -> None:
+        """End whoever is stuck or takes too much memory; another takes the seat."""
+        living = [child.seat for child in self._children if child.start_at is None]
+        slots = [slot for slot in self.board.slots if slot.seat in living]
+        stuck = self._vigil.stuck(slots, time.monotonic_ns())
+        if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
+            slots += self.board.of("worker")
+        passed = self._ceilings.passed(slots, own_bytes)
+        for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
+            log.warning("%s %s; killing it", slot.seat, why)
+            write_last(slot)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(slot[Field.PID], signal.SIGKILL)
 
     def _renew(self) -> None:
         """Have the next process replaced that is to be, once the one before it has been."""

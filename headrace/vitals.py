@@ -29,6 +29,20 @@ def vitals_of(pid: int, proc: Path = PROC) -> Vitals | None:
     return Vitals(cpu_s, busy_s, resident * PAGE_BYTES)
 
 
+def own_bytes(pid: int, proc: Path = PROC) -> int | None:
+    """Return what a process has of memory that is no file's; None where there is none.
+
+    Weights that are mapped from a file are the kernel's to keep or to drop.
+    """
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return None
+    fields = dict(line.split(":", 1) for line in lines)
+    parts = [fields[name].split() for name in ("RssAnon", "RssShmem") if name in fields]
+    return sum(int(kilobytes) << 10 for kilobytes, _ in parts)
+
+
 def cpu_seconds(stat: Path) -> float:
     """Return utime and stime of a stat file (proc_pid_stat(5))."""
     after_name = stat.read_text().rpartition(")")[2].split()  # a name may have spaces

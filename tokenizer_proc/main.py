@@ -49,14 +49,16 @@ def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeni
 def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
     """Handle long requests one by one. What they need is loaded when the first one comes."""
     os.nice(LONG_NICENESS)
-    context.keep_beating()
+    heart = context.keep_beating()
     context.ready()
     while not inbox.wait(IDLE_MS):
         pass
     service = load_service(config, context, inbox, num_threads(), max_batch_size=1, max_wait_s=0)
     service.load_fast()
     while True:
+        heart.begin()
         service.handle(IDLE_MS)
+        heart.end()
 
 
 def load_service(

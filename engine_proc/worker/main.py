@@ -41,7 +41,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         return masks.reshape(num_rows, area.num_words)
 
     loaded = load(config, progress, join(config, context.index))
-    context.keep_beating()  # a step may be long
+    heart = context.keep_beating()  # a step may be long
     context.ready()
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
     while True:
@@ -49,7 +49,9 @@ def main(config: WorkerConfig, context: Context) -> None:
         if step is not None:
             assert isinstance(step, Step)
             try:
+                heart.begin()
                 results.send(loaded.runner.run(step, masks_of))
+                heart.end()
             except CollectiveFailed as failure:
                 context.slot.last_words = str(failure)
                 log.warning("cannot go on: %s", failure)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -331,10 +332,13 @@ def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_pa
     server.close()
 
 
-def test_the_server_ends_when_a_process_cannot_be_replaced(tmp_path: Path) -> None:
-    server = RunningServer("--crash-dir", str(tmp_path), env=mutants("detokenizer=once"))
-    server.ring["headrace: detokenizer 0"].kill()
+def test_who_takes_too_much_memory_is_killed_and_the_server_ends_if_nobody_can_replace_it(
+    tmp_path: Path,
+) -> None:
+    server = RunningServer("--crash-dir", str(tmp_path), env=mutants("detokenizer=glutton"))
+    server.ring["headrace: detokenizer 0"].send_signal(signal.SIGUSR1)
     assert server.wait() == ExitStatus.HOPELESS
+    assert re.search(r"detokenizer 0 has \d+ MiB of memory, more than its 400; killing", server.log)
     assert server.log.endswith(
         "detokenizer 0 exited with 1 (RuntimeError('once and never again'))\n"
     )

@@ -12,6 +12,7 @@ from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_
 from headrace.messages import Step, StepResult
 from headrace.process import Context
 
+CEILING_BYTES = 400 << 20  # of detokenizers, see `sitecustomize.py`
 DEADLY_TOKEN = 48000  # of the demo model
 
 
@@ -31,8 +32,10 @@ def deadly_token(config: WorkerConfig, context: Context) -> None:
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
 
 
-def once(config: DetokenizerConfig, context: Context) -> None:
-    """Be a detokenizer whose successors cannot start."""
+def glutton(config: DetokenizerConfig, context: Context) -> None:
+    """Be a detokenizer that takes more than its ceiling on SIGUSR1; its successors cannot start."""
     if context.slot[Field.STARTS] > 1:
         raise RuntimeError("once and never again")
+    hoard: list[bytes] = []
+    signal.signal(signal.SIGUSR1, lambda *_: hoard.append(b"x" * (2 * CEILING_BYTES)))
     pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)
