@@ -47,6 +47,7 @@ class Connection(HttpToolsProtocol):
         self._num_bytes = 0  # of the head, then of the body, since the last look
         self._num_ignored = 0
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
+        self._served: Any = None  # the request that is being answered; uvicorn has the last to come
         self.on_lost: Callable[[], None] | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -61,6 +62,7 @@ class Connection(HttpToolsProtocol):
         """Tell whoever serves the request."""
         self._deadlines.stop(self)
         super().connection_lost(exc)
+        self._disown()
         if self.on_lost is not None:
             self.on_lost()
 
@@ -99,6 +101,7 @@ class Connection(HttpToolsProtocol):
         """Begin to serve a request: at once where only something is to be known, else in turn."""
         if cycle.scope["method"] != "HEAD":
             cycle.transport = Joined(self.transport)
+        self._served = cycle
         begin = partial(super()._start_asgi_task, cycle, app)
         if cycle.scope["method"] == "POST":
             self._arrivals.add(begin)
@@ -162,6 +165,14 @@ class Connection(HttpToolsProtocol):
         """Close at once, without sending what is left to send."""
         self.transport.abort()
 
+    def _disown(self) -> None:
+        """Have whoever serves requests of this connection give up: nothing more can be written."""
+        self.pipeline.clear()
+        if self._served is not None and not self._served.response_complete:
+            self._served.disconnected = True
+            self._served.waiting_for_100_continue = False  # else it would be told to go on
+            self._served.message_event.set()
+
     def _ignore(self, data: bytes) -> None:
         """Read past what nobody wants, but not without end."""
         self._num_ignored += len(data)
@@ -176,16 +187,18 @@ class Connection(HttpToolsProtocol):
         """
         if self.transport.is_closing() or self._is_leaving:
             return
-        cycle = self.cycle
-        if cycle is not None and cycle.response_started and not cycle.response_complete:
+        served = self._served
+        if served is not None and served.response_started and not served.response_complete:
             self.cut()
             return
+        self._disown()
         self.transport.write(whole_response(refusal))
         if not self.transport.can_write_eof():  # TLS
             self.transport.close()
             return
         self.transport.write_eof()
         self._is_leaving = True
+        self.flow.resume_reading()  # where requests wait for one another, else its end is not seen
         self._deadlines.start(self, self.loop.time())
 
 

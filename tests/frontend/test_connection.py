@@ -45,6 +45,7 @@ class Site:
         self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._clients: list[Client] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
+        self.go = asyncio.Event()
         http: Any = partial(Connection, self.deadlines, Arrivals(), max_connections)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -79,6 +80,11 @@ class Site:
                 await send({"type": "http.response.start", "status": 200, "headers": []})
                 await send({"type": "http.response.body", "body": b"a", "more_body": True})
                 await receive()
+            case "/late":
+                await read(receive)
+                await self.go.wait()
+                await respond(send, 200, b"late")
+                self.lost.put_nowait("nobody is told")
             case "/cut":
                 connection.on_lost = partial(self.lost.put_nowait, "cut")
                 await read(receive)
@@ -189,6 +195,26 @@ async def test_what_is_not_http_is_told_so(site: Site) -> None:
     client.say(b"\x16\x03\x01 not HTTP\r\n\r\n")
     status, body = await client.response()
     assert (status, code(body)) == (400, "invalid_http")
+
+
+@pytest.mark.parametrize(
+    "request_head",
+    [
+        b"POST /late HTTP/1.1\r\ncontent-length: 0\r\n\r\n",
+        b"POST /late HTTP/1.1\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n123456789",
+        b"GET /late HTTP/1.1\r\n\r\nGET /echo HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_a_request_before_what_is_not_http_is_given_up_without_a_word(
+    request_head: bytes, site: Site
+) -> None:
+    client = await site.connect()
+    client.say(request_head + b"\0 not HTTP\r\n\r\n")
+    status, body = await client.response()
+    assert (status, code(body)) == (400, "invalid_http")
+    site.go.set()
+    assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "nobody is told"
+    assert await client.end() == b""
 
 
 @pytest.mark.parametrize("site", [{"max_connections": 2}], indirect=True)
