@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.errors import BAD_JSON, ConfigError
 
 SHIPPED = Path(__file__).parent / "mock_profiles"
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -68,5 +68,5 @@ def read_profile(name: str) -> Profile:
             f"--mock-profile {name}: {error.strerror}; name a JSON file or one of "
             f"{', '.join(shipped_profiles())}"
         ) from None
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise ConfigError(f"--mock-profile {name}: {error}") from None

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.aliases import ALIASES, Already, Meaning, Refused, Same, Switch
 from headrace.config import ServerConfig, flag_name
-from headrace.errors import ConfigError
+from headrace.errors import BAD_JSON, ConfigError
 
 CONFIG = "--config"
 HELP_COLUMN = 32
@@ -196,7 +196,7 @@ def file_flags(path: Path) -> Iterator[str]:
     """
     try:
         values = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *BAD_JSON) as error:
         raise ConfigError(f"{CONFIG} {path} cannot be read: {error}") from None
     for key, value in values.items():
         name = flag_name(key)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import ModelCard, ServerConfig
-from headrace.errors import ConfigError, ModelError
+from headrace.errors import BAD_JSON, ConfigError, ModelError
 from headrace.gguf import read_metadata
 from headrace.output_formats import thought_format, tool_format
 from headrace.pooling import Pooling, PoolingKind, read_pooling
@@ -96,19 +96,20 @@ def read_card(config: ServerConfig) -> ModelCard:
 def read_gguf(path: Path) -> ModelCard:
     """Read the card of a .gguf file from its metadata."""
     metadata = read_metadata(path).metadata
-    architecture = _need(metadata, "general.architecture", path)
-    tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path)
+    architecture = _need(metadata, "general.architecture", path, str)
+    tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
     eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
     special = {
         f"{kind}_token": tokens[id]
         for kind in ("bos", "eos")
         if isinstance(id := metadata.get(f"tokenizer.ggml.{kind}_token_id"), int)
+        and 0 <= id < len(tokens)
     }
     template = metadata.get("tokenizer.chat_template")
     return ModelCard(
         path=str(path),
         name=QUANTIZATION_SUFFIX.sub("", path.stem),
-        max_model_len=_need(metadata, f"{architecture}.context_length", path),
+        max_model_len=_need(metadata, f"{architecture}.context_length", path, int),
         vocab_size=len(tokens),
         eos_token_ids=sorted({id for id in eos if isinstance(id, int)}),
         chat_template=template if isinstance(template, str) else None,
@@ -128,12 +129,12 @@ def read_folder(path: Path) -> ModelCard:
     pooling = read_pooling(path, text)
     positions = text.get("n_positions")  # GPT-2 and its kin
     if positions is None:
-        positions = _need(text, "max_position_embeddings", path / "config.json")
+        positions = _need(text, "max_position_embeddings", path / "config.json", int)
     return ModelCard(
         path=str(path),
         name=path.resolve().name,
         max_model_len=(pooling and pooling.max_tokens) or positions,
-        vocab_size=_need(text, "vocab_size", path / "config.json"),
+        vocab_size=_need(text, "vocab_size", path / "config.json", int),
         eos_token_ids=sorted(set(eos))
         if isinstance(eos, list)
         else [eos]
@@ -168,7 +169,7 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         raise ModelError(f"{path}: no such file; a model folder needs it") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except BAD_JSON as error:
         raise ModelError(f"{path}: not a JSON object: {error}") from None
 
 
@@ -195,7 +196,9 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"--chat-template {path} cannot be read: {error}") from None
 
 
-def _need(values: dict[str, Any], key: str, path: Path) -> Any:
+def _need(values: dict[str, Any], key: str, path: Path, kind: type) -> Any:
     if key not in values:
         raise ModelError(f"{path}: {key} is missing")
+    if not isinstance(values[key], kind):
+        raise ModelError(f"{path}: {key} is {values[key]!r:.40}, not of type {kind.__name__}")
     return values[key]

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.errors import ModelError
+from headrace.errors import BAD_JSON, ModelError
 
 
 class PoolingKind(StrEnum):
@@ -174,5 +174,5 @@ def read(path: Path, kind: Any) -> Any:
     """Read a JSON file."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None

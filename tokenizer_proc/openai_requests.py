@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.errors import InvalidBody, InvalidValue, Unsupported
+from headrace.errors import BAD_JSON, InvalidBody, InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
 from headrace.tokenizer_proc.field_names import refuse
 from headrace.tokenizer_proc.sampling_fields import SamplingFields, check_ranges, check_sampling
@@ -190,7 +190,7 @@ class Body:
             where = parts["where"] or None
             what = parts["what"]
             raise InvalidBody(f"{where}: {what}" if where else what, where) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except BAD_JSON as error:
             raise InvalidBody(f"the body is not valid JSON: {error}") from None
 
 

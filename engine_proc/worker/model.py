@@ -12,7 +12,7 @@ from headrace.engine_proc.worker.lower import lower_config
 from headrace.engine_proc.worker.lower_gguf import lower_gguf
 from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.engine_proc.worker.weights import Weights
-from headrace.errors import ModelError
+from headrace.errors import BAD_JSON, ModelError
 from headrace.gguf import read_metadata
 from headrace.pooling import Pooling, read_pooling
 
@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
 
 

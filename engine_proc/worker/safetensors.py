@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from headrace.engine_proc.worker.mapped_file import map_file
 from headrace.engine_proc.worker.weights import Format, StoredTensor
-from headrace.errors import ModelError
+from headrace.errors import BAD_JSON, ModelError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NUMBER_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # the dtypes that can be executed
@@ -62,7 +62,7 @@ def read_folder(folder: Path, *, executable: bool) -> dict[str, Located]:
         raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
     try:
         weight_map = msgspec.json.decode(index_path.read_bytes(), type=Index).weight_map
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{index_path}: cannot be read: {error}") from error
     shards = {}
     for shard in sorted(set(weight_map.values())):
@@ -87,7 +87,7 @@ def read_file(path: Path, *, executable: bool) -> dict[str, Located]:
         )
     try:
         header = msgspec.json.decode(data[8:start].tobytes(), type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise ModelError(f"{path}: the header is not a JSON object: {error}") from error
     header.pop("__metadata__", None)
     body = data[start:]
@@ -108,7 +108,7 @@ def parse_entry(path: Path, name: str, raw: msgspec.Raw, executable: bool) -> En
     """Decode one header entry, and check that dtype, shape and offsets agree."""
     try:
         entry = msgspec.json.decode(raw, type=Entry)
-    except msgspec.DecodeError as error:
+    except BAD_JSON as error:
         raise ModelError(f"{path}: tensor {name!r} has a broken header: {error}") from error
     if executable and entry.dtype not in NUMBER_BYTES:
         raise ModelError(

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, ModelError
-from headrace.model_card import find_demo_model, find_model, read_card, read_folder
+from headrace.model_card import find_demo_model, find_model, read_card, read_folder, read_gguf
 from headrace.output_formats import ToolFormat
 
 CONFIG = {"max_position_embeddings": 64, "vocab_size": 32, "eos_token_id": 2}
@@ -146,3 +147,32 @@ def test_a_template_of_a_flag_goes_before_the_model_s(tmp_path: Path) -> None:
     assert card.tool_format is ToolFormat.HERMES
     with pytest.raises(ConfigError, match=r"--chat-template .*nothing.* cannot be read"):
         read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "nothing")))
+
+
+def write_gguf(path: Path, length: object, bos: int) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    if isinstance(length, int):
+        writer.add_uint32("llama.context_length", length)
+    else:
+        writer.add_string("llama.context_length", str(length))
+    writer.add_int32("tokenizer.ggml.bos_token_id", bos)
+    writer.add_array("tokenizer.ggml.tokens", ["<s>", "a"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_metadata_of_another_type_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", "long", 0)
+    with pytest.raises(
+        ModelError, match=r"x\.gguf: llama\.context_length is 'long', not of type int"
+    ):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(("bos", "found"), [(0, {"bos_token": "<s>"}), (2, {}), (-1, {})])
+def test_a_special_token_that_there_is_not_is_none(
+    bos: int, found: dict[str, str], tmp_path: Path
+) -> None:
+    assert read_gguf(write_gguf(tmp_path / "x.gguf", 64, bos)).special_tokens == found

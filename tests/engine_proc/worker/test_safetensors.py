@@ -106,3 +106,16 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(ModelError):
             read_file(path, executable=True)
+
+
+@pytest.mark.parametrize(
+    "header", [b'{"a\xff": {}}', b'{"a": {"dtype": "\xff"}}', b'{"a": ' + b"[" * 5000]
+)
+def test_a_header_that_is_no_text_or_too_deep_is_named(header: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.safetensors", header)
+    with pytest.raises(ModelError, match=r"model\.safetensors: "):
+        open_folder(tmp_path)
+    path.unlink()
+    (tmp_path / "model.safetensors.index.json").write_bytes(header)
+    with pytest.raises(ModelError, match=r"index\.json: cannot be read"):
+        open_folder(tmp_path)
