@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak ecosystem audit clean
+.PHONY: serve test check format install bench soak fuzz ecosystem audit clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -32,6 +32,17 @@ soak: .venv/dev
 	CHAOS_S=1800 $(BIN)/pytest tests/system/test_recovery.py -k chaos
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
+# What comes from outside, for long: each target of tests/support/fuzz_targets.py for FUZZ_S seconds,
+# the detokenizer's core under sanitizers, and a billion bytes of nearly HTTP.
+FUZZ_S ?= 300
+FUZZ_TARGETS := decoders step_output columns step gguf safetensors template
+fuzz: .venv/fuzz
+	for target in $(FUZZ_TARGETS); do \
+		PYTHONPATH=tests/support:.venv/fuzz $(BIN)/python tests/support/fuzz_long.py $$target \
+			-max_total_time=$(FUZZ_S) -timeout=20 $(ARGS) || exit 1; done
+	FUZZ_ROUNDS=1000000 $(BIN)/pytest tests/detokenizer_proc/test_texts_fuzz.py
+	FUZZ_BYTES=1000000000 $(BIN)/pytest tests/system/test_http_fuzz.py
+
 # Clients that people have already, lm-eval and the JSON-Schema-Test-Suite. They take a gigabyte, so
 # `make test` skips them.
 ecosystem: .venv/ecosystem .venv/schema-suite
@@ -58,6 +69,10 @@ install: .venv/installed
 .venv/audit: .venv/installed
 	rm -rf $@
 	-$(PIP) --quiet --target $@ pip-audit==2.10.1
+
+.venv/fuzz: .venv/dev
+	rm -rf $@
+	$(PIP) --target $@ atheris==3.0.0
 
 .venv/ecosystem: .venv/dev tests/ecosystem/requirements.txt
 	rm -rf $@

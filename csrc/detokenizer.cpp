@@ -202,7 +202,8 @@ public:
             }
             const Finish finish = Finish(finished[row]);
             Sequence &sequence = found->second->sequence;
-            if (finish != ABORT && sequence.finished == NOT_FINISHED) {
+            const bool has_text = finish == STOP || finish == LENGTH || finish == NOT_FINISHED;
+            if (has_text && sequence.finished == NOT_FINISHED) {
                 found->second->feed(tokens, counts[row], finish);
                 if (sequence.finished != NOT_FINISHED && finish == NOT_FINISHED) {
                     stopped_.push_back(ids[row]);

@@ -1,0 +1,355 @@
+"""What is given to those who read what comes from outside: any bytes, and they must bear them.
+
+A target takes bytes. It returns, or raises what is none of the errors its subject may have. Seeds
+are inputs that are right.
+"""
+
+import json
+import struct
+import tempfile
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from mutations import Pieces
+from random_decoders import NUM_PAGES, SPEC, cpu
+
+from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
+from headrace.engine_proc.intake import Intake
+from headrace.engine_proc.legacy import Legacy
+from headrace.engine_proc.outcome import Outcome
+from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.worker import gguf as gguf_weights
+from headrace.engine_proc.worker import safetensors
+from headrace.engine_proc.worker.runner import GenerationRunner
+from headrace.engine_proc.worker.sampler import Sampler
+from headrace.engine_proc.worker.weights import StoredTensor
+from headrace.errors import ModelError, RequestError
+from headrace.gguf import read_metadata
+from headrace.messages import (
+    SAMPLING_ROW,
+    Abort,
+    Api,
+    FromWorker,
+    GenerateRequest,
+    HttpRequest,
+    Message,
+    Renew,
+    ReplyPlan,
+    ResponseFrames,
+    Said,
+    Sampling,
+    Step,
+    StepOutput,
+    StepResult,
+    Stop,
+    ToDetokenizer,
+    ToEngine,
+    ToFrontend,
+    ToTokenizer,
+    ToWorker,
+    request_id,
+)
+from headrace.model_card import read_gguf
+from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
+
+# A process that is sent nonsense by another of its server ends: as Python does, loudly.
+LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)
+LOUD += (struct.error, msgspec.MsgspecError, RecursionError)
+UNIONS = (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker)
+FRONTENDS = 2
+SEQUENCES = [request_id(f, c) + s for f in range(FRONTENDS + 1) for c in (1, 2) for s in (0, 1)]
+TOKENS = [bytes([byte]) for byte in range(256)] + ["é".encode(), b"\xf0\x9f", b"<end>"]
+TEMPLATE_CPU_S = 0.2
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something that reads bytes, and bytes that are right."""
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], list[bytes]]
+
+
+# Messages
+
+
+def run_decoders(data: bytes) -> None:
+    """Decode bytes as each union."""
+    for union in UNIONS:
+        try:
+            msgspec.msgpack.decode(data, type=union)
+        except LOUD:
+            continue
+
+
+def decoder_seeds() -> list[bytes]:
+    plan = reply_plan(Pieces(b"\1" * 20))
+    messages: list[Message] = [
+        HttpRequest(1, "POST", "/v1/x", 1.5, told={0: 3}),
+        GenerateRequest(1, 0, 9, Sampling(logit_bias={3: 1.0}), [2], b"plan"),
+        *(Abort(1), Stop(2), Renew(), Said(bytes(8), bytes(4))),
+        StepOutput.of({1: msgspec.msgpack.encode(plan)}, [1], [2], [None], cached={1: 2}),
+        ResponseFrames.of({}, [1], [4], [True]),
+        Step(*(b"\0" * 4 for _ in range(6))),
+        StepResult(bytes(8)),
+    ]
+    return [msgspec.msgpack.encode(message) for message in messages]
+
+
+def reply_plan(pieces: Pieces) -> ReplyPlan:
+    """Make some plan of a reply."""
+    flags = pieces.number(256)
+    return ReplyPlan(
+        response_id="x",
+        model="m",
+        created=1,
+        api=Api.CHAT if flags & 1 else Api.COMPLETION,
+        stream=bool(flags & 2),
+        include_usage=bool(flags & 4),
+        num_sequences=1 + (flags >> 3 & 1),
+        num_prompt_tokens=1,
+        index=flags >> 4 & 1,
+        stop=["é", "ab"] if flags & 32 else [],
+        include_stop=bool(flags & 64),
+        skip_special_tokens=bool(flags & 128),
+        logprobs=1 if pieces.number(8) == 1 else None,
+        told=pieces.number(1 << 32) if pieces.number(4) == 1 else None,
+    )
+
+
+def run_step_output(data: bytes) -> None:
+    """Render what steps say whose columns are anything."""
+    pieces = Pieces(data)
+    replies = Replies(TableVocabulary(TokenTable(TOKENS, frozenset([258]), False)), FRONTENDS)
+    while not pieces.is_empty:
+        num_rows = pieces.number(6)
+        ids = array("Q", [SEQUENCES[pieces.number(len(SEQUENCES))] for _ in range(num_rows)])
+        counts = array("I", [pieces.number(4) for _ in range(num_rows)])
+        is_right = pieces.number(4) > 0
+        tokens = array("I", [pieces.number(300) for _ in range(sum(counts))]).tobytes()
+        output = StepOutput(
+            started={id: msgspec.msgpack.encode(reply_plan(pieces)) for id in ids[:3]},
+            ids=ids.tobytes() if is_right else pieces.some(64),
+            counts=counts.tobytes() if is_right else pieces.some(32),
+            finished=bytes(255 - pieces.number(256) for _ in range(num_rows)),
+        )
+        try:
+            replies.feed(output, tokens if is_right else pieces.some(64))
+            for frontend in range(FRONTENDS):
+                frames = replies.render(frontend)
+                if frames is not None:
+                    list(frames.message().split(frames.data()))
+            replies.stops()
+            replies.said()
+            len(replies)
+        except LOUD:
+            return
+
+
+def run_columns(data: bytes) -> None:
+    """Take the other messages that have columns."""
+    pieces = Pieces(data)
+    ids, counts, bulk = pieces.some(40), pieces.some(24), pieces.some(64)
+    request = GenerateRequest(1, 0, 1, Sampling(), [], b"")
+    for take in (
+        lambda: list(ResponseFrames({}, ids, counts, bulk[:8], bulk[8:]).split(bulk)),
+        lambda: list(StepOutput({}, ids, counts, bulk).rows()),
+        lambda: Legacy().keep(Said(ids, counts), bulk, 0.0),
+        lambda: Intake().renew(memoryview(bulk).cast("B").cast("Q"), 0.0),
+        lambda: Sequence.of(request, bulk),
+        lambda: outcome_of(StepResult(ids, bulk, counts)),
+    ):
+        try:
+            take()
+        except LOUD:
+            continue
+
+
+def outcome_of(result: StepResult) -> None:
+    outcome = Outcome(result, 2)
+    for num_top in range(4):
+        outcome.token()
+        outcome.logprob(num_top)
+        outcome.embedding()
+
+
+@cache
+def runner() -> GenerationRunner:
+    """A worker's, with a small model."""
+    return GenerationRunner(cpu(SPEC, threads=1), Sampler(SPEC.vocab_size, threads=1))
+
+
+def run_step(data: bytes) -> None:
+    """Compute a step of which some columns are out of range, or of the wrong length."""
+    pieces = Pieces(data)
+    num_tokens, num_rows = 1 + pieces.number(4), pieces.number(3)
+    edges = (-1, 15, SPEC.vocab_size, NUM_PAGES, 1 << 20, -(1 << 31), (1 << 31) - 1)
+
+    def column(size: int, limit: int) -> bytes:
+        numbers = (
+            edges[pieces.number(len(edges))] if pieces.number(256) > 250 else pieces.number(limit)
+            for _ in range(size)
+        )
+        data = array("i", numbers).tobytes()
+        return pieces.some(32) if pieces.number(256) > 252 else data
+
+    rows = bytearray()
+    for _ in range(num_rows):
+        floats = np.frombuffer(pieces.take(24), np.float32)
+        top_k, num_logprobs, target, start, count = struct.unpack(
+            "<5i", column(5, 2).ljust(20)[:20]
+        )
+        spans = (start, min(start, 1), count, start, count)
+        rows += SAMPLING_ROW.pack(0, 0, *floats, top_k, min(num_logprobs, 200), target, *spans)
+    step = Step(
+        token_ids=column(num_tokens, SPEC.vocab_size),
+        positions=column(num_tokens, 20),
+        sequences=column(num_tokens, 1),
+        page_table=column(2, NUM_PAGES),
+        logit_rows=column(num_rows, num_tokens),
+        rows=bytes(rows),
+        history=column(3, SPEC.vocab_size),
+        bias_tokens=column(3, SPEC.vocab_size),
+        bias=pieces.take(12),
+    )
+    try:
+        runner().run(step)
+    except LOUD:
+        return
+
+
+def column_seeds() -> list[bytes]:
+    return [bytes(64), b"\1" * 64, bytes(range(64)), bytes([3, 1, 2] * 40)]
+
+
+# Files of models
+
+
+@cache
+def folder() -> Path:
+    """Where files are written, in memory; gone with the process."""
+    where = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    made = tempfile.TemporaryDirectory(prefix="headrace-fuzz-", dir=where)
+    folder.keep = made  # type: ignore[attr-defined]
+    return Path(made.name)
+
+
+def run_gguf(data: bytes) -> None:
+    """Open a GGUF file, as processes around the engine do and as a worker does."""
+    path = folder() / "model.gguf"
+    path.write_bytes(data)
+    bears(path, lambda: decode_all(gguf_weights.open_tensors(read_metadata(path))))
+    bears(path, lambda: read_gguf(path))
+
+
+def run_safetensors(data: bytes) -> None:
+    """Open a safetensors file."""
+    path = folder() / "model.safetensors"
+    path.write_bytes(data)
+    bears(path, lambda: decode_all(safetensors.open_folder(folder())))
+    bears(path, lambda: safetensors.check_folder(folder()))
+
+
+def bears(path: Path, read: Callable[[], object]) -> None:
+    """Read a file; the one error there may be names it."""
+    try:
+        read()
+    except ModelError as error:
+        assert str(path) in str(error), error
+
+
+def decode_all(tensors: dict[str, StoredTensor]) -> None:
+    for tensor in tensors.values():
+        with np.errstate(all="ignore"):
+            tensor.to_float32()
+
+
+def gguf_seeds() -> list[bytes]:
+    import gguf
+
+    path = folder() / "seed.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint32("llama.context_length", 64)
+    writer.add_uint32("tokenizer.ggml.eos_token_id", 1)
+    writer.add_string("tokenizer.chat_template", "{{ messages }}")
+    writer.add_bool("a.bool", True)
+    writer.add_float32("a.float", 0.5)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "Ġthe"])
+    writer.add_array("some.ints", [3, -1, 2])
+    writer.add_tensor("plain", np.ones((2, 3), np.float32))
+    for kind in (gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0):
+        packed = gguf.quantize(np.ones((2, 32), np.float32), kind)
+        writer.add_tensor(kind.name, packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return [path.read_bytes()]
+
+
+def safetensors_seeds() -> list[bytes]:
+    def of(header: Any) -> bytes:
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + bytes(64)
+
+    entry = {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}
+    half = {"dtype": "BF16", "shape": [16], "data_offsets": [32, 64]}
+    deep = b'{"a":' + b"[" * 5000
+    return [
+        of({"__metadata__": {"format": "pt"}, "a": entry, "b": half}),
+        of({"a": entry | {"dtype": "I64"}}),
+        len(deep).to_bytes(8, "little") + deep,
+    ]
+
+
+# Templates of clients
+
+
+@cache
+def templates() -> ChatTemplate:
+    return ChatTemplate(None, {"bos_token": "<s>"}, TEMPLATE_CPU_S, trusts_requests=True)
+
+
+def run_template(data: bytes) -> None:
+    """Render a template that a client brings."""
+    request = ChatRequest(
+        messages=[ChatMessage("user", "Hi"), ChatMessage("assistant", "Ho")],
+        chat_template=data.decode(errors="replace"),
+    )
+    try:
+        assert isinstance(templates().render(request), str)
+    except RequestError as error:
+        assert error.status == 400
+
+
+def template_seeds() -> list[bytes]:
+    sources = [
+        "{% for m in messages %}{{ m.role }}: {{ m['content'] | upper }}\n{% endfor %}",
+        "{% set x = namespace(n=0) %}{% for i in range(9) %}{% set x.n = x.n + i %}{% endfor %}",
+        "{% macro f(a, b=1) %}{{ a ~ b }}{% endmacro %}{{ f(messages[0].content, 2) }}",
+        "{% if messages | length > 1 %}{{ messages | tojson }}{% elif x is defined %}{% endif %}",
+        "{{ 'ab' * 3 }}{{ 2 ** 9 }}{{ [1, 2] * 4 }}{{ '%s' % 'x' }}{{ 'a'.join(['b', 'c']) }}",
+        "{{ raise_exception('no') }}{{ ''.__class__.__mro__ }}{{ strftime_now('%Y') }}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' | center(99) }}{{ '%99d' % 1 }}{{ '{:>99}'.format(1) }}{{ 'a'.ljust(99) }}",
+    ]
+    return [source.encode() for source in sources]
+
+
+TARGETS = {
+    "decoders": Target(run_decoders, decoder_seeds),
+    "step_output": Target(run_step_output, column_seeds),
+    "columns": Target(run_columns, column_seeds),
+    "step": Target(run_step, column_seeds),
+    "gguf": Target(run_gguf, gguf_seeds),
+    "safetensors": Target(run_safetensors, safetensors_seeds),
+    "template": Target(run_template, template_seeds),
+}
