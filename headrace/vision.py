@@ -1,0 +1,93 @@
+"""Models that take images, by family: what their config says of the decoder within, and of images.
+
+An image becomes rows, which the decoder takes in place of embeddings of tokens: as many as there
+are image tokens in its place in the prompt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+# What transformers takes for fields that a published `text_config` leaves out.
+LLAMA = MappingProxyType(
+    {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    }
+)
+GEMMA3 = MappingProxyType(
+    {
+        "model_type": "gemma3_text",
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+    }
+)
+# Fields that are not the decoder's, where a config has the two side by side.
+NOT_THE_DECODERS = frozenset(
+    {
+        "image_token_id",
+        "model_type",
+        "video_token_id",
+        "vision_config",
+        "vision_end_token_id",
+        "vision_start_token_id",
+        "vision_token_id",
+    }
+)
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """How one family says it."""
+
+    image_token: str  # the field with the token that stands for each row of an image
+    decoder: Mapping[str, Any]  # fields of a decoder of this model_type that may be left out
+    tied_head: bool = False  # likewise
+    sees_whole: bool = False  # the tokens of an image see each other, later ones included
+
+
+FAMILIES = {
+    "idefics3": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
+    "smolvlm": VisionFamily("image_token_id", {**LLAMA, "rms_norm_eps": 1e-5}),
+    "llava": VisionFamily("image_token_index", LLAMA),
+    "qwen2_5_vl": VisionFamily("image_token_id", {"model_type": "qwen2_5_vl_text"}),
+    "gemma3": VisionFamily("image_token_index", GEMMA3, tied_head=True, sees_whole=True),
+}
+
+
+def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
+    """Return the family of a config; None if it takes no images."""
+    if not isinstance(config.get("vision_config"), dict):
+        return None
+    return FAMILIES.get(str(config.get("model_type")))
+
+
+def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a config says of the decoder within; of one that has no parts, all of it."""
+    family = vision_family(config)
+    nested = config.get("text_config")
+    if family is None:
+        return nested if isinstance(nested, dict) else config
+    if not isinstance(nested, dict):
+        nested = {name: value for name, value in config.items() if name not in NOT_THE_DECODERS}
+    kind = nested.get("model_type", family.decoder["model_type"])
+    defaults = family.decoder if kind == family.decoder["model_type"] else {}
+    is_tied = config.get("tie_word_embeddings", family.tied_head)
+    is_tied = is_tied or nested.get("tie_word_embeddings", False)
+    return {**defaults, **nested, "tie_word_embeddings": is_tied}
