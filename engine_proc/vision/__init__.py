@@ -1,0 +1,1 @@
+"""Vision workers: what becomes of an image before the decoder sees it."""

@@ -1,0 +1,108 @@
+"""A model's vision tower and projector: from pixels to rows that the decoder takes.
+
+They are transformers' own modules, in fp32, with the weights of the model's folder. Nothing of the
+decoder is loaded.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from torch import Tensor
+
+from headrace.errors import ModelError
+from headrace.vision import FAMILIES
+
+Tensors = Mapping[str, npt.NDArray[Any]]  # of one image, as its processor names them
+Floats = npt.NDArray[np.float32]
+
+
+class Tower:
+    """Makes rows of images. With as many threads as torch is told to use."""
+
+    def __init__(self, folder: Path | str) -> None:
+        """Load the weights.
+
+        Raises:
+            ModelError: there is no tower that is supported, or some of its weights are missing.
+        """
+        self.module = load(Path(folder))
+        self._names = inspect.signature(self.module.get_image_features).parameters.keys()
+        self.row_size: int = self.module.config.get_text_config().hidden_size
+
+    @torch.inference_mode()
+    def encode(self, images: Sequence[Tensors]) -> list[Floats]:
+        """Return the rows of each image, [rows, row_size].
+
+        Args:
+            images: of each, what the processor makes of it alone, with a batch's dimension. What
+                the tower does not take, such as how many tiles there are, is passed over.
+        """
+        taken = [by_items({n: image[n] for n in image if n in self._names}) for image in images]
+        rows: dict[int, Floats] = {}
+        for alike in same_shapes(taken):
+            together = {
+                name: torch.from_numpy(np.concatenate([taken[i][name] for i in alike]))
+                for name in taken[alike[0]]
+            }
+            features: Sequence[Tensor] = self.module.get_image_features(**together).pooler_output
+            items = iter(features)
+            for i in alike:
+                own = [next(items) for _ in range(num_items(taken[i]))]
+                rows[i] = torch.cat(own).float().numpy().reshape(-1, self.row_size)
+        return [rows[i] for i in range(len(images))]
+
+
+def load(folder: Path) -> Any:
+    """Load a model without the layers of its decoder, and with a vocabulary of one token."""
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        if config.model_type not in FAMILIES:
+            raise ModelError(f"{folder}: a {config.model_type} model takes no images here")
+        text = config.get_text_config()
+        text.num_hidden_layers, text.layer_types = 0, []
+        text.vocab_size, text.pad_token_id = 1, None
+        module, report = transformers.AutoModel.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # and report them
+            output_loading_info=True,
+        )
+    except (OSError, ValueError) as error:  # whatever transformers finds wrong with the files
+        raise ModelError(f"{folder}: the vision tower cannot be loaded: {error}") from error
+    wrong = {name for name, *_ in report["mismatched_keys"]} | report["missing_keys"]
+    wrong = {name for name in wrong if not name.endswith("embed_tokens.weight")}
+    if wrong:
+        raise ModelError(f"{folder}: {min(wrong)!r} is missing or has the wrong shape")
+    return module.eval()
+
+
+def by_items(image: Tensors) -> Tensors:
+    """Split the tiles of an image: `[1, tiles, channels, …]` would be padded beside others."""
+    if image["pixel_values"].ndim < 5:
+        return image
+    return {name: tensor.reshape(-1, 1, *tensor.shape[2:]) for name, tensor in image.items()}
+
+
+def num_items(image: Tensors) -> int:
+    """Return how many features the tower makes of an image: of each tile, or of each grid."""
+    return len(image.get("image_grid_thw", image["pixel_values"]))
+
+
+def same_shapes(images: Sequence[Tensors]) -> list[list[int]]:
+    """Return the indices of images that the tower can take together."""
+    groups: dict[Any, list[int]] = {}
+    for i, image in enumerate(images):
+        shape = tuple((name, tensor.shape[1:]) for name, tensor in sorted(image.items()))
+        groups.setdefault(shape, []).append(i)
+    return list(groups.values())

@@ -1,0 +1,179 @@
+"""Small random models that take images, on disk: the shapes of published ones, shrunk."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+TEXT: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.2,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 256,
+}
+TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.2,
+}
+BEGINNING = ("<s>", "</s>")  # tokens 256 and 257, after those of single bytes
+SPECIAL = {  # by family, after these; the first is the image token
+    "smolvlm": (
+        *("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"),
+        *(f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)),
+    ),
+    "llava": ("<image>",),
+    "qwen2_5_vl": (
+        *("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"),
+        *("<|im_start|>", "<|im_end|>"),
+    ),
+    "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+}
+SPECIAL["idefics3"] = SPECIAL["smolvlm"]
+IMAGE_TOKEN = 258
+# What a template writes where an image is; the processor puts its tokens there.
+PLACEHOLDER = {
+    "smolvlm": "<image>",
+    "idefics3": "<image>",
+    "llava": "<image>",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma3": "<start_of_image>",
+}
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}PLACEHOLDER"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "smolvlm": ("SmolVLMImageProcessorPil", SPLITTING),
+    "idefics3": ("Idefics3ImageProcessorPil", SPLITTING),
+    "llava": (
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}},
+    ),
+    "gemma3": ("Gemma3ImageProcessorPil", {"size": {"height": 56, "width": 56}}),
+}
+PROCESSORS: dict[str, dict[str, Any]] = {  # processor_config.json
+    "smolvlm": {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+    "idefics3": {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    "llava": {
+        "processor_class": "LlavaProcessor",
+        "patch_size": 7,
+        "vision_feature_select_strategy": "default",
+        "image_token": "<image>",
+        "num_additional_image_tokens": 1,
+    },
+    "qwen2_5_vl": {"processor_class": "Qwen2_5_VLProcessor"},
+    "gemma3": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+}
+
+
+def vision_config(family: str) -> transformers.PreTrainedConfig:
+    """Return the config of a small model."""
+    text = TEXT | {"vocab_size": 258 + len(SPECIAL[family])}
+    parts: dict[str, Any]
+    match family:
+        case "smolvlm" | "idefics3":
+            tower = TOWER | {"image_size": 32, "patch_size": 8, "model_type": f"{family}_vision"}
+            parts = {"image_token_id": IMAGE_TOKEN, "scale_factor": 2, "pad_token_id": 256}
+            text["model_type"] = "llama"
+        case "llava":
+            tower = TOWER | {"image_size": 28, "patch_size": 7, "projection_dim": 16}
+            tower |= {"model_type": "clip_vision_model", "vocab_size": 16}
+            parts = {"image_token_index": IMAGE_TOKEN, "image_seq_length": 16}
+            text["model_type"] = "llama"
+        case "qwen2_5_vl":
+            tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2}
+            tower |= {"out_hidden_size": TEXT["hidden_size"], "fullatt_block_indexes": [1]}
+            tower |= {"window_size": 56, "initializer_range": 0.2}
+            parts = {
+                "image_token_id": IMAGE_TOKEN,
+                "vision_start_token_id": IMAGE_TOKEN + 1,
+                "vision_end_token_id": IMAGE_TOKEN + 2,
+                "video_token_id": IMAGE_TOKEN + 3,
+            }
+            text["rope_parameters"] = {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [2, 3, 3],
+            }
+        case "gemma3":
+            tower = TOWER | {"image_size": 56, "patch_size": 14}
+            tower |= {"model_type": "siglip_vision_model", "vision_use_head": False}
+            parts = {
+                "image_token_index": IMAGE_TOKEN,
+                "boi_token_index": IMAGE_TOKEN + 1,
+                "eoi_token_index": IMAGE_TOKEN + 2,
+                "mm_tokens_per_image": 4,
+            }
+            text |= {"head_dim": 24, "query_pre_attn_scalar": 40, "sliding_window": 9}
+            text |= {"rms_norm_eps": 1e-3, "model_type": "gemma3_text"}
+            text |= {"layer_types": ["sliding_attention", "full_attention"]}
+    return transformers.AutoConfig.for_model(family, text_config=text, vision_config=tower, **parts)
+
+
+def make_vision_folder(folder: Path, family: str) -> Any:
+    """Save a small random model with its processor and a tokenizer of bytes; return it in fp32."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(
+        vision_config(family), dtype=torch.float32, attn_implementation="eager"
+    )
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith(("bias", "input_projection_weight")):
+            # they start as ones and zeros
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.generation_config.eos_token_id = TEXT["eos_token_id"]
+    model.eval().save_pretrained(folder)
+    save_tokenizer(folder, family)
+    kind, settings = IMAGE_PROCESSORS[family]
+    getattr(transformers, kind)(**settings).save_pretrained(folder)
+    (folder / "processor_config.json").write_bytes(msgspec.json.encode(PROCESSORS[family]))
+    return model
+
+
+def save_tokenizer(folder: Path, family: str) -> None:
+    """Save a tokenizer whose tokens are bytes, and a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([*BEGINNING, *SPECIAL[family]])
+    template = TEMPLATE.replace("PLACEHOLDER", PLACEHOLDER[family])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<s>"
+    )
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+
+
+def picture(seed: int, width: int = 80, height: int = 60) -> Image.Image:
+    """Return an image of random colors, blurred so that its size can change."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def prepare(folder: Path, image: Image.Image) -> dict[str, npt.NDArray[Any]]:
+    """Return what the model's own processor makes of one image."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder)
+    tensors = processor(images=[image], return_tensors="np")
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}
