@@ -446,6 +446,10 @@ class Step(Message, tag="step", frozen=True):
     pooled_rows: bytes = b""  # i32, the last token of each sequence whose embedding is wanted
     token_types: bytes = b""  # i32, 1 in the second of two texts; empty where no sequence has two
     masked_rows: bytes = b""  # i32, the logit rows in which a grammar allows some tokens only
+    # Of images, by token; empty where no token of the step needs it.
+    embed_rows: bytes = b""  # i32, the row of the embedding area it comes in as; -1 is none
+    rope_positions: bytes = b""  # i32, three of each: time, height, width
+    last_seen: bytes = b""  # i32, the last position it sees, which is in the step, too
 
 
 class Masks(Message, tag="masks", frozen=True):

@@ -65,8 +65,7 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
     const int segment_begin = segment * segment_tokens;
     int begin = tile.first_key(0) / lanes * lanes;
     begin = begin < segment_begin ? segment_begin : begin;
-    const int last = tile.first_position + tile.num_tokens - 1;
-    int end = last + 1;
+    int end = tile.last_key + 1;
     end = end > segment_begin + segment_tokens ? segment_begin + segment_tokens : end;
     const int rows = tile.rows();
 
@@ -90,16 +89,16 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
     }
 
     for (int row = 0; row < rows; ++row) {
-        const int first = tile.first_key(row) - begin, newest = tile.position(row) - begin;
+        const int first = tile.first_key(row) - begin, last = tile.last_key_of(row) - begin;
         float *row_scores = scores + row * segment_tokens;
-        if (newest < 0 || first >= end - begin) { // all in other segments
+        if (last < 0 || first >= end - begin) { // all in other segments
             for (int i = 0; i < padded(end - begin); ++i) {
                 row_scores[i] = 0.0f;
             }
             partial.maximum[row] = -__builtin_inff();
             partial.sum[row] = 0.0f;
         } else {
-            softmax_row<V>(row_scores, padded(end - begin), first, newest, tile.softcap,
+            softmax_row<V>(row_scores, padded(end - begin), first, last, tile.softcap,
                            partial.maximum + row, partial.sum + row);
         }
         if (tile.is_rounded) {
@@ -112,9 +111,9 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
         const int stop = next < end ? next : end; // rows never written may hold anything
         const uint8_t *page = tile.values + page_offset(tile, key);
-        const uint8_t *next_page = next < end     ? tile.values + page_offset(tile, next)
-                                   : next <= last ? tile.keys + page_offset(tile, next)
-                                                  : page;
+        const uint8_t *next_page = next < end              ? tile.values + page_offset(tile, next)
+                                   : next <= tile.last_key ? tile.keys + page_offset(tile, next)
+                                                           : page;
         const size_t token_bytes = block_bytes(tile.format, 2) / 2;
         const Operands operands{page + key % tile.page_tokens * token_bytes,
                                 value_block,

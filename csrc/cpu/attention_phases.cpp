@@ -129,6 +129,8 @@ public:
                      state.group,
                      config.head_dim,
                      tile.first_position,
+                     tile.last_key,
+                     state.step.last_seen ? state.step.last_seen + tile.first_token : nullptr,
                      state.model.layers[layer].config.window,
                      config.attention_softcap,
                      state.model.kv.format(),

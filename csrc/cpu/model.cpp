@@ -10,6 +10,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     for (int i = 0; i < c.num_ropes; ++i) {
         const RopeConfig &rope = rope_configs[i];
         ropes.push_back({std::vector<float>(rope.inv_freq, rope.inv_freq + rope.num_pairs),
+                         std::vector<int32_t>(rope.axes, rope.axes + rope.num_pairs),
                          rope.interleaved != 0, rope.scale});
     }
     peers.first_tokens = {0, c.vocab_size};

@@ -43,6 +43,7 @@ struct LayerConfig {
 
 struct RopeConfig {
     const float *inv_freq; // [num_pairs]
+    const int32_t *axes;   // [num_pairs], which of a token's three positions turns each
     int32_t num_pairs;
     int32_t interleaved;
     float scale;
@@ -50,6 +51,7 @@ struct RopeConfig {
 
 struct Rope {
     std::vector<float> inv_freq;
+    std::vector<int32_t> axes;
     bool interleaved;
     float scale;
 };
@@ -111,9 +113,13 @@ struct Step {
     const int32_t *token_ids, *positions, *sequences; // [num_tokens]
     const int32_t *page_table;                        // [num_sequences, max_pages]
     const int32_t *logit_rows;                        // [num_logit_rows]
+    const int32_t *embed_rows;     // [num_tokens], or null: the embeddings of all are their tokens'
+    const int32_t *rope_positions; // [num_tokens, 3], or null: `positions` in each axis
+    const int32_t *last_seen;      // [num_tokens], or null: no token sees beyond itself
+    const float *embeds;           // [num_embeds, hidden]
     float *logits; // [num_logit_rows, vocab, padded to 16], or null and instead of them ...
     float *hidden; // ... what the head would see, [num_logit_rows, hidden]
-    int32_t num_tokens, num_sequences, max_pages, num_logit_rows;
+    int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
 };
 
 } // namespace headrace

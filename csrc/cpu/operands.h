@@ -73,18 +73,21 @@ struct AttentionTile {
     int num_tokens;
     int group; // query heads per KV head
     int head_dim;
-    int first_position;    // of the first token
-    int window;            // tokens seen, the newest included
-    float softcap;         // 0: none
-    Format format;         // of keys and values
-    const uint8_t *keys;   // of this layer and KV head, in page 0
-    const uint8_t *values; // likewise
-    size_t page_stride;    // bytes from page to page
+    int first_position;       // of the first token
+    int last_key;             // that any token sees
+    const int32_t *last_seen; // [tokens], by each; null: its own position
+    int window;               // tokens seen, the newest included
+    float softcap;            // 0: none
+    Format format;            // of keys and values
+    const uint8_t *keys;      // of this layer and KV head, in page 0
+    const uint8_t *values;    // likewise
+    size_t page_stride;       // bytes from page to page
     int page_tokens;
     const int32_t *pages; // of the sequence
 
     int rows() const { return num_tokens * group; }
     int position(int row) const { return first_position + row / group; }
+    int last_key_of(int row) const { return last_seen ? last_seen[row / group] : position(row); }
     int first_key(int row) const { return position(row) < window ? 0 : position(row) - window + 1; }
 };
 

@@ -52,9 +52,9 @@ void add_row(const float *x, float multiplier, int n, float *sum) {
     }
 }
 
-void rope_angles(const Rope &rope, int position, float *cos, float *sin) {
+void rope_angles(const Rope &rope, const int32_t *positions, float *cos, float *sin) {
     for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
-        const float angle = float(position) * rope.inv_freq[i];
+        const float angle = float(positions[rope.axes[i]]) * rope.inv_freq[i];
         cos[i] = std::cos(angle) * rope.scale;
         sin[i] = std::sin(angle) * rope.scale;
     }

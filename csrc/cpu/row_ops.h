@@ -16,8 +16,8 @@ void scale_row(float *x, const float *weight, int n, float scale);
 // sum += multiplier * x
 void add_row(const float *x, float multiplier, int n, float *sum);
 
-// cos and sin of `position`, [num_pairs] each, scaled.
-void rope_angles(const Rope &rope, int position, float *cos, float *sin);
+// cos and sin of a token's three `positions`, [num_pairs] each, scaled.
+void rope_angles(const Rope &rope, const int32_t *positions, float *cos, float *sin);
 
 // Rotate the first 2 * num_pairs numbers of one head, in place.
 void rotate(float *head, int num_pairs, bool interleaved, const float *cos, const float *sin);

@@ -21,27 +21,54 @@ void norm(const Config &config, const std::vector<float> &weight, const float *x
     norm_row(x, weight.data(), config.hidden_size, config.norm_eps, config.layer_norm != 0, out);
 }
 
-// residual = embedding, which one of the workers has; and the angles of every position.
+// A token's embedding, which one of the workers has; the others' part of the sum is zero.
+void embed_token(const StepState &state, int token, float *row) {
+    const int index = state.step.token_ids[token] - state.model.peers.first_token();
+    if (index < 0 || index >= state.config.vocab_size) {
+        std::fill_n(row, state.config.hidden_size, 0.0f);
+        return;
+    }
+    unpack_row(state.model.embed, index, row);
+    for (int i = 0; i < state.config.hidden_size; ++i) {
+        row[i] *= state.config.embedding_multiplier;
+    }
+}
+
+// A row that comes with the step, as it is; every worker has it, and the first says so.
+void take_embed(const StepState &state, int index, float *row) {
+    const int size = state.config.hidden_size;
+    if (state.model.peers.rank == 0) {
+        std::copy_n(state.step.embeds + size_t(index) * size, size, row);
+    } else {
+        std::fill_n(row, size, 0.0f);
+    }
+}
+
+// The angles of a token's position, in every rope.
+void turn(const StepState &state, int token) {
+    const int32_t position = state.step.positions[token];
+    const int32_t same[] = {position, position, position};
+    const int32_t *positions = state.step.rope_positions;
+    positions = positions ? positions + 3 * size_t(token) : same;
+    for (int r = 0; r < int(state.model.ropes.size()); ++r) {
+        const size_t at = state.angles(r, token);
+        rope_angles(state.model.ropes[r], positions, state.cos + at, state.sin + at);
+    }
+}
+
+// residual = what each token comes in as.
 void embed(StepState &state) {
-    const Peers &peers = state.model.peers;
+    const int32_t *embed_rows = state.step.embed_rows;
     state.each_row([&](int token) {
         float *row = state.residual + size_t(token) * state.hidden_stride;
-        const int index = state.step.token_ids[token] - peers.first_token();
-        if (index < 0 || index >= state.config.vocab_size) {
-            std::fill_n(row, state.config.hidden_size, 0.0f);
+        if (embed_rows && embed_rows[token] >= 0) {
+            take_embed(state, embed_rows[token], row);
         } else {
-            unpack_row(state.model.embed, index, row);
+            embed_token(state, token, row);
         }
-        for (int i = 0; i < state.config.hidden_size; ++i) {
-            row[i] *= state.config.embedding_multiplier;
-        }
-        for (int r = 0; r < int(state.model.ropes.size()); ++r) {
-            const size_t at = state.angles(r, token);
-            rope_angles(state.model.ropes[r], state.step.positions[token], state.cos + at,
-                        state.sin + at);
-        }
+        turn(state, token);
     });
-    peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
+    state.model.peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
 }
 
 // normed = norm(residual), or a copy where the placement has no norm before the sublayer.
@@ -186,6 +213,17 @@ void write_logits(StepState &state) {
     }
 }
 
+// Whether what only some tokens have is within range; they see no token that is not in the step.
+bool is_valid_image(const Step &step, int i) {
+    if (step.embed_rows && (step.embed_rows[i] < -1 || step.embed_rows[i] >= step.num_embeds)) {
+        return false;
+    }
+    const int64_t ahead = step.last_seen ? int64_t(step.last_seen[i]) - step.positions[i] : 0;
+    return ahead >= 0 && i + ahead < step.num_tokens &&
+           step.sequences[i + ahead] == step.sequences[i] &&
+           step.positions[i + ahead] == step.positions[i] + ahead;
+}
+
 } // namespace
 
 bool is_valid(const Model &model, const Step &step) {
@@ -198,7 +236,8 @@ bool is_valid(const Model &model, const Step &step) {
         const int token = step.token_ids[i], sequence = step.sequences[i];
         const int position = step.positions[i], last = position / config.page_tokens;
         if (token < 0 || token >= model.peers.num_tokens() || sequence < 0 ||
-            sequence >= step.num_sequences || position < 0 || last >= step.max_pages) {
+            sequence >= step.num_sequences || position < 0 || last >= step.max_pages ||
+            !is_valid_image(step, i)) {
             return false;
         }
         const bool follows =

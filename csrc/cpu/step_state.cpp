@@ -21,15 +21,17 @@ void StepState::cut_tiles() {
     const int max_tokens = std::max(1, max_tile_rows / group);
     for (int i = 0; i < num_tokens; ++i) {
         const int sequence = step.sequences[i], position = step.positions[i];
+        const int last_seen = step.last_seen ? step.last_seen[i] : position;
         if (!tiles.empty()) {
             Tile &last = tiles.back();
             if (last.sequence == sequence && last.num_tokens < max_tokens &&
                 last.first_position + last.num_tokens == position) {
                 ++last.num_tokens;
+                last.last_key = std::max(last.last_key, last_seen);
                 continue;
             }
         }
-        tiles.push_back({i, 1, sequence, position});
+        tiles.push_back({i, 1, sequence, position, last_seen});
     }
     for (const Tile &tile : tiles) {
         tile_rows = std::max(tile_rows, tile.num_tokens * group);

@@ -8,11 +8,12 @@ namespace headrace {
 
 struct Tile { // consecutive tokens of one sequence
     int first_token, num_tokens, sequence, first_position;
+    int last_key; // that any of them sees
 
     int first_segment(int window) const {
         return first_position < window ? 0 : (first_position - window + 1) / segment_tokens;
     }
-    int end_segment() const { return (first_position + num_tokens - 1) / segment_tokens + 1; }
+    int end_segment() const { return last_key / segment_tokens + 1; }
 };
 
 // Padded to whole vectors, and one more: a power of two would put all rows in one cache set.

@@ -118,6 +118,7 @@ class RopeConfig(Structure):
 
     _fields_ = (
         ("inv_freq", POINTER(c_float)),
+        ("axes", POINTER(c_int32)),
         ("num_pairs", c_int32),
         ("interleaved", c_int32),
         ("scale", c_float),
@@ -129,9 +130,11 @@ class Step(Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
-        *((name, c_void_p) for name in ("page_table", "logit_rows", "logits", "hidden")),
+        *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
+        *((name, c_void_p) for name in ("rope_positions", "last_seen", "embeds")),
+        *((name, c_void_p) for name in ("logits", "hidden")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
-        *((name, c_int32) for name in ("max_pages", "num_logit_rows")),
+        *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
     )
 
 
@@ -308,14 +311,20 @@ class CpuExecutor:
             batch.logit_rows,
         )
         arrays = [np.ascontiguousarray(field, np.int32) for field in fields]
+        num_tokens = len(arrays[0])
         assert all(array.shape == arrays[0].shape for array in arrays[:3])
+        of_images = (batch.embed_rows, batch.rope_positions, batch.last_seen)
+        assert all(column is None or len(column) == num_tokens for column in of_images)
         step = Step(
             *(array.ctypes.data for array in arrays),
-            None if logits is None else logits.ctypes.data,
-            None if hidden is None else hidden.ctypes.data,
-            len(arrays[0]),
+            *(address(column) for column in of_images),
+            address(batch.embeds),
+            address(logits),
+            address(hidden),
+            num_tokens,
             *arrays[3].shape,
             len(arrays[4]),
+            0 if batch.embeds is None else len(batch.embeds),
         )
         status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
         if status == 1:
@@ -323,10 +332,18 @@ class CpuExecutor:
                 "the batch names a token, position, sequence, page or row beyond its range"
             )
         if status == 2:
-            raise MemoryError(f"a step of {len(arrays[0])} tokens does not fit")
+            raise MemoryError(f"a step of {num_tokens} tokens does not fit")
         if status == 3:
             assert self.peers is not None
             self.peers.group.check()
+
+
+def address(array: npt.NDArray[Any] | None) -> int | None:
+    """Return where an array's numbers are, one after the other."""
+    if array is None:
+        return None
+    assert array.flags.c_contiguous and array.dtype in (np.int32, np.float32)
+    return int(array.ctypes.data)
 
 
 def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
@@ -398,8 +415,14 @@ def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
         )
     ropes = (RopeConfig * max(1, len(spec.ropes)))()
     for i, rope in enumerate(spec.ropes):
-        inv_freq = (c_float * len(rope.inv_freq))(*rope.inv_freq)
-        ropes[i] = RopeConfig(inv_freq, len(rope.inv_freq), rope.interleaved, rope.scale)
+        num_pairs = len(rope.inv_freq)
+        ropes[i] = RopeConfig(
+            (c_float * num_pairs)(*rope.inv_freq),
+            (c_int32 * num_pairs)(*rope.axes),  # zeros where there are none
+            num_pairs,
+            rope.interleaved,
+            rope.scale,
+        )
     return layers, ropes
 
 

@@ -29,6 +29,11 @@ class Batch:
     page_table: Int32s  # [sequences, max_pages]
     logit_rows: Int32s  # [rows], the tokens whose logits are wanted, ascending
     token_types: Int32s | None = None  # [tokens], 1 in the second of a sequence's two texts
+    # Of images; None where no token of the batch needs it.
+    embed_rows: Int32s | None = None  # [tokens], the row of `embeds` it comes in as; -1 is none
+    embeds: Floats | None = None  # [rows, hidden_size], taken as they are
+    rope_positions: Int32s | None = None  # [tokens, 3], of time, height and width; see `RopeTable`
+    last_seen: Int32s | None = None  # [tokens], the last position it sees, in this batch, too
 
 
 class Executor(Protocol):

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from headrace.engine_proc.worker.embedder import Embedder
-from headrace.engine_proc.worker.executor import Batch, Executor
+from headrace.engine_proc.worker.executor import Batch, Executor, Floats, Int32s
 from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
 from headrace.messages import Step, StepResult
 
@@ -28,13 +28,15 @@ class Runner(Protocol):
 class GenerationRunner:
     """Draws a token for each logit row."""
 
-    def __init__(self, executor: Executor, sampler: Sampler) -> None:
+    def __init__(self, executor: Executor, sampler: Sampler, embeds: Floats | None = None) -> None:
+        """Take rows of images from `embeds`, the embedding area, [rows, hidden_size]."""
         self._executor = executor
         self._sampler = sampler
+        self._embeds = embeds
 
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult:
         """Run one step. The masks are asked for when the logits are there."""
-        logits = self._executor.forward(batch_of(step, step.logit_rows))
+        logits = self._executor.forward(batch_of(step, step.logit_rows, self._embeds))
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
             logits,
@@ -60,14 +62,24 @@ class EmbeddingRunner:
         return StepResult(b"", b"", np.ascontiguousarray(vectors, np.float32).tobytes())
 
 
-def batch_of(step: Step, rows: bytes) -> Batch:
+def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
     """Return a step's tokens, with the rows that are wanted of them."""
     sequences = np.frombuffer(step.sequences, np.int32)
+    rope_positions = optional(step.rope_positions)
     return Batch(
         token_ids=np.frombuffer(step.token_ids, np.int32),
         positions=np.frombuffer(step.positions, np.int32),
         sequences=sequences,
         page_table=np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1),
         logit_rows=np.frombuffer(rows, np.int32),
-        token_types=np.frombuffer(step.token_types, np.int32) if step.token_types else None,
+        token_types=optional(step.token_types),
+        embed_rows=optional(step.embed_rows),
+        embeds=embeds,
+        rope_positions=None if rope_positions is None else rope_positions.reshape(-1, 3),
+        last_seen=optional(step.last_seen),
     )
+
+
+def optional(column: bytes) -> Int32s | None:
+    """Return the numbers of a column that may be empty."""
+    return np.frombuffer(column, np.int32) if column else None

@@ -51,6 +51,9 @@ class RopeTable:
     inv_freq: tuple[float, ...]
     scale: float = 1.0  # of both cos and sin (YaRN's attention factor)
     interleaved: bool = False  # pairs are (2i, 2i + 1) rather than (i, i + rotary_dim / 2)
+    # Of M-RoPE: which of a token's three positions turns each pair: 0 is time, 1 height, 2 width.
+    # They differ in images only. Empty is one position for all.
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

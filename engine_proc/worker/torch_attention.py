@@ -15,6 +15,7 @@ class Stretch:
 
     rows: slice  # of the batch
     positions: Tensor  # [rows]
+    last_seen: Tensor | None  # [rows], where it is not their own
     pages: Tensor  # [pages], those of positions 0 to `num_keys` - 1
     num_keys: int
 
@@ -46,7 +47,13 @@ def place(batch: Batch, page_tokens: int, device: torch.device) -> Places:
         num_keys = int(positions[-1]) + 1
         held = batch.page_table[batch.sequences[rows.start], : -(-num_keys // page_tokens)]
         stretches.append(
-            Stretch(rows, to_tensor(positions, device), to_tensor(held, device), num_keys)
+            Stretch(
+                rows,
+                to_tensor(positions, device),
+                None if batch.last_seen is None else to_tensor(batch.last_seen[rows], device),
+                to_tensor(held, device),
+                num_keys,
+            )
         )
     return Places(
         positions=to_tensor(batch.positions, device),
@@ -75,6 +82,7 @@ def attend(
     *,
     scale: float,
     reach: Reach,
+    last_seen: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
@@ -84,6 +92,7 @@ def attend(
         q: [queries, heads, head_dim]
         k: [keys, kv_heads, head_dim], from position 0 on
         v: [keys, kv_heads, value_dim]
+        last_seen: [queries], the last position each sees, if `reach` does not say it
         sinks: [heads], scores of a key that has no value
     Returns:
         [queries, heads, value_dim]
@@ -95,7 +104,9 @@ def attend(
         scores = torch.tanh(scores / softcap) * softcap
     behind = positions[:, None] - torch.arange(len(k), device=q.device)  # [queries, keys]
     hidden = torch.zeros_like(behind, dtype=torch.bool)
-    if reach.after is not None:
+    if last_seen is not None:
+        hidden |= behind < (positions - last_seen)[:, None]
+    elif reach.after is not None:
         hidden |= behind < -reach.after
     if reach.before is not None:
         hidden |= behind > reach.before

@@ -74,8 +74,15 @@ class TorchExecutor:
         places = place(batch, self.page_tokens, self.device)
         x = F.embedding(to_tensor(batch.token_ids, self.device), self.weights["embed"])
         x = x * torch.tensor(spec.embedding_multiplier, dtype=self.dtype, device=self.device)
+        if batch.embed_rows is not None and batch.embeds is not None:
+            rows = to_tensor(batch.embed_rows, self.device)
+            embeds = torch.from_numpy(batch.embeds).to(self.device, self.dtype)
+            x[rows >= 0] = embeds[rows[rows >= 0]]
+        positions = places.positions[:, None].expand(-1, 3)
+        if batch.rope_positions is not None:
+            positions = to_tensor(batch.rope_positions, self.device)
         rotations = [
-            rotation(rope, inv_freq, places.positions)
+            rotation(rope, inv_freq, positions)
             for rope, inv_freq in zip(spec.ropes, self.inv_freqs, strict=True)
         ]
         for index, layer in enumerate(spec.layers):
@@ -144,6 +151,7 @@ class TorchExecutor:
                 stretch.positions,
                 scale=spec.attention_scale,
                 reach=reach,
+                last_seen=stretch.last_seen,
                 softcap=spec.attention_softcap,
                 sinks=self.weights.get(f"{name}.sinks"),
             )
@@ -176,8 +184,13 @@ class TorchExecutor:
 
 
 def rotation(rope: RopeTable, inv_freq: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of every token's pairs, both [tokens, 1, rotary_dim / 2], fp32."""
-    angles = (positions.float()[:, None] * inv_freq)[:, None]
+    """Return cos and sin of the pairs of tokens, both [tokens, 1, rotary_dim / 2], fp32.
+
+    Args:
+        positions: [tokens, 3]
+    """
+    axes = torch.tensor(rope.axes or [0] * len(inv_freq), device=inv_freq.device)
+    angles = (positions.float()[:, axes] * inv_freq)[:, None]
     return angles.cos() * rope.scale, angles.sin() * rope.scale
 
 
