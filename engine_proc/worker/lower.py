@@ -162,6 +162,12 @@ def window(fields: Fields) -> int | None:
     return None if fields.get("sliding_window", None) is None else fields.integer("sliding_window")
 
 
+def optional_window(fields: Fields) -> int | None:
+    """Lower `sliding_window` where it counts only if `use_sliding_window` says so."""
+    size = window(fields)
+    return size if fields.flag("use_sliding_window", False) else None
+
+
 def layer_types(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
     """Say of each layer whether it slides; `default` does so by index if the config does not."""
     num_layers = fields.integer("num_hidden_layers")
@@ -240,7 +246,7 @@ def qwen3(fields: Fields) -> DecoderSpec:
 def qwen_layers(fields: Fields) -> tuple[LayerSpec, ...]:
     """The layers from `max_window_layers` on slide, if `use_sliding_window` says so at all."""
     first = fields.get("max_window_layers", 0)
-    size = window(fields) if fields.flag("use_sliding_window", False) else None
+    size = optional_window(fields)
     slides = layer_types(fields, lambda i: i >= first)
     return tuple(LayerSpec(window=size if slide else None) for slide in slides)
 
@@ -334,7 +340,7 @@ def smollm3(fields: Fields) -> DecoderSpec:
     rotated = fields.one_per_layer("no_rope_layers", num_layers)
     if rotated is None:
         rotated = [(i + 1) % interval != 0 for i in range(num_layers)]
-    size = window(fields) if fields.flag("use_sliding_window", False) else None
+    size = optional_window(fields)
     slides = layer_types(fields, lambda i: not rotated[i])
     layers = tuple(
         LayerSpec(rope=0 if has_rope else None, window=size if slide else None)

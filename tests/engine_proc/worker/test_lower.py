@@ -203,6 +203,12 @@ def test_older_gemma3_fields_mean_the_same() -> None:
     assert lower_config(old) == lower_config(new)
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "smollm3"])
+def test_a_window_that_is_not_used_changes_nothing(model_type: str) -> None:
+    published = {"use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 1}
+    assert lower_config(config_of(model_type, **published)) == lower_config(config_of(model_type))
+
+
 def test_what_cohere2_says_of_itself_changes_nothing() -> None:
     said = {
         "layer_switch": 4,
