@@ -233,6 +233,30 @@ def qwen2(fields: Fields) -> DecoderSpec:
     return decoder(fields, layers=qwen_layers(fields), qkv_bias=True)
 
 
+def qwen2_5_vl(fields: Fields) -> DecoderSpec:
+    """Qwen 2 with M-RoPE: `mrope_section` says how many pairs turn by time, height and width."""
+    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
+    sections = params.pop("mrope_section", [16, 24, 24])
+    for name in ("type", "rope_type"):
+        if params.get(name) == "mrope":
+            params[name] = "default"
+    table = rope_table(
+        params,
+        owner=fields.owner,
+        head_dim=split_head_dim(fields),
+        max_position=fields.integer("max_position_embeddings"),
+        theta=fields.number("rope_theta", 1e6),
+    )
+    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    if len(sections) != 3 or len(axes) != len(table.inv_freq):
+        raise fields.wrong(
+            "rope_scaling", f"with an mrope_section of 3, {len(table.inv_freq)} in all"
+        )
+    return decoder(
+        fields, layers=qwen_layers(fields), ropes=(replace(table, axes=axes),), qkv_bias=True
+    )
+
+
 def qwen3(fields: Fields) -> DecoderSpec:
     return decoder(
         fields,
@@ -513,6 +537,7 @@ FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
+    "qwen2_5_vl_text": qwen2_5_vl,
     "qwen3": qwen3,
     "gemma": gemma,
     "gemma2": gemma2,

@@ -10,11 +10,13 @@ import msgspec
 from headrace.engine_proc.worker import gguf, names, safetensors
 from headrace.engine_proc.worker.lower import lower_config
 from headrace.engine_proc.worker.lower_gguf import lower_gguf
+from headrace.engine_proc.worker.lower_vision import lower_vision
 from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.engine_proc.worker.weights import Weights
 from headrace.errors import BAD_JSON, ModelError
 from headrace.gguf import read_metadata
 from headrace.pooling import Pooling, read_pooling
+from headrace.vision import vision_family
 
 
 class NotLowered(ModelError):
@@ -49,14 +51,18 @@ def open_model(path: Path | str) -> Model:
 def open_folder(folder: Path) -> Model:
     """Open a folder with `config.json` and safetensors."""
     config = read_json(folder / "config.json")
+    takes_images = vision_family(config) is not None
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     try:
-        spec = lower_config(config)
+        spec = lower_vision(config) if takes_images else lower_config(config)
     except ModelError as error:
         raise NotLowered(f"{folder}: {error}") from error
     pooling = read_pooling(folder, config)
-    tensors = safetensors.open_folder(folder)
+    if takes_images:
+        tensors = names.of_decoder(safetensors.open_folder(folder, but=names.TOWERS))
+    else:
+        tensors = safetensors.open_folder(folder)
     if pooling is not None and "lm_head.weight" not in tensors:
         spec = replace(spec, tied_head=True)  # it has none, and needs none
     try:

@@ -111,6 +111,33 @@ def is_redundant(
     return name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
 
 
+# Of a model that takes images: what is not its decoder's, and where that is.
+TOWERS = (
+    *("visual.", "vision_tower.", "multi_modal_projector."),
+    *("model.visual.", "model.vision_tower.", "model.multi_modal_projector."),
+    *("model.vision_model.", "model.connector."),
+)
+DECODERS = {
+    "language_model.lm_head.": "lm_head.",
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+}
+
+
+def of_decoder(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Name the tensors of the decoder within a larger model as if there were nothing else."""
+    return {decoder_name(name): tensor for name, tensor in tensors.items()}
+
+
+def decoder_name(name: str) -> str:
+    """Return a tensor's name without where its decoder is."""
+    for outer, inner in DECODERS.items():
+        if name.startswith(outer):
+            return inner + name.removeprefix(outer)
+    return name
+
+
 HF_LAYER = {
     "attn_norm": "input_layernorm.weight",
     "attn_post_norm": "post_attention_layernorm.weight",

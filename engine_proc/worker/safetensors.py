@@ -36,15 +36,17 @@ class Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def open_folder(folder: Path) -> dict[str, StoredTensor]:
+def open_folder(folder: Path, but: tuple[str, ...] = ()) -> dict[str, StoredTensor]:
     """Return the tensors of a Hugging Face folder under their own names, as views.
 
+    Args:
+        but: beginnings of names that are passed over.
     Raises:
         ModelError: a file is missing or broken.
     """
     return {
         name: StoredTensor(Format(entry.dtype), tuple(entry.shape), data)
-        for name, (entry, data) in read_folder(folder, executable=True).items()
+        for name, (entry, data) in read_folder(folder, executable=True, but=but).items()
     }
 
 
@@ -53,10 +55,10 @@ def check_folder(folder: Path) -> None:
     read_folder(folder, executable=False)
 
 
-def read_folder(folder: Path, *, executable: bool) -> dict[str, Located]:
+def read_folder(folder: Path, *, executable: bool, but: tuple[str, ...] = ()) -> dict[str, Located]:
     """Return the entries of a folder: its one file's, or its shards'."""
     if (folder / SINGLE).exists():
-        return read_file(folder / SINGLE, executable=executable)
+        return read_file(folder / SINGLE, executable=executable, but=but)
     index_path = folder / INDEX
     if not index_path.exists():
         raise ModelError(f"{folder}: has neither {SINGLE} nor {INDEX}")
@@ -64,19 +66,20 @@ def read_folder(folder: Path, *, executable: bool) -> dict[str, Located]:
         weight_map = msgspec.json.decode(index_path.read_bytes(), type=Index).weight_map
     except (OSError, *BAD_JSON) as error:
         raise ModelError(f"{index_path}: cannot be read: {error}") from error
+    weight_map = {name: shard for name, shard in weight_map.items() if not name.startswith(but)}
     shards = {}
     for shard in sorted(set(weight_map.values())):
         path = folder / shard
         if not path.exists():
             raise ModelError(f"{path}: missing, and {index_path.name} lists it")
-        shards[shard] = read_file(path, executable=executable)
+        shards[shard] = read_file(path, executable=executable, but=but)
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             raise ModelError(f"{folder / shard}: lacks {name!r}, which the index lists")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
-def read_file(path: Path, *, executable: bool) -> dict[str, Located]:
+def read_file(path: Path, *, executable: bool, but: tuple[str, ...] = ()) -> dict[str, Located]:
     """Return the entries of one file, checked against its size; `executable` ones, or any."""
     data = map_file(path)
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
@@ -93,6 +96,8 @@ def read_file(path: Path, *, executable: bool) -> dict[str, Located]:
     body = data[start:]
     tensors = {}
     for name, raw in header.items():
+        if name.startswith(but):
+            continue
         entry = parse_entry(path, name, raw, executable)
         begin, end = entry.data_offsets
         if end > len(body):

@@ -45,6 +45,7 @@ SPECIAL = {  # by family, after these; the first is the image token
 }
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
 IMAGE_TOKEN = 258
+FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "gemma3")
 # What a template writes where an image is; the processor puts its tokens there.
 PLACEHOLDER = {
     "smolvlm": "<image>",
@@ -140,8 +141,9 @@ def make_vision_folder(folder: Path, family: str) -> Any:
     )
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith(("bias", "input_projection_weight")):
-            # they start as ones and zeros
-            parameter.data += 0.3 * torch.randn_like(parameter)
+            parameter.data += 0.3 * torch.randn_like(parameter)  # they start as ones and zeros
+        if family == "gemma3" and name.endswith("embed_tokens.weight"):
+            parameter.data *= 0.1  # or its head, which is tied, says the last token again
     model.generation_config.eos_token_id = TEXT["eos_token_id"]
     model.eval().save_pretrained(folder)
     save_tokenizer(folder, family)
