@@ -40,10 +40,10 @@ class Tower:
         """Return the rows of each image, [rows, row_size].
 
         Args:
-            images: of each, what the processor makes of it alone, with a batch's dimension. What
-                the tower does not take, such as how many tiles there are, is passed over.
+            images: of each, what the processor makes of it; a batch's dimension may be there or
+                not. What the tower does not take, such as how many tiles there are, is passed over.
         """
-        taken = [by_items({n: image[n] for n in image if n in self._names}) for image in images]
+        taken = [self._taken(image) for image in images]
         rows: dict[int, Floats] = {}
         for alike in same_shapes(taken):
             together = {
@@ -56,6 +56,17 @@ class Tower:
                 own = [next(items) for _ in range(num_items(taken[i]))]
                 rows[i] = torch.cat(own).float().numpy().reshape(-1, self.row_size)
         return [rows[i] for i in range(len(images))]
+
+    def _taken(self, image: Tensors) -> Tensors:
+        """Return what the tower takes; tiles one by one, or beside others they would be padded."""
+        taken = {name: tensor for name, tensor in image.items() if name in self._names}
+        if "pixel_attention_mask" not in self._names:
+            return taken
+        num_dims = {"pixel_values": 3, "pixel_attention_mask": 2}  # of a tile
+        return {
+            name: tensor.reshape(-1, 1, *tensor.shape[-num_dims[name] :])
+            for name, tensor in taken.items()
+        }
 
 
 def load(folder: Path) -> Any:
@@ -85,13 +96,6 @@ def load(folder: Path) -> Any:
     if wrong:
         raise ModelError(f"{folder}: {min(wrong)!r} is missing or has the wrong shape")
     return module.eval()
-
-
-def by_items(image: Tensors) -> Tensors:
-    """Split the tiles of an image: `[1, tiles, channels, …]` would be padded beside others."""
-    if image["pixel_values"].ndim < 5:
-        return image
-    return {name: tensor.reshape(-1, 1, *tensor.shape[2:]) for name, tensor in image.items()}
 
 
 def num_items(image: Tensors) -> int:

@@ -31,6 +31,17 @@ def test_rows_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     assert not np.allclose(together[0], together[-1], atol=1e-2)  # another picture, same size
 
 
+def test_tiles_need_no_batch_and_masks_may_be_bytes(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "smolvlm")
+    tower = Tower(tmp_path)
+    image = prepare(tmp_path, picture(1))
+    bare = {
+        "pixel_values": image["pixel_values"][0],
+        "pixel_attention_mask": image["pixel_attention_mask"][0].astype(np.uint8),
+    }
+    np.testing.assert_array_equal(tower.encode([bare])[0], tower.encode([image])[0])
+
+
 def reference(model: Any, image: dict[str, Any]) -> Any:
     """Return what the whole model makes of one image."""
     names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
