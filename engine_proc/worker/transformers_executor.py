@@ -55,6 +55,7 @@ class PagedAttention:
                 stretch.positions,
                 scale=call.scale,
                 reach=layer.reach,
+                last_seen=stretch.last_seen,
                 softcap=call.softcap,
                 sinks=call.sinks,
             )
@@ -95,17 +96,31 @@ class TransformersExecutor:
 
     def _run(self, module: nn.Module, batch: Batch, **options: Any) -> Tensor:
         """Run the whole model, or its part without the head."""
+        assert batch.rope_positions is None  # no model that runs here has them
         device = self.module.device
         self.pages.places = place(batch, self.page_tokens, device)
+        if batch.embed_rows is None:
+            options["input_ids"] = to_tensor(batch.token_ids, device)[None]
+        else:
+            options["inputs_embeds"] = self._inputs(batch)[None]
         with answering(self.pages):
             output: Tensor = module(
-                to_tensor(batch.token_ids, device)[None],
                 position_ids=self.pages.places.positions[None],
                 use_cache=False,
                 return_dict=False,
                 **options,
             )[0][0]
         return output
+
+    def _inputs(self, batch: Batch) -> Tensor:
+        """Return what the tokens come in as, rows of images among them, [tokens, hidden_size]."""
+        assert batch.embed_rows is not None and batch.embeds is not None
+        device = self.module.device
+        inputs: Tensor = self.module.get_input_embeddings()(to_tensor(batch.token_ids, device))
+        is_row = batch.embed_rows >= 0
+        rows = torch.from_numpy(batch.embeds[batch.embed_rows[is_row]])
+        inputs[torch.from_numpy(is_row)] = rows.to(inputs)
+        return inputs
 
 
 def to_floats(tensor: Tensor) -> Floats:

@@ -26,6 +26,8 @@ from headrace.engine_proc.vision.tower import Tensors, Tower
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch, Executor, Floats
 from headrace.engine_proc.worker.model import open_model
+from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
+from headrace.engine_proc.worker.transformers_model import open_transformers
 from headrace.model_card import read_folder
 
 PAGE_TOKENS = 16
@@ -218,6 +220,17 @@ def test_logits_are_those_of_transformers(model: Model) -> None:
         expected = model.logits(sequence)
         assert np.abs(expected).max() > 0.3
         np.testing.assert_allclose(logits, expected, atol=5e-5)
+
+
+def test_what_runs_in_transformers_says_the_same(tmp_path: Path) -> None:
+    model = Model(tmp_path, "gemma3")
+    opened = open_transformers(tmp_path, dtype="float32", max_model_len=200)
+    num_pages = PAGES_EACH * len(PROMPTS)
+    executor = TransformersExecutor(opened, num_pages=num_pages, page_tokens=PAGE_TOKENS)
+    sequences = [model.prompt(parts) for parts in PROMPTS]
+    expected = [model.expected(sequence) for sequence in sequences]
+    generate(model, executor, sequences, chunk=7)
+    assert [sequence.generated for sequence in sequences] == expected
 
 
 def test_another_image_makes_another_text(model: Model) -> None:
