@@ -22,6 +22,9 @@ from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
 
 NUM_PAGES = 80
 LENGTH = 300  # more than one attention segment
+# First and last position of each image of every sequence: within a segment, and across two.
+IMAGES = ((5, 20), (21, 22), (40, 70), (240, 270))
+NUM_ROWS = 90  # there are of them
 # Of GGUF's blocks: numbers, bytes, and where fp16 scales lie, with a range for them.
 LOW, HIGH = (0.002, 0.02), (-0.2, 0.0)
 BLOCKS = {
@@ -81,6 +84,9 @@ SPECS = {
     ),
     "sinks": dataclasses.replace(
         SPEC, attention_sinks=True, layers=(LayerSpec(window=20), LayerSpec())
+    ),
+    "mrope": dataclasses.replace(
+        SPEC, ropes=(dataclasses.replace(SPEC.ropes[0], axes=(0, 0, 1, 2, 1, 2, 0, 1)),)
     ),
     "many heads per KV head": dataclasses.replace(SPEC, num_heads=53, num_kv_heads=1),
     "biases, odd sizes": dataclasses.replace(
@@ -154,4 +160,22 @@ def batch(parts: Sequence[tuple[int, int, int]], page_tokens: int = 16) -> Batch
         sequences=np.repeat([s for s, _, _ in parts], counts).astype(np.int32),
         page_table=table.astype(np.int32),
         logit_rows=np.arange(sum(counts), dtype=np.int32),
+    )
+
+
+def with_images(step: Batch, spec: DecoderSpec, whole: bool = True) -> Batch:
+    """Put images into a batch: their rows, positions in three parts, and what their tokens see."""
+    rng = np.random.default_rng(5)
+    embeds = rng.standard_normal((NUM_ROWS, spec.hidden_size), np.float32)
+    embed_rows, last_seen = np.full(LENGTH, -1, np.int32), np.arange(LENGTH, dtype=np.int32)
+    for first, last in IMAGES:
+        embed_rows[first : last + 1] = rng.permutation(NUM_ROWS)[: last + 1 - first]
+        last_seen[first : last + 1] = last
+    positions = np.arange(LENGTH)[:, None] // np.array([1, 2, 3])
+    return dataclasses.replace(
+        step,
+        embed_rows=embed_rows[step.positions],
+        embeds=embeds,
+        rope_positions=np.ascontiguousarray(positions[step.positions], np.int32),
+        last_seen=last_seen[step.positions] if whole else None,
     )

@@ -6,40 +6,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_decoders import LENGTH, NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights
+from random_decoders import (
+    LENGTH,
+    NUM_PAGES,
+    NUM_ROWS,
+    SPEC,
+    SPECS,
+    batch,
+    cpu,
+    random_weights,
+    with_images,
+)
 
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.engine_proc.worker.torch_executor import TorchExecutor
 
-AXES = (0, 0, 1, 2, 1, 2, 0, 1)
-MROPE = dataclasses.replace(SPEC, ropes=(dataclasses.replace(SPEC.ropes[0], axes=AXES),))
-# First and last position of each image of every sequence: within a segment, and across two.
-IMAGES = ((5, 20), (21, 22), (40, 70), (240, 270))
-NUM_ROWS = 90
-
-
-def with_images(step: Batch, spec: DecoderSpec, whole: bool = True) -> Batch:
-    """Put images into a batch: their rows, positions in three parts, and what their tokens see."""
-    rng = np.random.default_rng(5)
-    embeds = rng.standard_normal((NUM_ROWS, spec.hidden_size), np.float32)
-    embed_rows, last_seen = np.full(LENGTH, -1, np.int32), np.arange(LENGTH, dtype=np.int32)
-    for first, last in IMAGES:
-        embed_rows[first : last + 1] = rng.permutation(NUM_ROWS)[: last + 1 - first]
-        last_seen[first : last + 1] = last
-    positions = np.arange(LENGTH)[:, None] // np.array([1, 2, 3])
-    return dataclasses.replace(
-        step,
-        embed_rows=embed_rows[step.positions],
-        embeds=embeds,
-        rope_positions=np.ascontiguousarray(positions[step.positions], np.int32),
-        last_seen=last_seen[step.positions] if whole else None,
-    )
+MROPE = SPECS["mrope"]
 
 
 @pytest.fixture(params=["llama", "gemma", "mrope"])
 def spec(request: pytest.FixtureRequest) -> DecoderSpec:
-    return {**SPECS, "mrope": MROPE}[request.param]
+    return SPECS[request.param]
 
 
 def run(spec: DecoderSpec, cuts: list[int], **options: Any) -> Floats:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights
+from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights, with_images
 
 from headrace.engine_proc.collectives import CollectiveFailed, Outcome
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
@@ -101,6 +101,15 @@ def test_a_team_says_what_one_worker_says(name: str, num_ranks: int, team_of: Te
         np.testing.assert_allclose(team.forward(step), logits, atol=5e-5)
     hidden = team.run(lambda executor: executor.embed(batch(PROMPT)))
     np.testing.assert_allclose(hidden, alone.embed(batch(PROMPT)), atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma", "mrope"])
+def test_a_team_takes_images_as_one_worker_does(name: str, team_of: TeamOf) -> None:
+    spec = UNEVEN[name]
+    weights = random_weights(spec)
+    step = with_images(batch([(1, 0, 75), (0, 0, 30)]), spec)
+    expected = cpu(spec, weights).forward(step)
+    np.testing.assert_allclose(team_of(spec, weights, 3).forward(step), expected, atol=5e-5)
 
 
 @pytest.mark.parametrize("name", ["gemma", "olmo", "cohere"])  # each other sums
