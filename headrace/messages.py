@@ -11,6 +11,7 @@ one or more *sequences* (`n`, several prompts), each with an id of its own:
 
 import enum
 import hashlib
+import math
 import struct
 from array import array
 from collections.abc import Iterable, Iterator
@@ -162,6 +163,30 @@ class Sampling(Message, frozen=True):
     prompt_logprobs: int | None = None  # the same for every prompt token but the first
 
 
+class Tensor(Message, frozen=True):
+    """A tensor in the arena, row-major. See `arena.py`."""
+
+    offset: int  # of its bytes, from the arena's beginning
+    generation: int  # of the place: another once it is somebody else's
+    dtype: str  # little-endian, as numpy writes it without the sign: "f4", "i8", "u1"
+    shape: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes it has."""
+        return math.prod(self.shape) * int(self.dtype[1:])
+
+
+class Image(Message, frozen=True):
+    """One image of a prompt: its pixels as the model's processor made them, and its place."""
+
+    key: bytes  # 16, a hash of the source's bytes and of how they were prepared
+    start: int  # its first token in the prompt, markers included
+    num_tokens: int  # that are its, from there, markers included
+    num_rows: int  # of these, that an embedding stands for: those that are the image token
+    tensors: dict[str, Tensor]  # by the name that the tower has for them: pixel_values, ...
+
+
 class GenerateRequest(Message, tag="generate", frozen=True):
     """One sequence to continue: tokenizer -> engine. Frame: prompt token ids, u32, at least one.
 
@@ -182,6 +207,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     second_text: int = 0  # of two texts in one, at which token the second begins
     grammar: bytes = b""  # llguidance's, checked: what is generated follows it; empty is anything
     resumes: int = 0  # the same sequence, under the id it had before; it goes on here
+    images: list[Image] = []  # in the order of the prompt; it has a reference to each tensor
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -502,7 +528,7 @@ def fingerprint() -> str:
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
     forms = (Parsing, ResponsesForm, GenerateForm)
-    for part in (Sampling, Times, *forms, *get_args(Plan), TokenLogprob, Head):
+    for part in (Sampling, Tensor, Image, Times, *forms, *get_args(Plan), TokenLogprob, Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
     lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)} {list(Api)}")
     lines.append(f"{list(ToolFormat)} {list(ThoughtFormat)}")

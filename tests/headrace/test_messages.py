@@ -18,12 +18,14 @@ from headrace.messages import (
     GenerateRequest,
     Head,
     HttpRequest,
+    Image,
     Message,
     ResponseFrames,
     Sampling,
     StepOutput,
     StepResult,
     Stop,
+    Tensor,
     ToDetokenizer,
     ToEngine,
     ToFrontend,
@@ -66,6 +68,7 @@ GENERATE = GenerateRequest(
     ),
     stop_token_ids=[1, 2],
     plan=b"\x00\xff",
+    images=[Image(b"0" * 16, 3, 66, 64, {"pixel_values": Tensor(1 << 40, 2, "f4", [1, 3, 8, 8])})],
 )
 EXAMPLES: list[tuple[Any, Message]] = [
     (ToTokenizer, HttpRequest(LARGEST, "POST", "/v1/é", 1.5)),
