@@ -19,10 +19,10 @@ class CpuLimit:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        signal.signal(signal.SIGVTALRM, self._interrupt)
         faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)
 
     def __enter__(self) -> None:
+        signal.signal(signal.SIGVTALRM, self._interrupt)
         signal.setitimer(signal.ITIMER_PROF, 2 * self._seconds)
         signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
 

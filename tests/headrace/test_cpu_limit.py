@@ -62,6 +62,13 @@ def test_an_error_leaves_no_timer_behind() -> None:
     assert timers() == (0, 0)
 
 
+def test_each_limit_says_its_own_time() -> None:
+    short, long = CpuLimit(10), CpuLimit(20)
+    for limit, time in ((short, "10 s"), (long, "20 s"), (short, "10 s")):
+        with pytest.raises(CpuLimitExceeded, match=f"more than {time}"), limit:
+            signal.raise_signal(signal.SIGVTALRM)
+
+
 def test_an_interrupt_leaves_no_timer_behind() -> None:
     limit = CpuLimit(10)
     with pytest.raises(CpuLimitExceeded), limit:
