@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 import numpy as np
 
+from headrace.arena import Arena
 from headrace.board import Field, Slot, Span
 from headrace.config import EngineConfig
 from headrace.engine_proc.accounts import TokenRate, begin, close
@@ -29,6 +30,7 @@ from headrace.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
+    Image,
     Renew,
     Said,
     StepOutput,
@@ -142,6 +144,9 @@ class MockEngine:
         self._waiting: OrderedDict[int, MockSequence] = OrderedDict()
         self._rows = [Rows(config.max_num_seqs, words) for _ in range(len(detokenizers))]
         self._intake = Intake()
+        self._arena = None
+        if config.arena_fd is not None:
+            self._arena = Arena(config.arena_fd, config.num_arena_regions)
         self._ends: dict[int, dict[int, MockSequence]] = {}  # by step, then by id
         self._step = 0
         self._num_waiting_tokens = 0
@@ -175,6 +180,7 @@ class MockEngine:
         """Take one message; `bulk` is a prompt's token ids."""
         match message:
             case GenerateRequest():
+                self._look_at(message.images)
                 self._add(message, len(bulk) // 4)
             case Abort(request):
                 self._abort(request)
@@ -191,6 +197,13 @@ class MockEngine:
                 pass
             case _:
                 assert_never(message)
+
+    def _look_at(self, images: list[Image]) -> None:
+        """Be done with images at once: no answer depends on them."""
+        for image in images:
+            for tensor in image.tensors.values():
+                assert self._arena is not None
+                self._arena.release(tensor)
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)

@@ -63,8 +63,8 @@ class Field(enum.IntEnum):
     ADMITTED = 20  # gauge: requests that take a place, let in and not answered
     MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
-    FORWARDED_BYTES = 32  # 17 words, one per tokenizer process: bodies sent to it
-    WISHES = 49  # 4 words, how often operators have asked for each of `WISHES`
+    WISHES = 57  # 4 words, how often operators have asked for each of `WISHES`
+    FORWARDED_BYTES = 32  # 25 words, one per tokenizer process: bodies sent to it
     # tokenizer
     HANDLED = 8
     REFUSED = 9
@@ -125,6 +125,7 @@ DETAILS = {
 }
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
+MAX_PREPROCESSORS = 8  # beside both, for images
 
 
 class Span(enum.IntEnum):

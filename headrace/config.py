@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headrace.board import MAX_FRONTENDS, MAX_TOKENIZERS
+from headrace.board import MAX_FRONTENDS, MAX_PREPROCESSORS, MAX_TOKENIZERS
 from headrace.chaos import parse_chaos
 from headrace.errors import ConfigError
 from headrace.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
@@ -22,6 +22,7 @@ DTYPES = ("auto", "float32", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only")
 MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
+MIN_IMAGE_MEMORY_BYTES = 16 << 20
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -52,6 +53,7 @@ class ServerConfig:
     disable_custom_all_reduce: bool = flag(False, "sums over GPUs are NCCL's, whatever their size")
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
     tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
+    preprocess_procs: int = flag(1, "processes that prepare images, for models that take some")
     detokenizer_procs: int = flag(1, "detokenizer processes")
     tokenizer_max_batch_size: int = flag(32, "requests encoded together; 1 is no batching")
     tokenizer_batch_wait_ms: int = flag(2, "a batch is filled no longer than this")
@@ -82,6 +84,10 @@ class ServerConfig:
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
+    max_images: int = flag(16, "images in a request")
+    image_memory_bytes: int = flag(
+        512 << 20, "prepared images, for the engine and to be used again; of each such process"
+    )
     chat_template: str | None = flag(None, "a Jinja file to use instead of the model's template")
     tool_call_parser: str = flag(
         "auto", "how the model writes calls of tools; auto asks the chat template", TOOL_PARSERS
@@ -114,6 +120,10 @@ class ServerConfig:
             one_of(f.name, getattr(self, f.name), f.metadata["choices"])
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
+        at_least("preprocess_procs", self.preprocess_procs, 1)
+        at_most("preprocess_procs", self.preprocess_procs, MAX_PREPROCESSORS)
+        at_least("max_images", self.max_images, 1)
+        at_least("image_memory_bytes", self.image_memory_bytes, MIN_IMAGE_MEMORY_BYTES)
         at_least("tp", self.tp, 1)
         at_most("tp", self.tp, MAX_TP)
         at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
@@ -191,6 +201,11 @@ class ModelCard:
     whole_images: bool = False  # an image's tokens see each other: a step computes all or none
 
     @property
+    def takes_images(self) -> bool:
+        """Whether images may be parts of its messages."""
+        return self.image_token is not None
+
+    @property
     def embeds(self) -> bool:
         """Whether it makes vectors of texts, and generates none."""
         return self.pooling is not None and self.pooling.kind is not PoolingKind.HEAD
@@ -247,12 +262,16 @@ class TokenizerConfig:
     num_detokenizers: int
     seed: int
     started_at: int  # seconds since the epoch; `created` of the model
-    num_tokenizers: int  # that take short prompts; the next index has the long ones
+    # That take short prompts; the next index has the long ones, those after it have images.
+    num_tokenizers: int
     max_batch_size: int
     batch_wait_ms: int
     trust_request_chat_template: bool = False
     metrics_dialect: str = "vllm"
     follows_grammars: bool = True  # the engine does; a mock does not
+    arena_fd: int | None = None  # None takes no images
+    num_arena_regions: int = 0
+    max_images: int = 0  # of a request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,6 +320,8 @@ class EngineConfig:
     vocab_size: int
     eos_token_ids: list[int]
     crash: CrashConfig
+    arena_fd: int | None = None  # None takes no images
+    num_arena_regions: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,7 @@ class EmbeddedServer:
         Raises:
             ConfigError, ModelError: there is no such model, or it cannot be used.
         """
-        card = read_card(config)
+        self._card = card = read_card(config)
         self.config = config
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -133,7 +133,7 @@ class EmbeddedServer:
         )
         started = self._read(data)
         assert isinstance(started, Started)
-        self.board = Board(fds[0], seats_of(self.config))
+        self.board = Board(fds[0], seats_of(self.config, self._card.takes_images))
         os.close(fds[0])  # the memory is mapped
         return started
 

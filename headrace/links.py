@@ -1,6 +1,7 @@
 """Where a frontend sends: bodies to the tokenizer with the least to do, aborts to the engine.
 
-Long bodies have a tokenizer of their own, the last: who asks for little never waits behind one.
+Long bodies have a tokenizer of their own: who asks for little never waits behind one. So do those
+with images, the last. What has an image is told by a field's name, without a look at anything else.
 Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
 again (aborts: losing one would leave the engine working for nobody). What a process had that died
 is sent again when another is in its seat.
@@ -9,7 +10,7 @@ is sent again when another is in its seat.
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.backlog import tokenizer_backlog
 from headrace.board import Board, Field, Slot, State
@@ -21,20 +22,22 @@ from headrace.watch import Watch
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
 MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
+IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others
 
 
 class Links:
     """The outgoing links of one frontend."""
 
     def __init__(self, run_dir: str, num_tokenizers: int, board: Board, slot: Slot) -> None:
-        """Connect to `num_tokenizers` for short bodies, the one for long ones, and the engine."""
-        self._tokenizers = [
-            Outbox(address(run_dir, "tokenizer", i)) for i in range(num_tokenizers + 1)
-        ]
-        self._long = num_tokenizers
-        self._engine = Outbox(address(run_dir, "engine"))
+        """Connect to `num_tokenizers` for short bodies, those for others, and the engine."""
         self._tokenizer_slots = list(board.of("tokenizer"))
-        self._backlogs = [tokenizer_backlog(board, i) for i in range(num_tokenizers + 1)]
+        num_all = len(self._tokenizer_slots)
+        self._tokenizers = [Outbox(address(run_dir, "tokenizer", i)) for i in range(num_all)]
+        self._short = range(num_tokenizers)
+        self._long = num_tokenizers
+        self._images = range(num_tokenizers + 1, num_all)  # empty where the model takes none
+        self._engine = Outbox(address(run_dir, "engine"))
+        self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._num_detokenizers = len(list(board.of("detokenizer")))
         self._watch = Watch(board, ("tokenizer", "engine", "detokenizer"))
         self._are_unsent = False  # requests that are to be sent again
@@ -47,17 +50,14 @@ class Links:
         return self._backlogs[tokenizer]()
 
     def long_backlog(self) -> int:
-        """Return how many bytes of long bodies have still to be handled."""
-        return self.backlog(self._long)
+        """Return how many bytes of long bodies and of such with images have still to be handled."""
+        return sum([self.backlog(tokenizer) for tokenizer in (self._long, *self._images)])
 
     def forward(self, sent: Sent) -> bool:
         """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
         body = sent.body
-        if len(body) < LONG_BODY_BYTES:
-            target = min(range(self._long), key=self._business)
-        elif self.backlog(self._long) < MAX_LONG_BACKLOG_BYTES:
-            target = self._long
-        else:
+        target = min(self._lane(body), key=self._business)
+        if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
             return False
         if not self._tokenizers[target].try_send(sent.request, body):
             return False
@@ -65,6 +65,12 @@ class Links:
         # A request without a body is work too.
         self._slot.add(Field.FORWARDED_BYTES + target, len(body) + 1)
         return True
+
+    def _lane(self, body: bytes) -> Sequence[int]:
+        """Return the tokenizers that may get a body."""
+        if self._images and IMAGE_MARK in body:
+            return self._images
+        return self._short if len(body) < LONG_BODY_BYTES else (self._long,)
 
     def _business(self, tokenizer: int) -> tuple[bool, int]:
         """Return how little use it is to send to a tokenizer now."""

@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from headrace.api_keys import digest
+from headrace.arena import Arena
 from headrace.board import Board, Field, Seat, State
 from headrace.capsules import Capsules, crash_directory
 from headrace.ceilings import Ceilings
@@ -80,11 +81,13 @@ class Child:
     start_at: float | None = None  # when another is to start, where this one has died
 
 
-def seats_of(config: ServerConfig) -> list[Seat]:
+def seats_of(config: ServerConfig, takes_images: bool = False) -> list[Seat]:
     """Return who runs, one seat per process; workers are children of the engine."""
+    num_preprocessors = config.preprocess_procs if takes_images else 0
     counts = {
         "frontend": config.frontend_procs,
-        "tokenizer": config.tokenizer_procs + 1,  # the last has the long prompts
+        # One has the long prompts, those after it prepare images.
+        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors,
         "engine": 1,
         "worker": 0 if config.engine == "mock" else config.tp,
         "detokenizer": config.detokenizer_procs,
@@ -111,10 +114,13 @@ class Supervisor:
         self._listeners = listeners
         self._api_keys = api_keys
         self._admin_keys = () if admin_key is None else (admin_key,)
-        seats = seats_of(config)
+        seats = seats_of(config, card.takes_images)
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
+        self._arena = None
+        if card.takes_images:
+            self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[Child] = []
@@ -216,8 +222,10 @@ class Supervisor:
             OSError: the system is short of processes, files or memory.
         """
         config = self._config_of(seat)
-        fds = (config.listen_fd,) if isinstance(config, FrontendConfig) else ()
-        process = spawn(seat, config, self.board, self._config.log_level, fds, self._record)
+        fds = [config.listen_fd] if isinstance(config, FrontendConfig) else []
+        if self._arena is not None and isinstance(config, TokenizerConfig | EngineConfig):
+            fds.append(self._arena.fd)
+        process = spawn(seat, config, self.board, self._config.log_level, tuple(fds), self._record)
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:
@@ -337,6 +345,8 @@ class Supervisor:
                 trust_request_chat_template=c.trust_request_chat_template,
                 metrics_dialect=c.metrics_dialect,
                 follows_grammars=c.engine != "mock",
+                max_images=c.max_images,
+                **self._arena_fields,
             )
         if role == "engine":
             return EngineConfig(
@@ -363,6 +373,7 @@ class Supervisor:
                 vocab_size=self._card.vocab_size,
                 eos_token_ids=self._card.eos_token_ids,
                 crash=self._crash,
+                **self._arena_fields,
             )
         return DetokenizerConfig(
             run_dir=self.run_dir,
@@ -370,6 +381,14 @@ class Supervisor:
             num_frontends=c.frontend_procs,
             stream_interval=c.stream_interval,
         )
+
+    @property
+    def _arena_fields(self) -> dict[str, Any]:
+        """Return what those who have part in the arena are told of it."""
+        if self._arena is None:
+            return {}
+        num_regions = self._config.preprocess_procs
+        return {"arena_fd": self._arena.fd, "num_arena_regions": num_regions}
 
     def _all_ready(self) -> bool:
         return all(slot[Field.STATE] == State.READY for slot in self.board.slots)

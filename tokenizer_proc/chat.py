@@ -17,10 +17,12 @@ import jinja2.sandbox
 
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
-from headrace.tokenizer_proc.openai_requests import ChatMessage, text_of
+from headrace.tokenizer_proc.message_content import add_text, has_images, parts_of, plain_text
+from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
 from headrace.tokenizer_proc.tool_requests import as_template_call
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
+PROBE = "headrace"
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
 
 # What Python code that a template calls may raise, beside Jinja's own errors.
@@ -101,10 +103,12 @@ class ChatTemplate:
         special_tokens: dict[str, str],
         cpu_s: float = TEMPLATE_CPU_S,
         trusts_requests: bool = False,
+        takes_images: bool = False,
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
-        With `trusts_requests`, a request may bring a template of its own.
+        With `trusts_requests`, a request may bring a template of its own; with `takes_images`,
+        messages may have parts that are images.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -117,6 +121,8 @@ class ChatTemplate:
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         self._environment = environment
         self._trusts_requests = trusts_requests
+        self._takes_images = takes_images
+        self._wants_parts = False  # even for content that is a text
         self._special_tokens = special_tokens
         try:
             self._template = None if source is None else self._compiled(source)
@@ -124,6 +130,15 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
         except CpuLimitExceeded as error:
             raise ModelError(f"the model's chat template takes {error} to compile") from error
+        self._wants_parts = takes_images and self._loses_text()
+
+    def _loses_text(self) -> bool:
+        """Whether the model's template has no place for content that is not a list of parts."""
+        probe = ChatRequest(messages=[ChatMessage("user", PROBE)])
+        try:
+            return self._template is not None and PROBE not in self.render(probe)
+        except InvalidValue:
+            return True
 
     def render(self, request: Conversation) -> str:
         """Return the prompt of a conversation, by default ready for the assistant's answer.
@@ -133,7 +148,7 @@ class ChatTemplate:
             Unsupported: the request brings a template, and is not trusted with it.
         """
         template = self._template_for(request)
-        messages = [as_template_message(m, i) for i, m in enumerate(request.messages)]
+        messages = [self._as_template_message(m, i) for i, m in enumerate(request.messages)]
         variables = OPTIONAL | self._special_tokens | request.variables
         for name in OPTIONAL:
             if variables[name] and name not in template.variables:
@@ -147,7 +162,7 @@ class ChatTemplate:
             return self._rendered(template, variables)
         # The mark ends with a space: a template that cuts it off cuts the message's own, too.
         mark = secrets.token_hex(8)
-        messages[-1]["content"] = (messages[-1]["content"] or "") + mark + " "
+        add_text(messages[-1], mark + " ")
         text, found, rest = self._rendered(template, variables).rpartition(mark)
         if not found:
             raise InvalidValue(
@@ -155,6 +170,12 @@ class ChatTemplate:
                 "continue_final_message",
             )
         return text if rest.startswith(" ") else text.rstrip()
+
+    def _as_template_message(self, message: ChatMessage, index: int) -> dict[str, Any]:
+        where = f"messages[{index}].content"
+        if self._wants_parts or (self._takes_images and has_images(message)):
+            return as_template_message(message, index, parts_of(message, where))
+        return as_template_message(message, index, plain_text(message, where))
 
     def _compiled(self, source: str) -> "Compiled":
         with self._limit:  # constants are computed here
@@ -215,9 +236,11 @@ class Compiled(NamedTuple):
     variables: frozenset[str]
 
 
-def as_template_message(message: ChatMessage, index: int) -> dict[str, Any]:
-    """Return a message as templates expect it: text parts joined, absent fields absent."""
-    fields: dict[str, Any] = {"role": message.role, "content": plain_text(message, index)}
+def as_template_message(
+    message: ChatMessage, index: int, content: str | list[dict[str, str]] | None
+) -> dict[str, Any]:
+    """Return a message as templates expect it: absent fields absent."""
+    fields: dict[str, Any] = {"role": message.role, "content": content}
     thoughts = {"reasoning_content": message.thoughts, "reasoning": message.thoughts}
     optional = {"name": message.name, "tool_call_id": message.tool_call_id} | thoughts
     fields |= {name: value for name, value in optional.items() if value is not None}
@@ -235,13 +258,3 @@ def write_arguments(messages: list[dict[str, Any]]) -> bool:
     for function in functions:
         function["arguments"] = _to_json(function["arguments"])
     return bool(functions)
-
-
-def plain_text(message: ChatMessage, index: int) -> str | None:
-    """Return the text of a message, its parts on lines of their own; calls need none."""
-    where = f"messages[{index}].content"
-    if message.content is None and message.role == "assistant" and message.tool_calls:
-        return None
-    if message.content is None:
-        raise InvalidValue(f"{where}: must be a string or a list of text parts", where)
-    return text_of(message.content, where)

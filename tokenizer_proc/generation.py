@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.config import ModelCard
-from headrace.errors import ContextLengthExceeded, InvalidValue
+from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
 from headrace.messages import (
     Api,
     GenerateForm,
@@ -29,6 +29,7 @@ from headrace.tokenizer_proc.generate_requests import (
 )
 from headrace.tokenizer_proc.grammar_fields import constraint_of
 from headrace.tokenizer_proc.grammars import Grammars
+from headrace.tokenizer_proc.images import Images, none_of
 from headrace.tokenizer_proc.messages_requests import CHAT_NAMES as MESSAGES_NAMES
 from headrace.tokenizer_proc.messages_requests import (
     chat_of_messages,
@@ -112,6 +113,7 @@ class GenerationPlanner:
         num_detokenizers: int,
         seed: int,
         grammars: Grammars | None = None,
+        images: Images | None = None,
     ) -> None:
         self._card = card
         self._template = template
@@ -119,6 +121,7 @@ class GenerationPlanner:
         self._num_detokenizers = num_detokenizers
         self._seed = seed
         self._grammars = grammars or Grammars(card)
+        self._images_of = images.of if images else none_of
         self._plans = msgspec.msgpack.Encoder()
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
@@ -180,15 +183,22 @@ class GenerationPlanner:
     def _chat(self, http: HttpRequest, request: ChatRequest, form: Form) -> Encoding[Sequences]:
         """Plan the answers to a conversation."""
         self._prompts.check_model(request.model)
+        images = self._images_of(request.messages)
         text = self._template.render(request)
         parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens
         limit = request.truncate_prompt_tokens
         if limit is None:
             self._prompts.check_bytes(text, wanted, form.param)
-        (ids,) = yield [Text(text, add_special_tokens=False)]
+        elif images:
+            raise Unsupported(
+                "truncate_prompt_tokens: images are not cut", "truncate_prompt_tokens"
+            )
+        (ids,) = yield [Text(images.written(text), add_special_tokens=False)]
+        images.find(ids)
         prompt = Prompt(last_tokens(ids, limit))
-        return (yield from self._plan(http, request, [prompt], wanted, form, parsing))
+        planned = yield from self._plan(http, request, [prompt], wanted, form, parsing)
+        return images.sent(planned)
 
     def _continue(
         self, http: HttpRequest, request: CompletionRequest, form: Form

@@ -12,10 +12,11 @@ from headrace.process import Context
 from headrace.sockets import Inbox, address
 
 if TYPE_CHECKING:
-    from headrace.tokenizer_proc.service import Service
+    from headrace.tokenizer_proc.service import LoadImages, Service
 
 IDLE_MS = 500
 LONG_HIGH_WATER = 8  # long bodies that wait here; the others wait where they came from
+IMAGE_HIGH_WATER = 2
 LONG_NICENESS = 5  # more than other tokenizers'
 MAX_THREADS = 8
 
@@ -24,11 +25,13 @@ def main(config: TokenizerConfig, context: Context) -> None:
     """Handle requests until SIGTERM."""
     tokenizer_backlog(context.board, context.index).settle()
     where = address(config.run_dir, "tokenizer", context.index)
-    if context.index == config.num_tokenizers:
-        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER, context.tee)
-        serve_long(config, context, inbox)
-    else:
+    if context.index < config.num_tokenizers:
         serve_short(config, context, Inbox(where, ToTokenizer, tee=context.tee))
+    elif context.index == config.num_tokenizers:
+        serve_long(config, context, Inbox(where, ToTokenizer, LONG_HIGH_WATER, context.tee))
+    else:
+        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, IMAGE_HIGH_WATER, context.tee)
+        serve_images(config, context, inbox)
 
 
 def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
@@ -61,6 +64,19 @@ def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeniz
         heart.end()
 
 
+def serve_images(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
+    """Handle requests with images one by one."""
+    from headrace.tokenizer_proc.image_lane import load_images
+
+    os.nice(LONG_NICENESS)
+    context.keep_beating()
+    service = load_service(config, context, inbox, num_threads(), 1, 0, load_images)
+    context.ready()
+    service.load_fast()
+    while True:
+        service.handle(IDLE_MS)
+
+
 def load_service(
     config: TokenizerConfig,
     context: Context,
@@ -68,6 +84,7 @@ def load_service(
     num_fast_threads: int,
     max_batch_size: int,
     max_wait_s: float,
+    load_images: "LoadImages | None" = None,
 ) -> "Service":
     """Import and load all that handling requests takes."""
     # `fastokens` divides a batch among threads that spin: for short texts that costs twice the
@@ -76,7 +93,7 @@ def load_service(
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads()))
     from headrace.tokenizer_proc.service import Service
 
-    return Service(config, context, inbox, max_batch_size, max_wait_s)
+    return Service(config, context, inbox, max_batch_size, max_wait_s, load_images)
 
 
 def num_threads() -> int:

@@ -19,6 +19,7 @@ from headrace.tokenizer_proc.tool_requests import CalledTool, Tool, ToolFields, 
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
+IMAGE_PART = "image_url"
 UNSUPPORTED = ("audio", "moderation", "web_search_options")  # of chats
 # Of chats, taken unread: they change no answer.
 NOT_READ = (
@@ -33,6 +34,19 @@ class TextPart(msgspec.Struct):
 
     type: str
     text: str | None = None
+
+
+class ImageUrl(msgspec.Struct):
+    """Where an image is, and how closely it is looked at."""
+
+    url: str
+    detail: str = "auto"
+
+
+class ContentPart(TextPart):
+    """The same of a chat, where it may be an image."""
+
+    image_url: ImageUrl | None = None
 
 
 def text_of(
@@ -53,7 +67,7 @@ class ChatMessage(msgspec.Struct):
     """One message of a conversation. Only the assistant's need no content, if they call tools."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[CalledTool] | None = None
     tool_call_id: str | None = None  # which call a message of role "tool" answers

@@ -8,6 +8,7 @@ is handled alone, so that it is known what kills.
 
 import itertools
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -30,12 +31,14 @@ from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammars import Grammars
+from headrace.tokenizer_proc.images import Images
 from headrace.tokenizer_proc.job import Job
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.stages import Answer, Body, Ids, Sequences
 from headrace.tokenizer_proc.tokens import TokenRoutes
 
 LOOK_MS = 1  # between looks at what is laid aside
+LoadImages = Callable[[TokenizerConfig, Context, Encoder], Images]
 
 
 class Service:
@@ -48,6 +51,7 @@ class Service:
         inbox: Inbox[ToTokenizer],
         max_batch_size: int,
         max_wait_s: float,
+        load_images: LoadImages | None = None,
     ) -> None:
         self._slot = context.slot
         self._inbox = inbox
@@ -61,12 +65,14 @@ class Service:
             card.chat_template,
             card.special_tokens,
             trusts_requests=config.trust_request_chat_template,
+            takes_images=card.takes_images,
         )
         self.grammars = Grammars(card, config.follows_grammars)
         num, seed = config.num_detokenizers, config.seed
-        generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars)
+        images = load_images(config, context, encoder) if load_images else None
+        generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars, images)
         embedding = EmbeddingPlanner(card, encoder, num)
-        tokens = TokenRoutes(card, template, encoder)
+        tokens = TokenRoutes(card, template, encoder, images)
         self._encoder = encoder
         self._routes = Routes(config, context.board, generation, embedding, tokens)
         self._engine = Outbox(address(config.run_dir, "engine"), on_wait=context.slot.beat)

@@ -9,6 +9,7 @@ from headrace.config import ModelCard
 from headrace.errors import ModelNotFound
 from headrace.messages import HttpRequest
 from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.images import Images, none_of
 from headrace.tokenizer_proc.openai_requests import (
     TokenizeRequest,
     decode_detokenize,
@@ -35,10 +36,17 @@ class Spelling(Protocol):
 class TokenRoutes:
     """Texts as tokens and back. No length is refused: nothing is computed of them."""
 
-    def __init__(self, card: ModelCard, template: ChatTemplate, spelling: Spelling) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        template: ChatTemplate,
+        spelling: Spelling,
+        images: Images | None = None,
+    ) -> None:
         self._card = card
         self._template = template
         self._spelling = spelling
+        self._images_of = images.of if images else none_of
 
     def tokenize(self, _http: HttpRequest, body: Body) -> Stages:
         """Answer `/tokenize`."""
@@ -58,7 +66,8 @@ class TokenRoutes:
         special = request.add_special_tokens
         if request.prompt is not None:
             return Text(request.prompt, special is not False)
-        return Text(self._template.render(request), special is True)
+        images = self._images_of(request.messages)
+        return Text(images.written(self._template.render(request)), special is True)
 
     def detokenize(self, _http: HttpRequest, body: Body) -> Answer:
         """Answer `/detokenize`."""

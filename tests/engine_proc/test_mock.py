@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.arena import Arena
 from headrace.board import Board, Field, Seat, Span
 from headrace.config import CrashConfig, EngineConfig, ServerConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
@@ -23,9 +24,11 @@ from headrace.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
+    Image,
     Sampling,
     StepOutput,
     Stop,
+    Tensor,
     Times,
     request_id,
 )
@@ -55,7 +58,9 @@ class Heard(DetokenizerLinks):
 class Rig:
     """A mock engine and two detokenizers."""
 
-    def __init__(self, profile: Profile = NOTHING, max_num_seqs: int = 2) -> None:
+    def __init__(
+        self, profile: Profile = NOTHING, max_num_seqs: int = 2, arena: Arena | None = None
+    ) -> None:
         config = EngineConfig(
             run_dir="",
             model_path="",
@@ -80,6 +85,8 @@ class Rig:
             vocab_size=8,
             eos_token_ids=[],
             crash=CrashConfig(directory=None, flags={}),
+            arena_fd=arena and arena.fd,
+            num_arena_regions=1,
         )
         self.board = Board.create([Seat("engine", 0)])
         self.slot = self.board.slot("engine")
@@ -126,6 +133,22 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert [end for o, _ in told for _, _, end in o.rows()] == [*[None] * 4, FinishReason.LENGTH]
     assert not rig.engine.has_work
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
+
+
+def test_images_are_done_with_at_once_by_each_sequence_that_has_them() -> None:
+    arena = Arena.create(1, 1 << 20)
+    region = arena.region(0)
+    place = region.allocate(12)
+    assert place is not None
+    tensor = Tensor(place, region.generation(place), "f4", [3])
+    rig = Rig(arena=arena)
+    for id in (FIRST, SECOND):
+        region.send(place)
+        rig.add(id, images=[Image(b"0" * 16, 1, 1, 1, {"pixel_values": tensor})])
+        assert region.num_sent(place) == 0
+    assert rig.step()[0].started.keys() == {FIRST, SECOND}
+    os.close(arena.fd)
+    os.close(rig.board.fd)
 
 
 def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:

@@ -18,13 +18,17 @@ SHORT, LONG = b"x" * 100, b"x" * LONG_BODY_BYTES
 
 
 class Tokenizers:
-    """Two tokenizers for short bodies, one for long ones, and the links to them."""
+    """Two tokenizers for short bodies, one for long ones, and the links to them.
 
-    def __init__(self, run_dir: str) -> None:
-        seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(3))]
+    With `num_images`, as many more for those with images.
+    """
+
+    def __init__(self, run_dir: str, num_images: int = 0) -> None:
+        num_all = 3 + num_images
+        seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(num_all))]
         self.board = Board.create(seats)
         self.inboxes: list[Inbox[ToTokenizer]] = [
-            Inbox(address(run_dir, "tokenizer", i), ToTokenizer) for i in range(3)
+            Inbox(address(run_dir, "tokenizer", i), ToTokenizer) for i in range(num_all)
         ]
         for slot in self.board.slots:
             slot.enter(State.STARTING)
@@ -71,6 +75,25 @@ def test_a_long_body_stands_in_nobodys_way(tokenizers: Tokenizers) -> None:
         assert tokenizers.links.forward(Sent(REQUEST, body))
     assert [tokenizers.received(i) for i in range(2)] == [len(SHORT)] * 2
     assert [tokenizers.received(2) for _ in range(2)] == [len(LONG)] * 2
+
+
+def test_bodies_with_images_go_to_those_who_prepare_some(tmp_path: Path) -> None:
+    tokenizers = Tokenizers(str(tmp_path), num_images=2)
+    with_image = b'{"type": "image_url", "image_url": {"url": "data:"}}'
+    for body in (with_image, with_image + LONG, SHORT, LONG, with_image):
+        assert tokenizers.links.forward(Sent(REQUEST, body))
+    assert tokenizers.received(0) == len(SHORT)
+    assert tokenizers.received(2) == len(LONG)
+    assert [tokenizers.received(3) for _ in range(2)] == [len(with_image)] * 2
+    assert tokenizers.received(4) == len(with_image + LONG)
+    # Of the one long body and the three with images, each with a byte of its own.
+    assert tokenizers.links.long_backlog() == 2 * len(LONG) + 3 * len(with_image) + 4
+    tokenizers.close()
+
+
+def test_a_model_without_images_has_no_ear_for_them(tokenizers: Tokenizers) -> None:
+    assert tokenizers.links.forward(Sent(REQUEST, b'"image_url"'))
+    assert tokenizers.received(0) == len(b'"image_url"')
 
 
 def test_long_bodies_wait_in_bounded_number(tokenizers: Tokenizers) -> None:

@@ -17,6 +17,14 @@ def test_there_is_a_seat_per_process() -> None:
     assert {seat.role for seat in seats} == set(ROLES)
 
 
+def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -> None:
+    config = ServerConfig(tokenizer_procs=2, preprocess_procs=3)
+    with_images = seats_of(config, takes_images=True)
+    assert [seat for seat in with_images if seat not in seats_of(config)] == [
+        Seat("tokenizer", i) for i in (3, 4, 5)
+    ]
+
+
 def test_a_title_has_a_number_where_there_can_be_several() -> None:
     assert title("frontend", 1) == "headrace: frontend 1"
     assert title("engine", 0) == "headrace: engine"

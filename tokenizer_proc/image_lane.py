@@ -1,0 +1,56 @@
+"""What a process that prepares images has beside other tokenizers: a processor, and a region."""
+
+import time
+from pathlib import Path
+
+from headrace.arena import Arena
+from headrace.config import TokenizerConfig
+from headrace.model_card import read_json
+from headrace.process import Context
+from headrace.tokenizer_proc.encode import Encoder
+from headrace.tokenizer_proc.image_processor import ImageProcessor, forgo_torch
+from headrace.tokenizer_proc.image_spelling import spelling_of
+from headrace.tokenizer_proc.image_store import ImageStore
+from headrace.tokenizer_proc.images import Images
+from headrace.watch import Watch
+
+LOOK_S = 0.002  # between looks at what the engine is done with
+
+
+def load_images(config: TokenizerConfig, context: Context, encoder: Encoder) -> Images:
+    """Load the model's image processor and take over the region of this process.
+
+    Raises:
+        ModelError: the processor cannot be loaded.
+    """
+    forgo_torch()
+    card = config.card
+    assert card.image_token is not None and config.arena_fd is not None
+    processor = load_processor(Path(card.path), encoder)
+    arena = Arena(config.arena_fd, config.num_arena_regions)
+    region = arena.region(context.index - config.num_tokenizers - 1)
+    watch = Watch(context.board, ("engine",))
+
+    def look() -> None:
+        if watch.replaced():
+            region.forget_sent()
+
+    def wait() -> None:
+        time.sleep(LOOK_S)
+        look()
+
+    store = ImageStore(region, wait)
+    return Images(processor, store, card.image_token, config.max_images, look)
+
+
+def load_processor(path: Path, encoder: Encoder) -> ImageProcessor:
+    """Load the image processor of a model's folder."""
+
+    def token(id: int) -> str:
+        (text,) = encoder.tokens([id])
+        assert text is not None, f"{path}: the tokenizer has no token {id}"
+        return text
+
+    settings = read_json(path / "processor_config.json", optional=True)
+    spelling = spelling_of(read_json(path / "config.json"), settings, token)
+    return ImageProcessor(str(path), spelling)

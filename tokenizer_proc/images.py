@@ -1,0 +1,174 @@
+"""The images of a conversation, from the parts of its messages to what the engine is told of them.
+
+They are prepared in order, and a prompt's are sent together. One that has been given up meanwhile,
+while its request was laid aside, is prepared again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headrace.errors import InvalidValue, Unsupported
+from headrace.messages import GenerateRequest, Image
+from headrace.tokenizer_proc.image_sources import Source, image_parts, sources_of
+from headrace.tokenizer_proc.openai_requests import ChatMessage
+from headrace.tokenizer_proc.stages import Ids, Sequences
+
+if TYPE_CHECKING:  # what only those load who take images
+    from headrace.tokenizer_proc.image_processor import ImageProcessor
+    from headrace.tokenizer_proc.image_store import ImageStore, Stored
+
+
+class Images:
+    """Images of conversations, in a process that prepares them.
+
+    Args:
+        image_token: stands for each row of an image.
+        max_images: of a request.
+        look: sees to it that nothing counts as sent to an engine that has died.
+    """
+
+    def __init__(
+        self,
+        processor: "ImageProcessor",
+        store: "ImageStore",
+        image_token: int,
+        max_images: int,
+        look: Callable[[], None],
+    ) -> None:
+        self._processor = processor
+        self._store = store
+        self._image_token = image_token
+        self._max_images = max_images
+        self._look = look
+
+    def of(self, messages: Sequence[ChatMessage]) -> "PromptImages":
+        """Return the images of a conversation, of which nothing has been decoded.
+
+        Raises:
+            RequestError: some are not taken; the text names the part.
+        """
+        return PromptImages(self, sources_of(messages, self._max_images))
+
+    def prepare(self, sources: Sequence[Source]) -> "list[Stored]":
+        """Return images in the arena, prepared if they are not there.
+
+        Raises:
+            InvalidValue: one cannot be decoded, or there will never be room for all.
+        """
+        from headrace.tokenizer_proc.image_store import NeverFits
+
+        self._look()
+        found: list[Stored] = []
+        for source in sources:
+            key = self._processor.key(source)
+            stored = self._store.find(key)
+            if stored is None:
+                prepared = self._processor.prepare(source)
+                try:
+                    stored = self._store.put(key, prepared, beside=found)
+                except NeverFits as error:
+                    why = f"{source.where}: with those before it, takes {error}"
+                    raise InvalidValue(why, source.where) from error
+            found.append(stored)
+        return found
+
+    def write(self, text: str, images: "Sequence[Stored]") -> str:
+        """Write images where a chat template has left places for them."""
+        pieces = text.split(self._processor.spelling.placeholder)
+        self._check_places(len(pieces) - 1, len(images))
+        texts = [stored.text for stored in images]
+        return "".join(part for pair in zip(pieces, [*texts, ""], strict=True) for part in pair)
+
+    def find(self, ids: Ids, images: "Sequence[Stored]") -> list[Image]:
+        """Return where in a prompt images are, their tensors still missing."""
+        places = [place for place, id in enumerate(ids) if id == self._image_token]
+        token = self._processor.spelling.token
+        counts = [stored.text.count(token) for stored in images]
+        self._check_places(len(places), sum(counts))
+        found, first = [], 0
+        for stored, count in zip(images, counts, strict=True):
+            start, end = places[first], places[first + count - 1]
+            found.append(Image(stored.key, start, end - start + 1, count, {}))
+            first += count
+        return found
+
+    def send(self, images: "Sequence[Stored]", found: Sequence[Image]) -> list[Image]:
+        """Return images with their tensors, which are counted as sent once more."""
+        self._look()
+        pairs = zip(images, found, strict=True)
+        return [
+            msgspec.structs.replace(image, tensors=self._store.send(stored))
+            for stored, image in pairs
+        ]
+
+    def has(self, images: "Sequence[Stored]") -> bool:
+        """Whether all of these are still in the arena."""
+        return all(self._store.has(stored) for stored in images)
+
+    def _check_places(self, num_places: int, num_wanted: int) -> None:
+        """Refuse a text that has more, or fewer, places for images than there are images."""
+        if num_places != num_wanted:
+            spelling = self._processor.spelling
+            names = " or ".join(dict.fromkeys((spelling.placeholder, spelling.token)))
+            raise InvalidValue(
+                f"messages: the prompt has {num_places} places where its images need {num_wanted}; "
+                f"beside images no text may have {names} in it",
+                "messages",
+            )
+
+
+class PromptImages:
+    """The images of one prompt. Without any, nothing changes."""
+
+    def __init__(self, images: Images | None, sources: Sequence[Source]) -> None:
+        self._images = images
+        self._sources = sources
+        self._stored: list[Stored] = []
+        self._found: list[Image] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._sources)
+
+    def written(self, text: str) -> str:
+        """Prepare the images, and return the rendered conversation with them written out."""
+        if not self._sources:
+            return text
+        assert self._images is not None
+        self._stored = self._images.prepare(self._sources)
+        return self._images.write(text, self._stored)
+
+    def find(self, ids: Ids) -> None:
+        """Take note of where in the prompt they are."""
+        if self._sources:
+            assert self._images is not None
+            self._found = self._images.find(ids, self._stored)
+
+    def sent(self, sequences: Sequences) -> Sequences:
+        """Return the sequences of a prompt with its images. Nothing may come between this and
+        their being sent."""
+        if not self._sources:
+            return sequences
+        assert self._images is not None
+        if not self._images.has(self._stored):
+            self._stored = self._images.prepare(self._sources)
+        requests: list[GenerateRequest] = []
+        for request in sequences.requests:
+            images = self._images.send(self._stored, self._found)
+            requests.append(msgspec.structs.replace(request, images=images))
+        return Sequences(requests, sequences.prompts)
+
+
+def none_of(messages: Sequence[ChatMessage]) -> PromptImages:
+    """Return no images: this process prepares none.
+
+    Raises:
+        Unsupported: there are some, of a request that was not seen to have them.
+    """
+    for where, _ in image_parts(messages):
+        raise Unsupported(
+            f"{where}: images are found by the name 'image_url' in the body; escape none of it",
+            where,
+        )
+    return PromptImages(None, [])
