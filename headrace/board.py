@@ -71,6 +71,10 @@ class Field(enum.IntEnum):
     PROMPT_TOKENS = 10
     HANDLED_BYTES = 11  # of FORWARDED_BYTES, done with
     AT_HAND = 12  # the suspect request that is being handled, 0 where there is none
+    IMAGES = 13  # looked for in the arena,
+    FOUND_IMAGES = 14  # and found there: prepared for a request before
+    IMAGE_BYTES = 15  # gauge, of prepared images in the arena,
+    SENT_IMAGE_BYTES = 16  # gauge, and of those that the engine is not done with
     # engine
     STEPS = 8
     RUNNING = 9  # gauge
@@ -107,7 +111,7 @@ GAUGES = {
         *(Field.OPEN_REQUESTS, Field.HELD_BYTES, Field.UNSENT_BYTES, Field.CONNECTIONS),
         *(Field.ADMITTED, Field.KEPT_BYTES, Field.IS_CLOSED),
     ),
-    "tokenizer": (),
+    "tokenizer": (Field.IMAGE_BYTES, Field.SENT_IMAGE_BYTES),
     "engine": (
         *(Field.RUNNING, Field.WAITING, Field.WAITING_TOKENS),
         *(Field.PAGES_TOTAL, Field.PAGES_FREE),

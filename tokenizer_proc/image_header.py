@@ -10,6 +10,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # as Pillow calls them
 MIN_BYTES = 30  # that tell the size of all but JPEGs
 # JPEG's start of a frame, of any kind: C4, C8 and CC are other segments.
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+MAX_SEGMENTS = 2000  # of 64 KB at most, before the first frame
 ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}  # JPEG's markers without a length
 
 
@@ -98,8 +99,8 @@ def webp_size(data: bytes) -> tuple[int, int] | None:
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Return width and height, of the first frame there is."""
     at = 2
-    while at + 9 <= len(data):
-        if data[at] != 0xFF:
+    for _ in range(MAX_SEGMENTS):
+        if at + 9 > len(data) or data[at] != 0xFF:
             return None
         marker = data[at + 1]
         if marker == 0xFF:  # fill

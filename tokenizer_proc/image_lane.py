@@ -40,7 +40,7 @@ def load_images(config: TokenizerConfig, context: Context, encoder: Encoder) -> 
         look()
 
     store = ImageStore(region, wait)
-    return Images(processor, store, card.image_token, config.max_images, look)
+    return Images(processor, store, card.image_token, config.max_images, look, context.slot)
 
 
 def load_processor(path: Path, encoder: Encoder) -> ImageProcessor:

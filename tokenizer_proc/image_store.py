@@ -42,6 +42,15 @@ class ImageStore:
         self._wait = wait
         self._images: OrderedDict[bytes, Stored] = OrderedDict()
 
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes the images take."""
+        return self._region.num_bytes
+
+    def sent_bytes(self) -> int:
+        """Return how many of these the engine is not done with."""
+        return self._size([stored for stored in self._images.values() if self._is_sent(stored)])
+
     def find(self, key: bytes) -> Stored | None:
         """Return an image that is here."""
         found = self._images.get(key)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.board import Field, Slot
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import GenerateRequest, Image
 from headrace.tokenizer_proc.image_sources import Source, image_parts, sources_of
@@ -27,6 +28,7 @@ class Images:
         image_token: stands for each row of an image.
         max_images: of a request.
         look: sees to it that nothing counts as sent to an engine that has died.
+        slot: of this process, where it is counted.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Images:
         image_token: int,
         max_images: int,
         look: Callable[[], None],
+        slot: Slot,
     ) -> None:
         self._processor = processor
         self._store = store
         self._image_token = image_token
         self._max_images = max_images
         self._look = look
+        self._slot = slot
 
     def of(self, messages: Sequence[ChatMessage]) -> "PromptImages":
         """Return the images of a conversation, of which nothing has been decoded.
@@ -64,6 +68,8 @@ class Images:
         for source in sources:
             key = self._processor.key(source)
             stored = self._store.find(key)
+            self._slot.add(Field.IMAGES)
+            self._slot.add(Field.FOUND_IMAGES, stored is not None)
             if stored is None:
                 prepared = self._processor.prepare(source)
                 try:
@@ -102,6 +108,11 @@ class Images:
             msgspec.structs.replace(image, tensors=self._store.send(stored))
             for stored, image in pairs
         ]
+
+    def show(self) -> None:
+        """Say on the board what is in the arena."""
+        slot, store = self._slot, self._store
+        slot[Field.IMAGE_BYTES], slot[Field.SENT_IMAGE_BYTES] = store.num_bytes, store.sent_bytes()
 
     def has(self, images: "Sequence[Stored]") -> bool:
         """Whether all of these are still in the arena."""

@@ -75,6 +75,7 @@ def serve_images(config: TokenizerConfig, context: Context, inbox: Inbox[ToToken
     service.load_fast()
     while True:
         service.handle(IDLE_MS)
+        service.show_images()
 
 
 def load_service(

@@ -69,7 +69,7 @@ class Service:
         )
         self.grammars = Grammars(card, config.follows_grammars)
         num, seed = config.num_detokenizers, config.seed
-        images = load_images(config, context, encoder) if load_images else None
+        self._images = images = load_images(config, context, encoder) if load_images else None
         generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars, images)
         embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder, images)
@@ -83,6 +83,11 @@ class Service:
     def load_fast(self) -> None:
         """Load what makes encoding fast; another thread may, while requests are handled."""
         self._encoder.load_fast()
+
+    def show_images(self) -> None:
+        """Say on the board what images there are."""
+        if self._images is not None:
+            self._images.show()
 
     def handle(self, timeout_ms: int) -> None:
         """Handle the requests that wait, or return after `timeout_ms` without any."""
