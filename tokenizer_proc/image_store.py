@@ -18,7 +18,10 @@ from headrace.tokenizer_proc.image_processor import Prepared
 
 
 class NeverFits(Exception):
-    """There will never be room; the text says how much would be needed and how much there is."""
+    """There is no room, and nobody is waited for; the text says how much is needed and there is.
+
+    It may be that there would be, were images that are wanted beside this one not in the way.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,7 @@ class ImageStore:
     @property
     def num_bytes(self) -> int:
         """How many bytes the images take."""
-        return self._region.num_bytes
+        return self._size(self._images.values())
 
     def sent_bytes(self) -> int:
         """Return how many of these the engine is not done with."""
@@ -59,10 +62,10 @@ class ImageStore:
         return found
 
     def put(self, key: bytes, prepared: Prepared, beside: Collection[Stored]) -> Stored:
-        """Store an image, as soon as there is room without those `beside` which it is wanted.
+        """Store an image, as soon as there is room; none of those `beside` it makes any.
 
         Raises:
-            NeverFits: there would be none if nothing else were here.
+            NeverFits: there is none, and the engine is done with all others.
         """
         arrays = prepared.tensors
         places = self._places([array.nbytes for array in arrays.values()], beside)
@@ -83,6 +86,11 @@ class ImageStore:
             generation = self._region.generation(tensor.offset)
             tensors[name] = Tensor(tensor.offset, generation, tensor.dtype, tensor.shape)
         return tensors
+
+    def clear(self) -> None:
+        """Give up all that the engine is done with."""
+        while self._give_up_one(beside=()):
+            pass
 
     def has(self, stored: Stored) -> bool:
         """Whether an image is still here."""

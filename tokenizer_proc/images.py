@@ -64,6 +64,18 @@ class Images:
         from headrace.tokenizer_proc.image_store import NeverFits
 
         self._look()
+        try:
+            return self._in_order(sources)
+        except NeverFits:
+            self._store.clear()  # in an empty arena, no image is in another's way
+        try:
+            return self._in_order(sources)
+        except NeverFits as error:
+            where = sources[0].where
+            raise InvalidValue(f"{where}: with those after it, takes {error}", where) from error
+
+    def _in_order(self, sources: Sequence[Source]) -> "list[Stored]":
+        """Return images in the arena; raises NeverFits, too."""
         found: list[Stored] = []
         for source in sources:
             key = self._processor.key(source)
@@ -71,12 +83,7 @@ class Images:
             self._slot.add(Field.IMAGES)
             self._slot.add(Field.FOUND_IMAGES, stored is not None)
             if stored is None:
-                prepared = self._processor.prepare(source)
-                try:
-                    stored = self._store.put(key, prepared, beside=found)
-                except NeverFits as error:
-                    why = f"{source.where}: with those before it, takes {error}"
-                    raise InvalidValue(why, source.where) from error
+                stored = self._store.put(key, self._processor.prepare(source), beside=found)
             found.append(stored)
         return found
 

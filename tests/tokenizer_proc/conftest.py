@@ -1,0 +1,27 @@
+"""Folders of models that take images, as far as tokenizer processes read them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import transformers
+from tiny_vision import IMAGE_PROCESSORS, PROCESSORS, save_tokenizer, vision_config
+
+
+@pytest.fixture(scope="session")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of a family's model, without weights."""
+    folders: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in folders:
+            made = folders[family] = tmp_path_factory.mktemp(family)
+            vision_config(family).save_pretrained(made)
+            save_tokenizer(made, family)
+            kind, settings = IMAGE_PROCESSORS[family]
+            getattr(transformers, kind)(**settings).save_pretrained(made)
+            (made / "processor_config.json").write_bytes(msgspec.json.encode(PROCESSORS[family]))
+        return folders[family]
+
+    return folder
