@@ -2,8 +2,13 @@
 
 from typing import Any
 
-from headrace.errors import InvalidValue
-from headrace.tokenizer_proc.openai_requests import IMAGE_PART, ChatMessage, text_of
+from headrace.errors import InvalidValue, Unsupported
+from headrace.tokenizer_proc.openai_requests import (
+    IMAGE_PART,
+    ChatMessage,
+    ContentPart,
+    text_of,
+)
 
 
 def plain_text(message: ChatMessage, where: str) -> str | None:
@@ -26,12 +31,16 @@ def parts_of(message: ChatMessage, where: str) -> list[dict[str, str]]:
     if not isinstance(message.content, list):
         text = plain_text(message, where)
         return [] if text is None else [{"type": "text", "text": text}]
-    return [
-        {"type": "image"}
-        if part.type == IMAGE_PART
-        else {"type": "text", "text": text_of([part], f"{where}[{i}]")}
-        for i, part in enumerate(message.content)
-    ]
+    return [part_of(part, f"{where}[{i}]") for i, part in enumerate(message.content)]
+
+
+def part_of(part: ContentPart, where: str) -> dict[str, str]:
+    """Return a part: text, or an image, of which a template needs no more than its place."""
+    if part.type not in ("text", IMAGE_PART):
+        raise Unsupported(f"{where}: this model takes text and images, not '{part.type}'", where)
+    if part.type == IMAGE_PART:
+        return {"type": "image"}
+    return {"type": "text", "text": text_of([part], where)}
 
 
 def add_text(message: dict[str, Any], text: str) -> None:

@@ -7,7 +7,13 @@ import pytest
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.model_card import find_demo_model, read_gguf
 from headrace.tokenizer_proc.chat import ChatTemplate
-from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest, TextPart
+from headrace.tokenizer_proc.openai_requests import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    ImageUrl,
+)
+from headrace.tokenizer_proc.tool_requests import CalledFunction, CalledTool
 
 
 def render(source: str | None, *messages: ChatMessage, **variables: Any) -> str:
@@ -44,7 +50,7 @@ def test_loop_controls_work() -> None:
 
 
 def test_text_parts_are_joined_by_lines() -> None:
-    message = ChatMessage("user", [TextPart("text", "a"), TextPart("text", "b")])
+    message = ChatMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
     assert render("{{ messages[0].content }}", message) == "a\nb"
 
 
@@ -117,7 +123,7 @@ def test_messages_without_content_are_refused() -> None:
 
 def test_images_are_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="not 'image_url' parts"):
-        render("x", ChatMessage("user", [TextPart("image_url")]))
+        render("x", ChatMessage("user", [ContentPart("image_url")]))
 
 
 def test_the_demo_models_template_renders_as_in_transformers() -> None:
@@ -193,3 +199,60 @@ def test_a_request_s_template_that_cannot_be_compiled_is_its_error(source: str) 
     with pytest.raises(InvalidValue, match="cannot be compiled") as refused:
         template.render(request)
     assert refused.value.param == "chat_template"
+
+
+# As templates of models that take images have it: content is parts, and nothing else.
+PARTS_ONLY = (
+    "{% for m in messages %}{{ m.role }}:"
+    "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
+    "{% elif p.type == 'image' %}<image>{% endif %}{% endfor %};{% endfor %}"
+)
+TEXT_OR_PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+LOOK = ChatMessage(
+    "user",
+    [
+        ContentPart("text", "a"),
+        ContentPart("image_url", image_url=ImageUrl("data:")),
+        ContentPart("text", "b"),
+    ],
+)
+
+
+def seen(source: str, *messages: ChatMessage, **fields: Any) -> str:
+    template = ChatTemplate(source, {}, takes_images=True)
+    return template.render(ChatRequest(messages=list(messages), **fields))
+
+
+@pytest.mark.parametrize(
+    ("source", "text"), [(PARTS_ONLY, "user:a<image>b;"), (TEXT_OR_PARTS, "a<image>b")]
+)
+def test_images_are_where_they_are_among_texts(source: str, text: str) -> None:
+    assert seen(source, LOOK) == text
+
+
+def test_a_text_is_a_part_where_a_template_knows_nothing_else() -> None:
+    assert seen(PARTS_ONLY, ChatMessage("user", "Hi"), LOOK) == "user:Hi;user:a<image>b;"
+    calls = [CalledTool(function=CalledFunction("f", "{}"))]
+    assert seen(PARTS_ONLY, ChatMessage("assistant", None, tool_calls=calls)) == "assistant:;"
+
+
+def test_texts_are_on_lines_of_their_own_where_a_template_takes_texts() -> None:
+    texts = ChatMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
+    assert seen(TEXT_OR_PARTS, texts) == "a\nb"
+    assert seen(PARTS_ONLY, texts) == "user:ab;"
+
+
+def test_a_last_message_of_parts_goes_on() -> None:
+    assert seen(PARTS_ONLY, LOOK, continue_final_message=True) == "user:a<image>b"
+    image = ChatMessage("user", [ContentPart("image_url")])
+    assert seen(PARTS_ONLY, image, continue_final_message=True) == "user:<image>"
+
+
+def test_a_part_that_is_neither_is_refused_by_its_place() -> None:
+    parts = [ContentPart("input_audio"), ContentPart("image_url")]
+    with pytest.raises(Unsupported, match=r"^messages\[0\]\.content\[0\]: .*not 'input_audio'"):
+        seen(PARTS_ONLY, ChatMessage("user", parts))
