@@ -30,7 +30,6 @@ from headrace.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
-    Image,
     Renew,
     Said,
     StepOutput,
@@ -180,7 +179,6 @@ class MockEngine:
         """Take one message; `bulk` is a prompt's token ids."""
         match message:
             case GenerateRequest():
-                self._look_at(message.images)
                 self._add(message, len(bulk) // 4)
             case Abort(request):
                 self._abort(request)
@@ -198,9 +196,9 @@ class MockEngine:
             case _:
                 assert_never(message)
 
-    def _look_at(self, images: list[Image]) -> None:
-        """Be done with images at once: no answer depends on them."""
-        for image in images:
+    def _release(self, request: GenerateRequest) -> None:
+        """Be done with the images of a sequence."""
+        for image in request.images:
             for tensor in image.tensors.values():
                 assert self._arena is not None
                 self._arena.release(tensor)
@@ -229,8 +227,11 @@ class MockEngine:
                     self._abort(request_of(request.resumes))
                 self._wait_in_line(request, num_prompt)
             case Verdict.REFUSED:
+                self._release(request)
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._end(request, FinishReason.REFUSED)
+            case Verdict.DROPPED:
+                self._release(request)
 
     def _wait_in_line(self, request: GenerateRequest, num_prompt: int) -> None:
         sequence = MockSequence(request, num_prompt, num_prompt, time.monotonic_ns())
@@ -249,6 +250,7 @@ class MockEngine:
         del self._sequences[id]
         if self._waiting.pop(id, None) is not None:
             self._num_waiting_tokens -= sequence.num_missing
+            self._release(sequence.request)
         else:
             ends = self._ends[sequence.last_step]
             del ends[id]
@@ -320,6 +322,7 @@ class MockEngine:
         """Have a sequence whose prompt is complete get its first token in this step."""
         request = sequence.request
         sequence.first_token = self._stepped
+        self._release(request)
         begin(self._slot, sequence.num_prompt, 0)
         num_tokens = 1 if request.embeds else request.max_tokens
         sequence.last_step = self._step + num_tokens - 1

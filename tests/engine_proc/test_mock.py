@@ -135,18 +135,30 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
 
 
-def test_images_are_done_with_at_once_by_each_sequence_that_has_them() -> None:
+def test_images_are_done_with_when_a_prompt_is_computed_and_when_it_never_will_be() -> None:
     arena = Arena.create(1, 1 << 20)
     region = arena.region(0)
     place = region.allocate(12)
     assert place is not None
     tensor = Tensor(place, region.generation(place), "f4", [3])
-    rig = Rig(arena=arena)
-    for id in (FIRST, SECOND):
+    rig = Rig(arena=arena, max_num_seqs=1)
+    images = [Image(b"0" * 16, 1, 1, 1, {"pixel_values": tensor})]
+    ids = [request_id(0, i) for i in range(1, 6)]
+    for num, id in enumerate(ids, 1):
         region.send(place)
-        rig.add(id, images=[Image(b"0" * 16, 1, 1, 1, {"pixel_values": tensor})])
-        assert region.num_sent(place) == 0
-    assert rig.step()[0].started.keys() == {FIRST, SECOND}
+        rig.add(id, images=images)
+        assert region.num_sent(place) == min(num, 3), "two more than may wait are refused"
+    rig.step()
+    assert region.num_sent(place) == 2
+    rig.engine.take(Abort(ids[1]), b"")
+    assert region.num_sent(place) == 1
+    rig.step()
+    rig.step()
+    assert region.num_sent(place) == 0
+    rig.engine.take(Abort(ids[4]), b"")
+    region.send(place)
+    rig.add(ids[4], images=images)
+    assert region.num_sent(place) == 0, "an abort has overtaken it"
     os.close(arena.fd)
     os.close(rig.board.fd)
 

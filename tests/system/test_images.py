@@ -1,0 +1,161 @@
+"""Images on their way to the engine: what is refused, who dies, and who never notices.
+
+The engine is a mock, which is done with an image once its prompt is computed.
+"""
+
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from images import data_url, encoded, image_part, message
+from PIL import Image
+from servers import RunningServer, wait_until
+from tiny_vision import make_vision_folder, picture
+
+PATH = "/v1/chat/completions"
+LANES = ("headrace: tokenizer 2", "headrace: tokenizer 3")
+WHERE = "messages[0].content[1].image_url"
+NUM_CLIENTS = 8
+PNG = encoded(picture(1))
+BOMB = PNG[:16] + (30_000).to_bytes(4, "big") * 2 + PNG[24:]
+STRIP = encoded(Image.new("L", (1, 100_000)))
+MOVING = encoded(picture(1), "GIF", save_all=True, append_images=[picture(2)])
+BAD = [
+    (data_url(PNG[:-200]), "cannot be decoded"),
+    (data_url(PNG[:12]), "cut off"),
+    (data_url(STRIP), "1 x 100000 pixels"),
+    (data_url(BOMB), "30000 x 30000 pixels"),
+    (data_url(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image/svg+xml"), "SVG"),
+    (data_url(MOVING, "image/gif"), "animation"),
+    (data_url(PNG, "image/jpeg"), "says that it is image/jpeg"),
+    ("data:image/png;base64,!!!", "not base64"),
+    ("http://169.254.169.254/latest/meta-data", "fetches nothing"),
+    ("http://localhost/x.png", "fetches nothing"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two processes for images, 2 ms a step."""
+    folder = tmp_path_factory.mktemp("vision") / "smolvlm"
+    make_vision_folder(folder, "smolvlm")
+    running = RunningServer(
+        *(str(folder), "--engine", "mock", "--mock-profile", "2ms", "--preprocess-procs", "2"),
+        *("--image-memory-bytes", str(16 << 20), "--max-images", "3"),
+    )
+    yield running
+    assert running.stop() == 0
+    assert "Traceback" not in running.log
+
+
+def ask(server: RunningServer, *parts: Any, **fields: Any) -> httpx.Response:
+    body = {"messages": [message(*parts)], "max_tokens": 4} | fields
+    return httpx.post(f"{server.url}{PATH}", json=body, timeout=60)
+
+
+def picture_part(seed: int) -> dict[str, Any]:
+    return image_part(data_url(encoded(picture(seed, 200, 150), "JPEG"), "image/jpeg"))
+
+
+@contextmanager
+def asked(server: RunningServer, max_tokens: int = 100) -> Iterator[list["Future[httpx.Response]"]]:
+    """Ask with an image each, all at once; at the end all have been answered."""
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        asking = [
+            pool.submit(ask, server, "look", picture_part(i), max_tokens=max_tokens)
+            for i in range(NUM_CLIENTS)
+        ]
+        yield asking
+    answers = [future.result() for future in asking]
+    assert [answer.status_code for answer in answers] == [200] * NUM_CLIENTS
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {max_tokens}
+
+
+def handled(server: RunningServer) -> dict[str, float]:
+    """Return how many requests each tokenizer process has handled."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = re.findall(r'tokenizer_requests_total{.*process="(.*?)"} (\S+)', text)
+    return {name: float(value) for name, value in found}
+
+
+@pytest.mark.parametrize(("url", "why"), BAD, ids=[why for _, why in BAD])
+def test_what_is_no_good_image_is_a_400_that_names_its_part(
+    server: RunningServer, url: str, why: str
+) -> None:
+    before = server.ring
+    answer = ask(server, "look", image_part(url))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == WHERE
+    assert why in error["message"]
+    assert server.ring == before
+    assert ask(server, "look", image_part(data_url(PNG))).status_code == 200
+
+
+def test_more_images_than_may_be_are_a_400(server: RunningServer) -> None:
+    answer = ask(server, *[picture_part(0)] * 4)
+    assert answer.status_code == 400
+    assert "4 images are more than the 3" in answer.json()["error"]["message"]
+
+
+def test_images_count_as_prompt_tokens(server: RunningServer) -> None:
+    num = [
+        ask(server, "look", *[picture_part(1)] * n).json()["usage"]["prompt_tokens"]
+        for n in range(3)
+    ]
+    assert num[2] - num[1] == num[1] - num[0] > 20
+
+
+def test_a_text_never_sees_a_process_of_images(server: RunningServer) -> None:
+    before = handled(server)
+    assert ask(server, "no image").status_code == 200
+    assert ask(server, "x" * 70_000, max_tokens=1).status_code == 400  # too long for the model
+    after = handled(server)
+    assert {name: after[name] - before[name] for name in after if "0" not in name} == {
+        "tokenizer 1": 1,
+        "tokenizer 2": 0,
+        "tokenizer 3": 0,
+    }
+    ring = server.ring
+    for lane in LANES:
+        ring[lane].suspend()
+    try:
+        with ThreadPoolExecutor() as pool:
+            looking = pool.submit(ask, server, "look", picture_part(5))
+            wait_until(lambda: server.metric("tokenizer_queue_bytes") > 0, "an image waits")
+            assert ask(server, "no image").status_code == 200
+            assert not looking.done()
+            for lane in LANES:
+                ring[lane].resume()
+            assert looking.result().status_code == 200
+    finally:
+        for lane in LANES:
+            ring[lane].resume()
+
+
+def test_all_images_are_let_go(server: RunningServer) -> None:
+    with asked(server):
+        pass
+    wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
+    assert server.metric("image_bytes") > 0
+    found = server.metric("images_found_total")
+    with asked(server):
+        pass
+    assert server.metric("images_found_total") - found >= NUM_CLIENTS // 2
+
+
+@pytest.mark.parametrize("title", [LANES[0], "headrace: engine"])
+def test_a_death_loses_no_image(server: RunningServer, title: str) -> None:
+    victim = server.ring[title]
+    open_before = server.metric("num_requests_running")
+    with asked(server, max_tokens=200):
+        wait_until(lambda: server.metric("num_requests_running") > open_before, "some run")
+        victim.send_signal(signal.SIGKILL)
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "all are well")
+    wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
+    assert server.ring[title].pid != victim.pid
