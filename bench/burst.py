@@ -97,9 +97,9 @@ ROLES = {"chats": chats, "post": post}
 
 
 @contextmanager
-def process(*args: object) -> Iterator["subprocess.Popen[str]"]:
-    """Run this file as another process."""
-    command = [sys.executable, __file__, *map(str, args)]
+def process(*args: object, script: str = __file__) -> Iterator["subprocess.Popen[str]"]:
+    """Run this file, or another, as another process."""
+    command = [sys.executable, script, *map(str, args)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as child:  # type: ignore[call-overload]
         try:

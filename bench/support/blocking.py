@@ -1,6 +1,7 @@
 """An HTTP/1.1 client with blocking calls."""
 
 import socket
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 
@@ -16,11 +17,19 @@ class Client:
 
     def send(self, method: str, path: str, body: bytes = b"") -> None:
         """Send a request."""
-        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {len(body)}\r\n"
+        self.send_pieces(method, path, [body])
+
+    def send_pieces(self, method: str, path: str, pieces: Sequence[bytes]) -> None:
+        """Send a request whose body is in pieces, which are not copied where they are long."""
+        length = sum(map(len, pieces))
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {length}\r\n"
         head += "Content-Type: application/json\r\n\r\n"
-        self._socket.sendall(head.encode() + body if len(body) < 4096 else head.encode())
-        if len(body) >= 4096:
-            self._socket.sendall(body)
+        if length < 4096:
+            pieces = [b"".join([head.encode(), *pieces])]
+        else:
+            self._socket.sendall(head.encode())
+        for piece in pieces:
+            self._socket.sendall(piece)
 
     def receive(self) -> bytes:
         """Return what has come, at least a byte."""

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from headrace.bench.arrivals import arrival_times
 from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.figures import TITLES, Settings, compute, table
 from headrace.bench.load import Outcome, Progress, Request, run_load
+from headrace.bench.pages import MIN_DPI, Pages
 from headrace.bench.plot import write_plot
 from headrace.bench.workload import (
     Prompt,
@@ -80,6 +82,8 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     add("--prefix-repetition-prefix-len", type=int, default=256)
     add("--prefix-repetition-suffix-len", type=int, default=256)
     add("--prefix-repetition-output-len", type=int, default=128)
+    add("--images", type=int, default=0, help="scanned pages in each prompt, no two of them alike")
+    add("--image-dpi", type=int, default=200, help="of an A4 page: 1.2 MB at 200, 2.5 MB at 300")
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:
@@ -113,6 +117,10 @@ def check(args: argparse.Namespace) -> None:
         named = ("num_prompts", "request_rate", "burstiness", "client_procs", "max_concurrency")
         if value is not None and (is_count or name in named) and not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be more than 0")
+    if args.images < 0 or args.image_dpi < MIN_DPI:
+        raise ConfigError(f"--images must be at least 0, and --image-dpi at least {MIN_DPI}")
+    if args.images and BACKENDS[args.backend] != "chat":
+        raise ConfigError("--images needs --backend openai-chat")
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio {args.random_range_ratio} must be from 0 to 1")
 
@@ -194,6 +202,16 @@ def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[Prompt]:
     )
 
 
+def with_images(args: argparse.Namespace, prompts: list[Prompt]) -> list[Prompt]:
+    """Return prompts with as many images each as are asked for."""
+    if not args.images:
+        return prompts
+    pages = Pages(args.image_dpi, np.random.default_rng(args.seed))
+    return [
+        replace(prompt, images=tuple(pages.url() for _ in range(args.images))) for prompt in prompts
+    ]
+
+
 def sample_of(args: argparse.Namespace) -> str:
     """Return a piece of the dataset, to be counted by the server; "" where words are made up."""
     if args.dataset_name != "sharegpt":
@@ -214,7 +232,7 @@ def requests_of(args: argparse.Namespace, endpoint: Endpoint, model: str) -> lis
     """Return all requests and when they are due."""
     options = {"ignore_eos": True} if args.ignore_eos else {}
     options |= args.extra_body
-    prompts = prompts_of(args, endpoint.rates(model, sample_of(args)))
+    prompts = with_images(args, prompts_of(args, endpoint.rates(model, sample_of(args))))
     # Not the prompts' generator: the same arrivals whatever is asked.
     random = np.random.default_rng([args.seed, 1])
     due = arrival_times(len(prompts), args.request_rate, args.burstiness, random)

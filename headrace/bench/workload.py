@@ -33,6 +33,7 @@ class Prompt:
 
     text: str
     max_tokens: int
+    images: tuple[str, ...] = ()  # URLs, which come before the text
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,21 @@ def sharegpt_prompts(
     return (prompts * times)[:num_prompts]
 
 
+def content_of(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """Return the content of a chat's message."""
+    if not prompt.images:
+        return prompt.text
+    images = [{"type": "image_url", "image_url": {"url": url}} for url in prompt.images]
+    return [*images, {"type": "text", "text": prompt.text}]
+
+
 def body_of(prompt: Prompt, kind: str, model: str | None, options: dict[str, Any]) -> bytes:
     """Return a request's body. `kind` is "chat", "completions" or "embeddings"."""
     body: dict[str, Any] = {"model": model} if model is not None else {}
     if kind == "embeddings":
         return msgspec.json.encode(body | {"input": prompt.text} | options)
     if kind == "chat":
-        body["messages"] = [{"role": "user", "content": prompt.text}]
+        body["messages"] = [{"role": "user", "content": content_of(prompt)}]
     else:
         body["prompt"] = prompt.text
     body |= {"max_tokens": prompt.max_tokens, "temperature": 0.0, "stream": True}

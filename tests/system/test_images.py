@@ -5,14 +5,17 @@ The engine is a mock, which is done with an image once its prompt is computed.
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from images import data_url, encoded, image_part, message
+from image_parts import data_url, encoded, image_part, message
 from PIL import Image
 from servers import RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
@@ -147,6 +150,16 @@ def test_all_images_are_let_go(server: RunningServer) -> None:
     with asked(server):
         pass
     assert server.metric("images_found_total") - found >= NUM_CLIENTS // 2
+
+
+def test_the_load_generator_asks_with_images(server: RunningServer) -> None:
+    before = server.metric("images_total")
+    command = [str(Path(sys.executable).parent / "headrace"), "bench", "serve", "--images", "2"]
+    command += ["--image-dpi", "20", "--num-prompts", "5", "--random-input-len", "20"]
+    command += ["--random-output-len", "4", "--base-url", server.url, "--disable-tqdm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert server.metric("images_total") - before == 2 * (5 + 1)  # one to warm up
 
 
 @pytest.mark.parametrize("title", [LANES[0], "headrace: engine"])

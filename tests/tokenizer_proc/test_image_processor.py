@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from images import encoded
+from image_parts import encoded
 from PIL import Image
 from tiny_vision import IMAGE_PROCESSORS, picture
 from transformers.image_utils import load_image

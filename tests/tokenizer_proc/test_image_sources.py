@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from images import data_url, encoded, image_part, message
+from image_parts import data_url, encoded, image_part, message
 from PIL import Image
 
 from headrace.errors import InvalidValue, RequestError, Unsupported

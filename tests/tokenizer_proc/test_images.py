@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from byte_encoder import finish
-from images import data_url, encoded, image_part, message
+from image_parts import data_url, encoded, image_part, message
 from planners import Echo
 from tiny_vision import IMAGE_TOKEN, picture
 

@@ -1,0 +1,143 @@
+"""Who notices when hundreds of images come in?
+
+Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or
+        2.5 MB, to a server with one process that prepares images and to one with two. Meanwhile
+        another process asks for /health, 2 ms after each answer. Then short chats are streamed one
+        after the other, alone and beside the same 300 chats; TTFT is until their first token. The
+        images are prepared as for Gemma 3 (896 x 896 pixels). No model runs: the mock engine takes
+        no time. All clients share the processor with the server.
+Run:    python bench/images.py --rounds 2
+"""
+
+import base64
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from burst import ALONE, Result, process
+from burst import ask as ask_burst
+from headrace.bench.pages import page_file
+from support.blocking import Client
+from support.health import HealthProbe
+from support.report import Quantity, Report, parser
+from support.servers import Server, headrace
+from support.vision import vision_folder
+
+CLIENTS = 300
+DPIS = (200, 300)
+PAGES = 8  # different ones; what comes after a JPEG's end makes each image another
+PROCESSES = (1, 2)
+CHAT_S = 8
+BESIDE = "beside images"
+PATH = "/v1/chat/completions"
+MOCK = ("--engine", "mock", "--mock-profile", "zero")
+BEFORE = b'{"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "text", "text": '
+BEFORE += b'"What is written here?"}, {"type": "image_url", "image_url": {"url": '
+BEFORE += b'"data:image/jpeg;base64,'
+AFTER = b'"}}]}]}'
+
+
+def post(url: str, folder: str, salt: str) -> None:
+    """Post a chat from each client, with an image of its own; print the seconds and statuses."""
+    pages = [file.read_bytes() for file in sorted(Path(folder).iterdir())]
+    pages = [base64.b64encode(page + bytes(-len(page) % 3)) for page in pages]
+    clients = [Client(url) for _ in range(CLIENTS)]
+    statuses: list[int] = []
+
+    def run(index: int) -> None:
+        own = base64.b64encode(f"{salt:>12.12}{index:>12}".encode())
+        clients[index].send_pieces("POST", PATH, [BEFORE, pages[index % PAGES], own, AFTER])
+        statuses.append(clients[index].response())
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(CLIENTS)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps({"seconds": time.perf_counter() - begun, "statuses": statuses}))
+
+
+def write_pages(folder: Path) -> None:
+    """Write the pages that are posted."""
+    random = np.random.default_rng(0)
+    for index in range(PAGES):
+        (folder / f"{index}.jpg").write_bytes(page_file(DPIS[index % 2], random))
+
+
+def outcome(child: Any) -> float:
+    """Return in how many seconds the clients of a process have had their answers."""
+    posted = json.loads(child.communicate()[0])
+    assert posted["statuses"] == [200] * CLIENTS, posted["statuses"]
+    seconds: float = posted["seconds"]
+    return seconds
+
+
+def is_empty(server: Server) -> bool:
+    """Whether the engine is done with all images."""
+    return server.metric("headrace:image_bytes_sent") == 0
+
+
+class Results:
+    """What is measured, by how many processes prepare images."""
+
+    def __init__(self) -> None:
+        systems = [f"{n} process{'es' * (n > 1)}" for n in PROCESSES]
+        self.names = dict(zip(PROCESSES, systems, strict=True))
+        self.health = Result("/health", systems)
+        self.rate = Quantity("images", "1/s", {s: [] for s in systems}, higher_is_better=True)
+        self.memory = Quantity("RSS of a process that prepares", "MiB", {s: [] for s in systems})
+        self.ttft = Result("TTFT", [ALONE, BESIDE])
+
+    def measure(self, folder: Path, num_procs: int, salt: str) -> None:
+        """Take a round with one server."""
+        system, pages = self.names[num_procs], str(folder)
+        flags = (*MOCK, "--preprocess-procs", str(num_procs), "--max-model-len", "8192")
+        with headrace(str(vision_folder()), *flags) as server:
+            ask_burst("chats", server.url, 1)
+            with (
+                HealthProbe(server.url) as probe,
+                process("post", server.url, pages, salt, script=__file__) as poster,
+            ):
+                self.rate.samples[system].append(CLIENTS / outcome(poster))
+            self.health.add(system, probe.latencies_ms)
+            titles = {p.cmdline()[0]: p for p in server.processes}
+            mine = titles["headrace: tokenizer 2"].memory_info()
+            self.memory.samples[system].append((mine.rss - mine.shared) / 2**20)
+            if num_procs == 1:
+                self.ttft.add(ALONE, ask_burst("chats", server.url, CHAT_S))
+                with process("post", server.url, pages, salt + "b", script=__file__) as poster:
+                    self.ttft.add(BESIDE, ask_burst("chats", server.url, CHAT_S))
+                    outcome(poster)
+            deadline = time.monotonic() + CHAT_S
+            while not is_empty(server):
+                assert time.monotonic() < deadline, "images are left in the arena"
+
+
+def main() -> None:
+    """Run."""
+    args = parser(__doc__, rounds=2).parse_args()
+    report, results = Report("images", args), Results()
+    with TemporaryDirectory() as name:
+        write_pages(Path(name))
+        for round in range(args.rounds):
+            for num_procs in PROCESSES:
+                results.measure(Path(name), num_procs, f"{round}")
+    for quantity in (*results.health.quantities, results.rate, results.memory):
+        report.add(quantity)
+    for quantity in results.ttft.quantities:
+        report.add(quantity)
+    report.finish()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["post"]:
+        post(*sys.argv[2:])
+    else:
+        main()
