@@ -181,10 +181,11 @@ class Image(Message, frozen=True):
     """One image of a prompt: its pixels as the model's processor made them, and its place."""
 
     key: bytes  # 16, a hash of the source's bytes and of how they were prepared
-    start: int  # its first token in the prompt, markers included
-    num_tokens: int  # that are its, from there, markers included
+    start: int  # its first token in the prompt that an embedding stands for
+    num_tokens: int  # from there to the last one, markers between them included
     num_rows: int  # of these, that an embedding stands for: those that are the image token
     tensors: dict[str, Tensor]  # by the name that the tower has for them: pixel_values, ...
+    grid: list[int] = []  # frames, rows and columns of its rows, for positions in three parts
 
 
 class GenerateRequest(Message, tag="generate", frozen=True):

@@ -41,6 +41,7 @@ class Prepared:
 
     tensors: Mapping[str, NDArray[Any]]
     text: str
+    grid: list[int]  # as in `messages.Image`
 
 
 def forgo_torch() -> None:
@@ -98,7 +99,7 @@ class ImageProcessor:
         except ValueError as error:  # of a shape that the model does not take
             raise InvalidValue(f"{source.where}: {error}", source.where) from error
         tensors = {n: compact(n, array) for n, array in made.items() if n not in NOT_FOR_TOWERS}
-        return Prepared(tensors, self.spelling.spell(made))
+        return Prepared(tensors, self.spelling.spell(made), self.spelling.grid(made))
 
 
 def decoded(source: Source) -> "Image.Image":

@@ -24,6 +24,8 @@ class Spelling:
     spell: Callable[[Json], str]  # of what a processor has made of an image
     options: Json  # of the processor,
     low_detail: Json  # and more of them where few tokens are to be made of an image
+    # Frames, rows and columns that the tokens of an image are; none where they just follow.
+    grid: Callable[[Json], list[int]] = lambda _made: []
 
 
 def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
@@ -78,13 +80,17 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> Spelli
 def grid(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
     """Qwen2.5-VL: a row is some patches of the image, which keeps its shape."""
     image = token(config["image_token_id"])
-    merged: int = config["vision_config"].get("spatial_merge_size", 2) ** 2
+    merged: int = config["vision_config"].get("spatial_merge_size", 2)
+
+    def shape(made: Json) -> list[int]:
+        frames, height, width = made["image_grid_thw"][0].tolist()
+        return [frames, height // merged, width // merged]
 
     def spell(made: Json) -> str:
-        num_patches: int = prod(made["image_grid_thw"][0].tolist())
-        return image * (num_patches // merged)
+        num_rows: int = prod(shape(made))
+        return image * num_rows
 
-    return Spelling(image, image, spell, {}, {"size": LOW_SIZE})
+    return Spelling(image, image, spell, {}, {"size": LOW_SIZE}, shape)
 
 
 def block(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:

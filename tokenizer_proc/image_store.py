@@ -30,6 +30,7 @@ class Stored:
 
     key: bytes
     text: str
+    grid: list[int]
     tensors: Mapping[str, Tensor]  # the generations are those of when it was stored
 
 
@@ -75,7 +76,7 @@ class ImageStore:
             dtype = array.dtype.str.lstrip("<|")
             generation = self._region.generation(place)
             tensors[name] = Tensor(place, generation, dtype, list(array.shape))
-        stored = self._images[key] = Stored(key, prepared.text, tensors)
+        stored = self._images[key] = Stored(key, prepared.text, prepared.grid, tensors)
         return stored
 
     def send(self, stored: Stored) -> dict[str, Tensor]:

@@ -103,7 +103,7 @@ class Images:
         found, first = [], 0
         for stored, count in zip(images, counts, strict=True):
             start, end = places[first], places[first + count - 1]
-            found.append(Image(stored.key, start, end - start + 1, count, {}))
+            found.append(Image(stored.key, start, end - start + 1, count, {}, stored.grid))
             first += count
         return found
 

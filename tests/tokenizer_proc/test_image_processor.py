@@ -87,6 +87,18 @@ def test_an_image_becomes_what_transformers_makes_of_it(
         np.testing.assert_array_equal(tensor, wanted.reshape(tensor.shape))
 
 
+def test_only_positions_in_three_parts_need_a_grid(processors: Any) -> None:
+    data = source(encoded(picture(1, 90, 60)))
+    for family in IMAGE_PROCESSORS:
+        prepared = processors(family).prepare(data)
+        if family == "qwen2_5_vl":
+            height, width = prepared.tensors["image_grid_thw"][0, 1:] // 2
+            assert prepared.grid == [1, height, width]
+            assert prepared.text.count("<|image_pad|>") == height * width
+        else:
+            assert prepared.grid == []
+
+
 def test_smolvlm_is_written_as_idefics3(vision_folder: Folder, processors: Any) -> None:
     # Its own processor wants a package that nobody else does.
     data = source(encoded(picture(2, 90, 40)))

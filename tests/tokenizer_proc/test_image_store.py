@@ -27,7 +27,9 @@ class Rig:
 
     def put(self, name: str, num_pages: int, beside: list[Stored] | None = None) -> Stored:
         pixels = np.full((num_pages, PAGE_BYTES // 4), ord(name), np.float32)
-        return self.store.put(name.encode(), Prepared({"pixel_values": pixels}, name), beside or [])
+        return self.store.put(
+            name.encode(), Prepared({"pixel_values": pixels}, name, []), beside or []
+        )
 
     def release(self, tensors: dict[str, Tensor]) -> None:
         for tensor in tensors.values():
@@ -47,7 +49,7 @@ def test_what_is_put_is_read_by_what_is_sent(rig: Rig) -> None:
         "image_grid_thw": np.array([[1, 2, 3]]),
         "pixel_attention_mask": np.ones((2, 5), np.uint8),
     }
-    sent = rig.store.send(rig.store.put(b"a", Prepared(tensors, "text"), []))
+    sent = rig.store.send(rig.store.put(b"a", Prepared(tensors, "text", []), []))
     assert {name: tensor.dtype for name, tensor in sent.items()} == {
         "pixel_values": "f4",
         "image_grid_thw": "i8",
@@ -108,7 +110,7 @@ def test_what_could_never_fit_is_refused_once_the_engine_needs_nothing(rig: Rig)
 def test_all_tensors_of_an_image_are_there_or_none(rig: Rig) -> None:
     pair = {name: np.zeros(5 * PAGE_BYTES, np.uint8) for name in ("first", "second")}
     with pytest.raises(NeverFits):
-        rig.store.put(b"a", Prepared(pair, ""), [])
+        rig.store.put(b"a", Prepared(pair, "", []), [])
     assert rig.store.num_bytes == 0
 
 
