@@ -83,13 +83,29 @@ def chunk(value: str) -> str:
     return value
 
 
+def max_images(limits: str) -> str:
+    """Read vLLM's --limit-mm-per-prompt, a JSON object."""
+    try:
+        return str(msgspec.json.decode(limits, type=dict[str, int])["image"])
+    except (msgspec.DecodeError, KeyError):
+        raise ConfigError(f"{limits} says nothing of images; use --max-images") from None
+
+
+def from_gib(number: str) -> str:
+    """Read a size in GiB."""
+    try:
+        return str(round(float(number) * 2**30))
+    except ValueError:
+        raise ConfigError(f"{number} is not a number; use --image-memory-bytes") from None
+
+
 WHOLE_PROMPTS = "raise --max-num-batched-tokens and use --target-itl-ms 0"
 KV_DTYPES = spelled({"bf16": "bfloat16"})
 DTYPES = spelled({"float": "float32", "bf16": "bfloat16"})
 QUANTIZATIONS = spelled({"w8a8_int8": "int8", "gguf": "none"})
 ONE_MACHINE = "run one server per machine, behind a load balancer"
 NO_ADAPTERS = "merge the adapter into the weights and serve those"
-NO_IMAGES = "requests have text only"
+NOTHING_FETCHED = "send images in data: URLs; nothing is fetched"
 NO_SECOND_TIER = "raise --kv-cache-memory-bytes"
 ON_REQUESTS = "send chat_template_kwargs with each request"
 
@@ -283,10 +299,18 @@ ROWS = [
         Refused("leave it out: there is one per processor"),
     ),
     Row(
+        *("images", ("--limit-mm-per-prompt",), ("--limit-mm-data-per-request",)),
+        Same("max_images", max_images),
+    ),
+    Row(
         "images",
-        ("--limit-mm-per-prompt", "--allowed-media-domains", "--allowed-local-media-path"),
-        ("--limit-mm-data-per-request",),
-        Refused(NO_IMAGES),
+        ("--allowed-media-domains", "--allowed-local-media-path"),
+        (),
+        Refused(NOTHING_FETCHED),
+    ),
+    Row(
+        *("images", ("--mm-processor-cache-gb",), ()),
+        Same("image_memory_bytes", from_gib),
     ),
     Row("keys", ("--api-key",), ("--api-key",), Same("api_key")),
     Row("keys", (), ("--admin-api-key",), Same("admin_api_key")),

@@ -90,6 +90,8 @@ def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str)
          {"tp": 2, "max_num_queued": 5}),
         ('--speculative-config {"method":"ngram","num_speculative_tokens":4}',
          {"speculative": "ngram"}),
+        ('--limit-mm-per-prompt {"image":3} --mm-processor-cache-gb 0.25',
+         {"max_images": 3, "image_memory_bytes": 256 << 20}),
     ],
 )  # fmt: skip
 def test_flags_of_vllm_and_sglang_are_understood(argv: str, expected: dict[str, Any]) -> None:
@@ -106,6 +108,8 @@ def test_flags_of_vllm_and_sglang_are_understood(argv: str, expected: dict[str, 
         ("--mem-fraction-static=0.8", "--mem-fraction-static is not supported; say in bytes what"),
         ("-pp 2", "-pp 2 is not supported; run one server per machine, behind a load balancer"),
         ("--enable-lora", "--enable-lora is not supported; merge the adapter into the weights"),
+        ('--limit-mm-per-prompt {"video":3}', '{"video":3} says nothing of images; use --max-i'),
+        ("--mm-processor-cache-gb x", "x is not a number; use --image-memory-bytes"),
         ("--chunked-prefill-size -1", "--chunked-prefill-size -1 is not supported; raise --max-"),
         ('--speculative-config {"method":"eagle"}', "--speculative-config with method eagle is "),
         ("--speculative-config x", "--speculative-config is not a JSON object: "),
