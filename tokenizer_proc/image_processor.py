@@ -27,7 +27,7 @@ from headrace.tokenizer_proc.image_spelling import Spelling
 if TYPE_CHECKING:
     from PIL import Image
 
-CPU_S = 10.0  # of an image; one of 50 million pixels takes 2
+CPU_S = 10.0  # of an image; one of 50 million pixels takes 4
 MEMORY_BYTES = 2 << 30
 KEY_BYTES = 16
 NOT_FOR_TOWERS = ("rows", "cols", "num_crops")  # what a processor tells of the prompt
