@@ -89,7 +89,8 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
     """Read the record of a process; None where there is none.
 
     Raises:
-        HeadraceError: it is of another version, whose messages mean something else.
+        HeadraceError: it is of another version, whose messages mean something else, or of a
+            process that does nothing without memory that it shared.
     """
     path = folder / f"{seat.role}-{seat.index}{SUFFIX}"
     if not path.exists():
@@ -99,11 +100,21 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
         note = msgspec.msgpack.decode(next(entries).frames[0], type=Note)
         if note.fingerprint != fingerprint():
             raise HeadraceError(f"{path} was recorded by another version of headrace")
+        if shares_images(note):
+            raise HeadraceError(f"{seat} shares images with others, and is not played alone")
         decoder = msgspec.msgpack.Decoder(UNIONS[seat.role])
         messages = [(entry.at_ns, decoded(decoder, entry)) for entry in entries]
     except (msgspec.MsgspecError, StopIteration, ValueError) as error:
         raise HeadraceError(f"{path} is not a record: {error}") from None
     return Burst(note, [(at, pairs) for at, pairs in messages if pairs])
+
+
+def shares_images(note: Note) -> bool:
+    """Whether a process finds images in the arena, or leaves some there."""
+    config = msgspec.msgpack.decode(note.config)
+    if config.get("arena_fd") is None:
+        return False
+    return note.role == "engine" or note.index > config["num_tokenizers"]
 
 
 def decoded(decoder: "msgspec.msgpack.Decoder[Any]", entry: Entry) -> list[tuple[Message, bytes]]:

@@ -20,6 +20,10 @@ from PIL import Image
 from servers import RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
 
+from headrace.board import Seat
+from headrace.errors import HeadraceError
+from headrace.replay import read_burst
+
 PATH = "/v1/chat/completions"
 LANES = ("headrace: tokenizer 2", "headrace: tokenizer 3")
 WHERE = "messages[0].content[1].image_url"
@@ -50,6 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     running = RunningServer(
         *(str(folder), "--engine", "mock", "--mock-profile", "2ms", "--preprocess-procs", "2"),
         *("--image-memory-bytes", str(16 << 20), "--max-images", "3"),
+        *("--record", str(tmp_path_factory.getbasetemp() / "images")),
     )
     yield running
     assert running.stop() == 0
@@ -160,6 +165,16 @@ def test_the_load_generator_asks_with_images(server: RunningServer) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert server.metric("images_total") - before == 2 * (5 + 1)  # one to warm up
+
+
+def test_who_shares_images_is_not_played_alone(
+    server: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    record = tmp_path_factory.getbasetemp() / "images"
+    for seat in (Seat("engine", 0), Seat("tokenizer", 2)):
+        with pytest.raises(HeadraceError, match=f"{seat} shares images with others"):
+            read_burst(record, seat)
+    assert read_burst(record, Seat("tokenizer", 0)) is not None
 
 
 @pytest.mark.parametrize("title", [LANES[0], "headrace: engine"])
