@@ -522,10 +522,37 @@ ToWorker = Step | Masks
 FromWorker = StepResult | WorkerReady
 
 
+# Between the engine and its vision worker, in shared memory
+
+
+class Encode(Message, tag="encode", frozen=True):
+    """Images to make embeddings of: engine -> vision worker, which answers before the next."""
+
+    images: list[dict[str, Tensor]]
+    rows: list[bytes]  # i32, of the embedding area: where the rows of each are to be
+
+
+class Encoded(Message, tag="encoded", frozen=True):
+    """The embeddings of an `Encode` are in the area: vision worker -> engine.
+
+    Both fields tell of those that are not, by their places in `Encode.images`.
+    """
+
+    gone: list[int] = []  # the tensors are not in the arena any more
+    failed: dict[int, str] = {}  # the tower could not take them, and why
+
+
+ToVision = Encode
+FromVision = Encoded
+
+
 def fingerprint() -> str:
     """Return a hash of all message definitions: processes that disagree must not talk."""
     lines = []
-    for union in (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker):
+    for union in (
+        *(ToTokenizer, ToEngine, ToDetokenizer, ToFrontend),
+        *(ToWorker, FromWorker, ToVision, FromVision),
+    ):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
     forms = (Parsing, ResponsesForm, GenerateForm)

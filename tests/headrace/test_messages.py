@@ -13,7 +13,10 @@ from headrace.messages import (
     ENDED,
     MAX_SEQUENCES,
     Abort,
+    Encode,
+    Encoded,
     FinishReason,
+    FromVision,
     FromWorker,
     GenerateRequest,
     Head,
@@ -31,6 +34,7 @@ from headrace.messages import (
     ToFrontend,
     TokenLogprob,
     ToTokenizer,
+    ToVision,
     WorkerReady,
     fingerprint,
     first_counter,
@@ -91,6 +95,8 @@ EXAMPLES: list[tuple[Any, Message]] = [
     (ToFrontend, ResponseFrames.of({5: Head(200, "x")}, [5], [10], [True])),
     (FromWorker, StepResult(b"\x01\x02\x03\x04")),
     (FromWorker, WorkerReady(7, 32)),
+    (ToVision, Encode([{"grid": Tensor(8, 1, "i8", [1, 3])}], [b"\x01\x02\x03\x04"])),
+    (FromVision, Encoded([0], {1: "too small"})),
 ]
 
 
