@@ -3,6 +3,7 @@
 from array import array
 
 from headrace.engine_proc.chunk import Chunk
+from headrace.engine_proc.image_columns import ImageColumns
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.sampling_rows import SamplingRows
 from headrace.messages import Step
@@ -40,6 +41,7 @@ def build_step(chunks: list[Chunk]) -> Step:
                     masked_rows.append(len(logit_rows))
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
                 sampling.draw(sequence, chunk.drafts[:num_drafts])
+    images = ImageColumns(chunks)
     return Step(
         token_ids.tobytes(),
         positions.tobytes(),
@@ -53,6 +55,9 @@ def build_step(chunks: list[Chunk]) -> Step:
         pooled_rows.tobytes(),
         token_types(chunks) if pooled_rows else b"",
         masked_rows.tobytes(),
+        images.embed_rows,
+        images.rope_positions,
+        images.last_seen,
     )
 
 

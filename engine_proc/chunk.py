@@ -16,7 +16,7 @@ class Chunk:
     start: int
     count: int
     drafts: "array[int]" = field(default_factory=lambda: array("i"))  # only behind the last token
-    is_decode: bool = False  # the one token that a plain sequence lacked: there is a fast way
+    is_decode: bool = False  # the newest token of a plain sequence, alone: there is a fast way
 
     @property
     def num_tokens(self) -> int:

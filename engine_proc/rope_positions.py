@@ -5,10 +5,10 @@ on; behind it, text goes on after its longer side.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 
-Grid = tuple[int, int, int]  # frames, rows, columns
+Grid = Sequence[int]  # frames, rows, columns
 
 
 class RopePositions:

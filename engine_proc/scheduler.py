@@ -6,6 +6,9 @@ waiting ones, as the queue's policy has it: the first that does not fit ends the
 skipping it would let short prompts starve a long one for ever. When pages run out the least
 important running sequence gives its pages back and is computed again later (recompute preemption,
 as in vLLM).
+
+A prompt is computed up to the first image that has no embedding yet. Then it gives its place to
+others, and waits with its pages until somebody else has no others to take.
 """
 
 from array import array
@@ -15,8 +18,10 @@ from dataclasses import dataclass, field
 
 from headrace.engine_proc.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.fair_share import FairShare
+from headrace.engine_proc.images import Images
 from headrace.engine_proc.outcome import Outcome
-from headrace.engine_proc.page_pool import PagePool, chain_digests
+from headrace.engine_proc.page_pool import NO_MARKS, PagePool, chain_digests
+from headrace.engine_proc.placed_image import page_marks, whole_end
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import MAX_LENGTH, PromptLookup
 from headrace.engine_proc.suspects import Suspects
@@ -71,8 +76,10 @@ class Scheduler:
         policy: Policy = Policy.FCFS,
         speculation: PromptLookup | None = None,
         reuses_prefixes: bool = True,
+        images: Images | None = None,
     ) -> None:
         self._pool = pool
+        self._images = images
         self._limits = limits
         self._speculation = speculation
         self._reuses_prefixes = reuses_prefixes and not limits.whole_prompts
@@ -85,11 +92,12 @@ class Scheduler:
         self._in_step: list[Chunk] = []  # that is being computed
         self._suspects = Suspects()
         self.counts = Counts()
+        self._spare = 0  # tokens that a step has room for beyond its budget
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
-        return bool(self.running or self.waiting)
+        return bool(self.running) or self.waiting.has_ready
 
     @property
     def requests(self) -> Iterable[int]:
@@ -115,6 +123,9 @@ class Scheduler:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
         sequence.arrival = self._num_arrivals
         self._num_arrivals += 1
+        if sequence.request.images:
+            assert self._images is not None
+            self._images.enter(sequence)
         self._shares.enter(sequence.request.key)
         self._queue(sequence)
         self.counts.prefix_queries += len(sequence.tokens)
@@ -127,7 +138,9 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def schedule(self, budget: int | None = None) -> list[Chunk]:
-        """Choose the chunks of the next step and give them pages; empty only without work.
+        """Choose the chunks of the next step and give them pages.
+
+        Empty only without work, or where all there is needs an image that has not been encoded.
 
         Args:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
@@ -135,6 +148,7 @@ class Scheduler:
         """
         limit = self._limits.max_num_batched_tokens
         budget = limit if budget is None else min(budget, limit)
+        self._spare = limit - budget
         self.counts.steps += 1
         if self._suspects:
             self._in_step = [self._alone(self._suspects.first, budget)]
@@ -167,12 +181,16 @@ class Scheduler:
         place, page_tokens = 0, self._pool.page_tokens
         while place < len(self.running) and budget > 0:
             sequence = self.running[place]
+            if sequence.is_blocked:
+                self.waiting.add(self.running.pop(place))
+                continue
             drafts = NO_TOKENS
             if self._speculation is not None:
                 drafts = self._drafts(sequence, budget - (len(self.running) - place - 1))
             start = sequence.num_computed
             has_page = start % page_tokens != 0
-            if sequence.is_plain and len(sequence.tokens) - start == 1 and has_page and not drafts:
+            is_decode = sequence.is_plain and len(sequence.tokens) - start == 1
+            if is_decode and has_page and not drafts and start >= sequence.num_prompt:
                 place += 1
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_decode=True)
@@ -180,6 +198,9 @@ class Scheduler:
             if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, budget)
+            if count <= 0:  # it waits for an image, or for a step with room for a whole one
+                place += 1
+                continue
             while not self._can_hold(sequence, count):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -196,12 +217,19 @@ class Scheduler:
         """Yield a chunk per sequence that begins to run."""
         while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
             sequence = self.waiting.first(self.counts.steps)
+            if sequence is None:
+                return
             if self._limits.whole_prompts and sequence.num_missing > budget:
                 return
             num_reused = self._reuse(sequence)
+            if sequence.is_blocked:  # the pages that were found end within an image
+                self._count_hits(sequence, num_reused)
+                continue
             count = self._chunk_length(sequence, budget)
+            if not count:
+                return
             if not self._can_hold(sequence, count):
-                self._release(sequence)
+                self._give_up(sequence)
                 return
             self._count_hits(sequence, num_reused)
             self._hold(sequence, count)
@@ -214,7 +242,13 @@ class Scheduler:
         if self._limits.whole_prompts:
             return sequence.num_missing
         count = min(sequence.num_missing, budget)
-        return min(count, MAX_WATCHED) if sequence.is_watched else count
+        if sequence.is_watched:
+            count = min(count, MAX_WATCHED)
+        if not sequence.images:
+            return count
+        start = sequence.num_computed
+        end = min(start + count, sequence.computable_end)
+        return whole_end(sequence.images, start, end, budget + self._spare) - start
 
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
@@ -229,7 +263,8 @@ class Scheduler:
             page_tokens = self._pool.page_tokens
             end = num_tokens // page_tokens
             salt = sequence.request.salt
-            chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt)
+            marks = page_marks(sequence.images, page_tokens) if sequence.images else NO_MARKS
+            chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt, marks)
 
     def _reuse(self, sequence: Sequence) -> int:
         """Give a sequence the remembered pages that continue what it has; one token stays to run.
@@ -268,7 +303,13 @@ class Scheduler:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
 
     def _can_hold(self, sequence: Sequence, count: int) -> bool:
-        return self._pool.can_take(self._missing_pages(sequence, count))
+        """Whether there are pages for `count` more tokens; who waits for an image gives up his."""
+        num_missing = self._missing_pages(sequence, count)
+        if not self._pool.can_take(num_missing):
+            for other in self.waiting:
+                if other.pages and other is not sequence:
+                    self._give_up(other)
+        return self._pool.can_take(num_missing)
 
     def _hold(self, sequence: Sequence, count: int) -> None:
         missing = self._missing_pages(sequence, count)
@@ -277,10 +318,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         self.running.remove(victim)
-        self._release(victim)
-        if not victim.has_started:
-            victim.prompt_logprobs.clear()
-            victim.num_cached = 0
+        self._give_up(victim)
         victim.num_preemptions += 1
         self._queue(victim)
         self.counts.preemptions += 1
@@ -295,8 +333,17 @@ class Scheduler:
         self._in_step = []
         while self.running:
             self._preempt(self.running[-1])
+        for sequence in self.waiting:
+            self._give_up(sequence)
         self._pool.forget()
         return deadly
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Begin a sequence again."""
+        self._release(sequence)
+        if not sequence.has_started:
+            sequence.prompt_logprobs.clear()
+            sequence.num_cached = 0
 
     def _release(self, sequence: Sequence) -> None:
         self._pool.give_back(sequence.pages)
@@ -401,6 +448,9 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._release(sequence)
         self._suspects.forget(sequence)
+        if sequence.images:
+            assert self._images is not None
+            self._images.leave(sequence)
         self._shares.leave(sequence.request.key)
         del self._by_id[sequence.id]
         siblings = self._by_request[request_of(sequence.id)]

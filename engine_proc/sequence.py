@@ -4,6 +4,8 @@ from array import array
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.matcher import Matcher
+from headrace.engine_proc.placed_image import PlacedImage, first_unready
+from headrace.engine_proc.rope_positions import RopePositions
 from headrace.messages import GenerateRequest, Sampling, TokenLogprob
 
 # The fields of `Sampling` for which more has to be known, or told, than the last token.
@@ -41,6 +43,8 @@ class Sequence:
     num_preemptions: int = 0
     has_started: bool = False  # its plan has gone to the detokenizer
     matcher: Matcher | None = None  # where it has a grammar, see `Grammars`
+    images: list[PlacedImage] = field(default_factory=list)  # see `Images`
+    rope: RopePositions | None = None  # where an image makes them others than positions
 
     @classmethod
     def of(
@@ -86,6 +90,16 @@ class Sequence:
     def num_missing(self) -> int:
         """Tokens not in the KV cache yet; never 0 between steps."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def computable_end(self) -> int:
+        """The first token that cannot be computed yet, for want of an image's embedding."""
+        return first_unready(self.images, self.num_computed)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no token can be computed before an image has been encoded."""
+        return bool(self.images) and self.computable_end <= self.num_computed
 
     @property
     def is_watched(self) -> bool:

@@ -48,9 +48,15 @@ class WaitingQueue:
         self._sequences.remove(sequence)
         self.num_tokens -= len(sequence.tokens)
 
-    def first(self, step: int) -> Sequence:
-        """Return who runs next, with `step` the number of steps so far. There must be somebody."""
-        return min(self._sequences, key=lambda sequence: self._rank(sequence, step))
+    @property
+    def has_ready(self) -> bool:
+        """Whether somebody waits for nothing but a turn."""
+        return any(not sequence.is_blocked for sequence in self._sequences)
+
+    def first(self, step: int) -> Sequence | None:
+        """Return who runs next, with `step` the number of steps so far, if anybody can."""
+        ready = (sequence for sequence in self._sequences if not sequence.is_blocked)
+        return min(ready, key=lambda sequence: self._rank(sequence, step), default=None)
 
     def _rank(self, sequence: Sequence, step: int) -> tuple[int, int, int]:
         served = self._shares.served(sequence.request.key)

@@ -10,6 +10,8 @@ from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.mask_area import MaskArea
+from headrace.engine_proc.placed_image import PlacedImage
+from headrace.engine_proc.rope_positions import RopePositions
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.workers import MIN_PAGE_TOKENS, step_bytes
 from headrace.messages import (
@@ -17,6 +19,7 @@ from headrace.messages import (
     MAX_LOGPROBS,
     SAMPLING_ROW,
     GenerateRequest,
+    Image,
     Sampling,
     request_id,
 )
@@ -196,3 +199,55 @@ def test_the_second_of_two_texts_is_marked() -> None:
     chunks = [Chunk(pair, 0, 5), Chunk(text, 0, 2)]
     assert np.frombuffer(build_step(chunks).token_types, np.int32).tolist() == [0, 0, 0, 1, 1, 0, 0]
     assert build_step(chunks[1:]).token_types == b""
+
+
+def with_image(
+    sequence: Sequence, start: int, num_rows: int, grid: list[int] | None = None
+) -> Sequence:
+    """Put an image into a sequence, whose rows are 100 and following."""
+    image = Image(b"", start, num_rows, num_rows, {}, grid or [])
+    placed = PlacedImage(image, array("i", range(start, start + num_rows)))
+    placed.rows = array("i", range(100, 100 + num_rows))
+    sequence.images = [placed]
+    if grid:
+        sequence.rope = RopePositions([(start, grid)])
+    return sequence
+
+
+def column(data: bytes) -> list[int]:
+    return np.frombuffer(data, np.int32).tolist()
+
+
+def test_a_step_without_images_has_no_columns_of_them() -> None:
+    decode = with_image(make_sequence([1, 2, 3, 4], [0]), 1, 2)
+    step = build_step([Chunk(decode, 3, 1), Chunk(make_sequence([1, 2], [1]), 0, 2)])
+    assert step.embed_rows == step.rope_positions == step.last_seen == b""
+
+
+def test_tokens_of_an_image_come_in_as_its_rows() -> None:
+    image = with_image(make_sequence([1, 2, 2, 2, 3], [0]), 1, 3)
+    text = make_sequence([5, 6], [1])
+    step = build_step([Chunk(text, 0, 2), Chunk(image, 0, 3)])
+    assert column(step.embed_rows) == [-1, -1, -1, 100, 101]
+    assert column(build_step([Chunk(image, 2, 3)]).embed_rows) == [101, 102, -1]
+    assert step.rope_positions == step.last_seen == b""
+
+
+def test_of_positions_in_three_parts_texts_have_the_same_thrice() -> None:
+    image = with_image(make_sequence([1, 2, 2, 2, 2, 3], [0]), 1, 4, [1, 2, 2])
+    text = make_sequence([5, 6], [1])
+    step = build_step([Chunk(text, 0, 2), Chunk(image, 3, 3)])
+    positions = np.frombuffer(step.rope_positions, np.int32).reshape(-1, 3).tolist()
+    assert positions == [[0, 0, 0], [1, 1, 1], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
+    image.tokens.append(7)
+    assert column(build_step([Chunk(image, 6, 1, is_decode=True)]).rope_positions) == [4, 4, 4]
+
+
+def test_adjacent_tokens_of_a_whole_image_see_the_last_of_them() -> None:
+    image = with_image(make_sequence([1, 2, 2, 3, 2, 4], [0]), 1, 2)
+    image.images[0].places = array("i", [1, 2, 4])
+    image.images[0].rows = array("i", [7, 8, 9])
+    image.images[0].is_whole = True
+    step = build_step([Chunk(make_sequence([5], [1]), 0, 1), Chunk(image, 0, 6)])
+    assert column(step.last_seen) == [0, 0, 2, 2, 3, 4, 5]
+    assert column(build_step([Chunk(image, 2, 4)]).last_seen) == [2, 3, 4, 5]
