@@ -54,7 +54,7 @@ class Images:
         release: Callable[[Tensor], None],
         are_whole: bool = False,
     ) -> None:
-        self._pool = pool
+        self.pool = pool
         self._image_token = image_token
         self._release = release
         self._are_whole = are_whole
@@ -68,6 +68,11 @@ class Images:
     def num_waiting(self) -> int:
         """Images to be encoded, those at hand included."""
         return len(self._jobs)
+
+    @property
+    def at_hand(self) -> list[int]:
+        """The ids of sequences whose images are being encoded."""
+        return [sequence.id for job, _ in self._at_hand for sequence, _ in job.needed_by]
 
     def enter(self, sequence: Sequence) -> None:
         """Begin to see to the images of a sequence."""
@@ -83,16 +88,16 @@ class Images:
 
     def _admit(self) -> None:
         """Give those who wait their rows, as long as there is room for the first."""
-        while self._waiting and self._pool.can_hold(sizes_of(self._waiting[0])):
+        while self._waiting and self.pool.can_hold(sizes_of(self._waiting[0])):
             sequence = self._waiting.popleft()
             sizes = sizes_of(sequence)
             self.num_queries += len(sizes)
-            self.num_hits += sum(map(self._pool.is_known, sizes))
-            self._pool.hold(sizes)
+            self.num_hits += sum(map(self.pool.is_known, sizes))
+            self.pool.hold(sizes)
             for placed in sequence.images:
                 key = placed.image.key
-                placed.rows = self._pool.rows(key)
-                if self._pool.is_filled(key):
+                placed.rows = self.pool.rows(key)
+                if self.pool.is_filled(key):
                     self._take(placed)
                 else:
                     self._jobs.setdefault(key, Job(key)).needed_by.append((sequence, placed))
@@ -116,7 +121,7 @@ class Images:
             keys = sizes_of(sequence)
             for key in keys:
                 self._leave_job(key, sequence)
-            self._pool.let_go(keys)
+            self.pool.let_go(keys)
         sequence.images = []
         self._admit()
 
@@ -140,13 +145,13 @@ class Images:
             if images and (job.num_deaths or num_rows > BATCH_ROWS):
                 break
             images.append(placed.image)
-            self._pool.hold({job.key: placed.image.num_rows})  # until there is an answer
+            self.pool.hold({job.key: placed.image.num_rows})  # until there is an answer
             self._at_hand.append((job, sequence))
             if job.num_deaths:
                 break
         if not images:
             return None
-        rows = [self._pool.rows(image.key).tobytes() for image in images]
+        rows = [self.pool.rows(image.key).tobytes() for image in images]
         return Encode([image.tensors for image in images], rows)
 
     def take(self, answer: Encoded) -> Losses:
@@ -158,7 +163,7 @@ class Images:
             elif place in answer.failed:
                 losses.failed += [(s, answer.failed[place]) for s, _ in job.needed_by]
             else:
-                self._pool.fill(job.key)
+                self.pool.fill(job.key)
                 for _, placed in job.needed_by:
                     self._take(placed)
                 job.needed_by = []
@@ -180,7 +185,7 @@ class Images:
         for job, _ in self._at_hand:
             if not job.needed_by:
                 del self._jobs[job.key]
-            self._pool.let_go([job.key])
+            self.pool.let_go([job.key])
         self._at_hand = []
         self._admit()
 

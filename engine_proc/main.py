@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from headrace.arena import Arena
 from headrace.board import Field, Slot, Span
 from headrace.config import EngineConfig
 from headrace.engine_proc.accounts import Accounts
 from headrace.engine_proc.batch import build_step, fill_masks
+from headrace.engine_proc.child import WorkerDied
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.embedding_area import EmbeddingArea
+from headrace.engine_proc.embedding_pool import EmbeddingPool
 from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.images import Images
 from headrace.engine_proc.intake import Intake, Verdict
 from headrace.engine_proc.legacy import Legacy
 from headrace.engine_proc.outcome import Outcome
@@ -25,8 +30,9 @@ from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import PromptLookup
 from headrace.engine_proc.step_time import StepTime
+from headrace.engine_proc.vision_worker import VisionWorker, num_area_rows
 from headrace.engine_proc.waiting_queue import Policy
-from headrace.engine_proc.workers import WorkerDied, Workers
+from headrace.engine_proc.workers import Workers
 from headrace.errors import ConfigError
 from headrace.messages import (
     Abort,
@@ -48,7 +54,7 @@ if TYPE_CHECKING:
 
 IDLE_MS = 500
 LOADING_MS = 20  # between looks at whether new workers are ready
-COMPILING_MS = 1  # between looks at whether a grammar has been compiled, where nothing else runs
+BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 ITEM_BYTES = 4  # of the columns of a `Step`
 
 log = logging.getLogger(__name__)
@@ -60,26 +66,39 @@ def main(config: EngineConfig, context: Context) -> None:
         pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
-    workers = Workers(config, context)
+    arena, area, vision = None, None, None
+    if config.arena_fd is not None:
+        arena = Arena(config.arena_fd, config.num_arena_regions)
+        area = EmbeddingArea.create(num_area_rows(config), config.image_row_size)
+    workers = Workers(config, context, area)
     try:
+        if arena is not None and area is not None:
+            vision = VisionWorker(config, context, arena, area)
         if config.embedding_size is None:
             grammars.begin()
         ready = workers.wait_ready()
         pool = make_pool(ready, config)
-        scheduler = make_scheduler(pool, ready, config)
+        images = make_images(config, arena)
+        scheduler = make_scheduler(pool, ready, config, images)
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
         frontends = list(context.board.of("frontend"))
-        engine = Engine(config, scheduler, pool, detokenizers, context.slot, grammars, frontends)
+        engine = Engine(
+            *(config, scheduler, pool, detokenizers, context.slot, grammars, images, vision),
+            frontends,
+        )
         context.ready()
         while True:
             context.slot.beat()
             engine.receive_all(inbox)
             engine.abort_lapsed()
+            engine.see_to_images()
             engine.go_on(workers)
     finally:
         workers.stop()
+        if vision is not None:
+            vision.stop()
 
 
 def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
@@ -97,7 +116,18 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
     return PagePool(ready.num_pages, ready.page_tokens)
 
 
-def make_scheduler(pool: PagePool, ready: WorkerReady, config: EngineConfig) -> Scheduler:
+def make_images(config: EngineConfig, arena: Arena | None) -> Images | None:
+    """Return what sees to images, if the model takes some."""
+    if arena is None:
+        return None
+    assert config.image_token is not None
+    pool = EmbeddingPool(num_area_rows(config))
+    return Images(pool, config.image_token, arena.release, config.whole_images)
+
+
+def make_scheduler(
+    pool: PagePool, ready: WorkerReady, config: EngineConfig, images: Images | None = None
+) -> Scheduler:
     """Return the scheduler that the flags ask for."""
     longest = config.max_model_len if ready.whole_prompts else 0
     return Scheduler(
@@ -111,6 +141,7 @@ def make_scheduler(pool: PagePool, ready: WorkerReady, config: EngineConfig) -> 
         Policy(config.scheduling_policy),
         PromptLookup() if config.speculative == "ngram" else None,
         config.enable_prefix_caching,
+        images,
     )
 
 
@@ -125,6 +156,8 @@ class Engine:
         detokenizers: DetokenizerLinks,
         slot: Slot,
         grammars: Grammars,
+        images: Images | None = None,
+        vision: VisionWorker | None = None,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -139,6 +172,8 @@ class Engine:
         self._step_time = StepTime()
         self._clock = clock
         self._grammars = grammars
+        self._images = images
+        self._vision = vision
         self._intake = Intake()
         self._legacy = Legacy()
         self._frontends = list(frontends)
@@ -151,7 +186,7 @@ class Engine:
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
             self._accounts.settle()
-            wait_ms = COMPILING_MS if self._grammars.is_busy else IDLE_MS
+            wait_ms = BESIDE_MS if self._grammars.is_busy or self._are_images_waiting else IDLE_MS
             wait_ms = wait_ms if self._can_step else LOADING_MS
         received = inbox.receive(wait_ms)
         if self._grammars.is_busy:
@@ -163,6 +198,10 @@ class Engine:
             self._take(*received)
             received = inbox.receive(0)
         self._show()
+
+    @property
+    def _are_images_waiting(self) -> bool:
+        return self._images is not None and self._images.num_waiting > 0
 
     def _take(self, message: ToEngine, bulk: Frame) -> None:
         match message:
@@ -188,9 +227,37 @@ class Engine:
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)
-        ended = self._scheduler.abort(request) + self._grammars.abort(request)
+        ended = self._drop(request)
         self._slot.add(Field.ABORTED, len(ended))
         self._tell([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
+
+    def _drop(self, request: int) -> list[Sequence]:
+        """Let go of all sequences of a request; return those there were."""
+        compiling = self._grammars.abort(request)
+        for sequence in compiling:
+            self._dismiss(sequence)
+        return self._scheduler.abort(request) + compiling
+
+    def _dismiss(self, sequence: Sequence) -> None:
+        """Let go of the images of a sequence that the scheduler does not have."""
+        if self._images is not None:
+            self._images.dismiss(sequence.request.images)
+
+    def see_to_images(self) -> None:
+        """Take what the vision worker has made of images, and ask it for more.
+
+        Raises:
+            WorkerDied: too many died in a row.
+        """
+        if self._vision is None or self._images is None:
+            return
+        losses = self._vision.take(self._images)
+        for sequence in losses.gone:  # it is on its way once more, under another id
+            self._abort(request_of(sequence.id))
+        for sequence, why in losses.failed:
+            if sequence.images:  # else it has failed, for another image or with another sequence
+                self._fail(sequence, why)
+        self._vision.ask(self._images)
 
     def abort_lapsed(self) -> None:
         """Abort what nobody waits for any more."""
@@ -212,7 +279,10 @@ class Engine:
                     self._scheduler.add(sequence)
             case Verdict.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)
+                self._dismiss(sequence)
                 self._tell([News(sequence, [], FinishReason.REFUSED)])
+            case Verdict.DROPPED:
+                self._dismiss(sequence)
 
     def _resume(self, sequence: Sequence) -> None:
         """Go on from what the same sequence has, if it is still here under its old id.
@@ -222,7 +292,8 @@ class Engine:
         before = sequence.request.resumes
         request = request_of(before)
         self._intake.drop(request)
-        self._grammars.abort(request)
+        for compiling in self._grammars.abort(request):
+            self._dismiss(compiling)
         old = self._scheduler.end(before) or self._legacy.take_ended(before)
         said = self._legacy.take(before) if old is None else old.generated
         if old is not None:
@@ -254,25 +325,26 @@ class Engine:
             ids = self._scheduler.ids_in_step
             deadly = self._scheduler.recompute()
             if deadly is not None:
-                self._fail(deadly)
+                self._fail(deadly, "workers have died twice while they were at it alone")
             workers.replace(death, ids, is_explained=deadly is not None)
             self._can_step = False
             self._show()
 
-    def _fail(self, deadly: Sequence) -> None:
-        """End the request of a sequence at which workers die."""
-        request = request_of(deadly.id)
-        log.error("request %x fails: workers have died twice while they were at it alone", request)
+    def _fail(self, sequence: Sequence, why: str) -> None:
+        """End a sequence's request with an error."""
+        request = request_of(sequence.id)
+        log.error("request %x fails: %s", request, why)
         self._intake.drop(request)
-        ended = self._scheduler.abort(request) + self._grammars.abort(request)
-        self._slot.add(Field.ABORTED, len(ended))
-        news = [News(deadly, [], FinishReason.ABORT)]
-        output, tokens = step_output(news, failed={request: deadly.request.plan})
-        self._detokenizers.hold(deadly.request.detokenizer, output, tokens)
+        self._slot.add(Field.ABORTED, len(self._drop(request)))
+        news = [News(sequence, [], FinishReason.ABORT)]
+        output, tokens = step_output(news, failed={request: sequence.request.plan})
+        self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
 
     def step(self, workers: Workers) -> None:
         """Compute one step. What the last one brought is sent while this one's worker is busy."""
         chunks = self._scheduler.schedule(self._budget())
+        if not chunks:  # all wait for images
+            return
         now_ns = time.monotonic_ns()
         for chunk in chunks:
             if not chunk.is_decode:
@@ -327,6 +399,13 @@ class Engine:
         self._slot[Field.PREEMPTIONS] = counts.preemptions
         self._slot[Field.PREFIX_QUERIES] = counts.prefix_queries
         self._slot[Field.PREFIX_HITS] = counts.prefix_hits
+        if self._images is not None:
+            images, embeddings = self._images, self._images.pool
+            self._slot[Field.WAITING_IMAGES] = images.num_waiting
+            self._slot[Field.EMBEDDING_QUERIES] = images.num_queries
+            self._slot[Field.EMBEDDING_HITS] = images.num_hits
+            self._slot[Field.EMBEDDING_ROWS] = embeddings.num_rows
+            self._slot[Field.EMBEDDING_ROWS_FREE] = embeddings.num_free
         self._slot[Field.DRAFTS] = counts.drafts
         self._slot[Field.RIGHT_DRAFTS] = counts.right_drafts
         self._slot[Field.DRAFT_ROUNDS] = counts.draft_rounds

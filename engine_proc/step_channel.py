@@ -23,6 +23,7 @@ READ_AT = 64  # a cache line of its own
 HEADER_BYTES = 128
 LENGTH_BYTES = 4
 NUM_SLOTS = 8
+LOOK_US = 20
 
 
 class StepChannel(Generic[M]):
@@ -35,7 +36,7 @@ class StepChannel(Generic[M]):
             looking takes a core that others may need.
     """
 
-    def __init__(self, fd: int, kind: Any, look_us: int = 20) -> None:
+    def __init__(self, fd: int, kind: Any, look_us: int = LOOK_US) -> None:
         self.fd = fd
         self._look_us = look_us
         self._map = mmap.mmap(fd, 0)
@@ -52,11 +53,11 @@ class StepChannel(Generic[M]):
         self._read = self._load(self._read_at)
 
     @classmethod
-    def create(cls, kind: Any, slot_bytes: int) -> "StepChannel[M]":
+    def create(cls, kind: Any, slot_bytes: int, look_us: int = LOOK_US) -> "StepChannel[M]":
         """Make a channel whose messages take at most `slot_bytes`, encoded."""
         fd = os.memfd_create("headrace-steps", os.MFD_CLOEXEC)
         os.ftruncate(fd, HEADER_BYTES + NUM_SLOTS * (slot_bytes + LENGTH_BYTES))
-        return cls(fd, kind)
+        return cls(fd, kind, look_us)
 
     def send(self, message: Message) -> None:
         """Write a message. The ring never fills: at most one step is unanswered at a time."""

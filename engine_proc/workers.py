@@ -7,19 +7,17 @@ computed again.
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 
-from headrace.board import Field, State
 from headrace.capsules import Capsules
 from headrace.config import EngineConfig, WorkerConfig
+from headrace.engine_proc.child import Child, WorkerDied
+from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.speculation import TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
-from headrace.errors import HeadraceError
-from headrace.exit_status import CAUSES, ExitStatus, ending
 from headrace.messages import (
     MAX_BIASES,
     MAX_LOGPROBS,
@@ -31,31 +29,22 @@ from headrace.messages import (
     ToWorker,
     WorkerReady,
 )
-from headrace.process import Context, spawn
+from headrace.process import Context
 from headrace.restarts import Restarts
-from headrace.stacks import write_last
-from headrace.vigil import Vigil
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
 MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
 
+Worker = Child[ToWorker, FromWorker]
+
 log = logging.getLogger(__name__)
-
-
-class WorkerDied(HeadraceError):
-    """The worker of some rank has ended on its own."""
-
-    def __init__(self, message: str, rank: int = 0, code: int = -signal.SIGKILL) -> None:
-        super().__init__(message)
-        self.rank = rank
-        self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
 def step_bytes(config: EngineConfig) -> int:
     """Return an upper bound of an encoded `Step`. The channel takes only the memory it uses."""
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
-    per_token = 16 + SAMPLING_ROW.size
+    per_token = 16 + 20 + SAMPLING_ROW.size  # the second is of images
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
     per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4
     return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
@@ -73,95 +62,52 @@ def result_bytes(config: EngineConfig) -> int:
     return per_token * config.max_num_batched_tokens + per_sequence * config.max_num_seqs + 4096
 
 
-class Worker:
-    """One worker process and its two channels."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        context: Context,
-        rank: int,
-        masks: MaskArea,
-        group_fd: int | None,
-    ) -> None:
-        self._slot = context.board.slot("worker", rank)
-        self._vigil = Vigil()
-        self._slot.last_words = ""
-        self._steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
-        self._results: StepChannel[FromWorker] = StepChannel.create(
-            FromWorker, result_bytes(config)
-        )
-        worker_config = WorkerConfig(
-            model_path=config.model_path,
-            model_impl=config.model_impl,
-            dtype=config.dtype,
-            quantization=config.quantization,
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-            kv_cache_dtype=config.kv_cache_dtype,
-            max_model_len=config.max_model_len,
-            vocab_size=config.vocab_size,
-            step_fd=self._steps.fd,
-            result_fd=self._results.fd,
-            mask_fd=masks.fd,
-            num_ranks=config.tp,
-            group_fd=group_fd,
-        )
-        fds = (self._steps.fd, self._results.fd, masks.fd)
-        self._process = spawn(
-            self._slot.seat,
-            worker_config,
-            context.board,
-            context.log_level,
-            fds if group_fd is None else (*fds, group_fd),
-        )
-        os.close(self._steps.fd)  # the child has its own, and we have the memory
-        os.close(self._results.fd)
-
-    def send(self, message: ToWorker) -> None:
-        """Hand over a step, or say that its masks are there."""
-        self._steps.send(message)
-
-    def receive(self, timeout_s: float) -> FromWorker | None:
-        """Return what it has said, if anything within `timeout_s`."""
-        return self._results.receive(timeout_s)
-
-    @property
-    def has_lost_a_peer(self) -> bool:
-        """Whether it has ended since another has."""
-        return self._process.poll() == ExitStatus.PEER_LOST
-
-    def check(self) -> None:
-        """Raise `WorkerDied` if it has ended, with its last words, or is stuck."""
-        if self._vigil.stuck([self._slot], time.monotonic_ns()):
-            write_last(self._slot)
-            raise WorkerDied(f"{self._slot.seat} is stuck", self._slot.seat.index)
-        code = self._process.poll()
-        if code is not None:
-            how = "could not start" if code in CAUSES else ending(code)
-            why = self._slot.last_words
-            message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
-            raise WorkerDied(message, self._slot.seat.index, code)
-
-    def make_capsule(self, capsules: Capsules, death: WorkerDied, requests: list[int]) -> None:
-        """Keep what is known of its death."""
-        self._slot[Field.STATE] = State.DEAD
-        capsules.make(self._slot, str(death), self._process.stacks.take(), requests)
-
-    def stop(self) -> None:
-        """End it at once: it holds nothing that is not rebuilt."""
-        self._process.kill()
-        self._process.wait()
-        self._process.stacks.close()
-        self._slot[Field.STATE] = State.DEAD
+def start_worker(
+    config: EngineConfig,
+    context: Context,
+    rank: int,
+    masks: MaskArea,
+    embeddings: EmbeddingArea | None,
+    group_fd: int | None,
+) -> Worker:
+    """Start one of the workers."""
+    steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
+    results: StepChannel[FromWorker] = StepChannel.create(FromWorker, result_bytes(config))
+    embedding_fd = None if embeddings is None else embeddings.fd
+    worker_config = WorkerConfig(
+        model_path=config.model_path,
+        model_impl=config.model_impl,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        kv_cache_dtype=config.kv_cache_dtype,
+        max_model_len=config.max_model_len,
+        vocab_size=config.vocab_size,
+        step_fd=steps.fd,
+        result_fd=results.fd,
+        mask_fd=masks.fd,
+        num_ranks=config.tp,
+        group_fd=group_fd,
+        embedding_fd=embedding_fd,
+        image_row_size=config.image_row_size,
+    )
+    fds = tuple(fd for fd in (masks.fd, group_fd, embedding_fd) if fd is not None)
+    slot = context.board.slot("worker", rank)
+    return Child(context, slot, worker_config, (steps, results), fds)
 
 
 class Workers:
     """All workers: they start together, and end together when one dies."""
 
     def __init__(
-        self, config: EngineConfig, context: Context, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        context: Context,
+        embeddings: EmbeddingArea | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
+        self._embeddings = embeddings
         self._context = context
         self._clock = clock
         self._restarts = Restarts()
@@ -176,7 +122,7 @@ class Workers:
         num_ranks = self._config.tp
         group_fd = ShmAllReduce.create(num_ranks) if num_ranks > 1 else None
         self._all = [
-            Worker(self._config, self._context, rank, self.masks, group_fd)
+            start_worker(self._config, self._context, rank, self.masks, self._embeddings, group_fd)
             for rank in range(num_ranks)
         ]
         self._loading = list(self._all)

@@ -100,6 +100,13 @@ class Field(enum.IntEnum):
     DRAFT_ROUNDS = 30  # steps of sequences in which tokens were guessed
     TOKENS_PER_SECOND = 31  # gauge, generated lately
     RIGHT_AT = 32  # 15 words, one per place of a guess: how often it was right
+    EMBEDDING_QUERIES = 47  # images looked up among those encoded before
+    EMBEDDING_HITS = 48  # and those found
+    WAITING_IMAGES = 49  # gauge, to be encoded or being it
+    EMBEDDING_ROWS = 50  # gauge, of the embedding area,
+    EMBEDDING_ROWS_FREE = 51  # gauge, and those of no image that somebody needs
+    # vision worker
+    ENCODED_IMAGES = 8
     # detokenizer
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge
@@ -114,9 +121,11 @@ GAUGES = {
     "tokenizer": (Field.IMAGE_BYTES, Field.SENT_IMAGE_BYTES),
     "engine": (
         *(Field.RUNNING, Field.WAITING, Field.WAITING_TOKENS),
-        *(Field.PAGES_TOTAL, Field.PAGES_FREE),
+        *(Field.PAGES_TOTAL, Field.PAGES_FREE, Field.WAITING_IMAGES),
+        *(Field.EMBEDDING_ROWS, Field.EMBEDDING_ROWS_FREE),
     ),
     "worker": (),
+    "vision": (),
     "detokenizer": (Field.OPEN_REPLIES,),
 }
 # What people are told of each kind of process, beside its state.
@@ -125,6 +134,7 @@ DETAILS = {
     "tokenizer": {},
     "engine": {"running": Field.RUNNING, "waiting": Field.WAITING, "steps": Field.STEPS},
     "worker": {},
+    "vision": {"images": Field.ENCODED_IMAGES},
     "detokenizer": {"open_replies": Field.OPEN_REPLIES},
 }
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT

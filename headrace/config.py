@@ -291,6 +291,21 @@ class WorkerConfig:
     mask_fd: int
     num_ranks: int = 1
     group_fd: int | None = None  # where the ranks meet, if there are several
+    embedding_fd: int | None = None  # of images, if the model takes some
+    image_row_size: int = 0  # numbers of a row there
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """For a vision worker. Everything it works on is inherited by descriptor."""
+
+    model_path: str
+    image_row_size: int
+    ask_fd: int
+    answer_fd: int
+    arena_fd: int
+    num_arena_regions: int
+    embedding_fd: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +337,9 @@ class EngineConfig:
     crash: CrashConfig
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
+    image_token: int | None = None  # as in `ModelCard`, like the next two
+    image_row_size: int = 0
+    whole_images: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

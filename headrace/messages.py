@@ -366,7 +366,8 @@ class StepOutput(Message, tag="step", frozen=True):
     prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # of every prompt token but the first
     embeddings: dict[int, bytes] = {}  # f32
     times: dict[int, Times] = {}  # with a sequence's first news
-    # The `Plan` of each request at which workers died, and which fails for it; here it is aborted.
+    # The `Plan` of each request that fails: workers died at it, or an image cannot be encoded. Here
+    # it is aborted.
     failed: dict[int, bytes] = {}
 
     @classmethod

@@ -12,6 +12,7 @@ from headrace.config import (
     EngineConfig,
     FrontendConfig,
     TokenizerConfig,
+    VisionConfig,
     WorkerConfig,
 )
 
@@ -40,6 +41,8 @@ ROLES = {
     "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, niceness=5),
     "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False),
     "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),
+    # Text goes on while images are encoded.
+    "vision": Role("headrace.engine_proc.vision.main:main", VisionConfig, niceness=10),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
 }
 

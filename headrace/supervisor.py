@@ -82,7 +82,7 @@ class Child:
 
 
 def seats_of(config: ServerConfig, takes_images: bool = False) -> list[Seat]:
-    """Return who runs, one seat per process; workers are children of the engine."""
+    """Return who runs, one seat per process; workers, vision's too, are children of the engine."""
     num_preprocessors = config.preprocess_procs if takes_images else 0
     counts = {
         "frontend": config.frontend_procs,
@@ -90,6 +90,7 @@ def seats_of(config: ServerConfig, takes_images: bool = False) -> list[Seat]:
         "tokenizer": config.tokenizer_procs + 1 + num_preprocessors,
         "engine": 1,
         "worker": 0 if config.engine == "mock" else config.tp,
+        "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
     }
     return [Seat(role, i) for role, count in counts.items() for i in range(count)]
@@ -207,7 +208,7 @@ class Supervisor:
     def _start(self) -> None:
         for slot in self.board.slots:
             role = slot.seat.role
-            if role == "worker":  # the engine starts these
+            if role in ("worker", "vision"):  # the engine starts these
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
@@ -373,6 +374,9 @@ class Supervisor:
                 vocab_size=self._card.vocab_size,
                 eos_token_ids=self._card.eos_token_ids,
                 crash=self._crash,
+                image_token=self._card.image_token,
+                image_row_size=self._card.image_row_size,
+                whole_images=self._card.whole_images,
                 **self._arena_fields,
             )
         return DetokenizerConfig(

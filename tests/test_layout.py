@@ -93,6 +93,13 @@ def test_a_worker_that_needs_no_torch_loads_none() -> None:
     assert not {"torch", "transformers"} & set(result.stdout.split())
 
 
+def test_a_vision_worker_loads_torch_when_it_has_begun() -> None:
+    code = "import headrace.engine_proc.vision.main, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert not {"torch", "transformers"} & set(result.stdout.split())
+
+
 def test_who_may_never_see_a_grammar_does_not_load_llguidance() -> None:
     for main in ("engine_proc.main", "tokenizer_proc.main", "tokenizer_proc.service"):
         code = f"import headrace.{main}, sys; print(*sys.modules)"
@@ -166,7 +173,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for path in tracked("*/main.py") if not is_test(path)]
-    assert len(mains) == 5
+    assert len(mains) == 6
     for path in mains:
         lines = path.read_text().splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

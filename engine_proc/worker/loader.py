@@ -12,7 +12,7 @@ from headrace.config import WorkerConfig
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
 from headrace.engine_proc.worker.embedder import Embedder
-from headrace.engine_proc.worker.executor import Executor
+from headrace.engine_proc.worker.executor import Executor, Floats
 from headrace.engine_proc.worker.model import Model
 from headrace.engine_proc.worker.opener import open_for
 from headrace.engine_proc.worker.peers import Peers
@@ -58,8 +58,16 @@ class Loaded:
     whole_prompts: bool = False
 
 
-def load(config: WorkerConfig, progress: Progress, group: ShmAllReduce | None = None) -> Loaded:
+def load(
+    config: WorkerConfig,
+    progress: Progress,
+    group: ShmAllReduce | None = None,
+    embeds: Floats | None = None,
+) -> Loaded:
     """Load the model that a worker runs; its share, if it is one of a group.
+
+    Args:
+        embeds: the embedding area, of a model that takes images.
 
     Raises:
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
@@ -72,12 +80,18 @@ def load(config: WorkerConfig, progress: Progress, group: ShmAllReduce | None = 
         group=group,
     )
     if isinstance(model, Model):
-        return in_core(config, model, progress, group)
+        return in_core(config, model, progress, group, embeds)
+    if embeds is not None:
+        raise ModelError(f"{config.model_path}: takes images, which only our own code can")
     return in_transformers(config, model, group)
 
 
 def in_core(
-    config: WorkerConfig, model: Model, progress: Progress, group: ShmAllReduce | None
+    config: WorkerConfig,
+    model: Model,
+    progress: Progress,
+    group: ShmAllReduce | None,
+    embeds: Floats | None,
 ) -> Loaded:
     """Load a model into the C++ core."""
     peers = None
@@ -99,7 +113,7 @@ def in_core(
         peers=peers,
         progress=progress,
     )
-    runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads)
+    runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
     return Loaded(runner, num_pages)
 
 
@@ -154,9 +168,14 @@ def in_transformers(
 
 
 def decoder_runner(
-    executor: Executor, pooling: Pooling | None, vocab_size: int, num_threads: int
+    executor: Executor,
+    pooling: Pooling | None,
+    vocab_size: int,
+    num_threads: int,
+    embeds: Floats | None = None,
 ) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=pooling.normalize))
-    return GenerationRunner(executor, Sampler(vocab_size, threads=min(num_threads, MAX_THREADS)))
+    sampler = Sampler(vocab_size, threads=min(num_threads, MAX_THREADS))
+    return GenerationRunner(executor, sampler, embeds)

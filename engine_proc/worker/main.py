@@ -10,6 +10,7 @@ import numpy as np
 from headrace.board import Field
 from headrace.config import WorkerConfig
 from headrace.engine_proc.collectives import CollectiveFailed
+from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
@@ -40,7 +41,10 @@ def main(config: WorkerConfig, context: Context) -> None:
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
-    loaded = load(config, progress, join(config, context.index))
+    embeds = None
+    if config.embedding_fd is not None:
+        embeds = EmbeddingArea(config.embedding_fd, config.image_row_size).rows
+    loaded = load(config, progress, join(config, context.index), embeds)
     heart = context.keep_beating()  # a step may be long
     context.ready()
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))

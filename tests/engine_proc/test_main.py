@@ -1,7 +1,5 @@
 """The engine between its links: what it takes, refuses, drops and tells."""
 
-import os
-import threading
 import time
 from array import array
 from collections.abc import Iterator
@@ -9,16 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, generate
 
-from headrace.board import Board, Field, Seat, Span
-from headrace.config import CrashConfig, EngineConfig
-from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.board import Field, Span
 from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.leases import LEASE_S
-from headrace.engine_proc.main import Engine, make_pool, make_scheduler
-from headrace.engine_proc.mask_area import MaskArea
-from headrace.engine_proc.outcome import ROW
-from headrace.engine_proc.workers import WorkerDied
+from headrace.engine_proc.main import make_pool
 from headrace.errors import ConfigError
 from headrace.grammar import GrammarCompiler
 from headrace.messages import (
@@ -28,161 +22,11 @@ from headrace.messages import (
     Renew,
     Said,
     Sampling,
-    Step,
-    StepOutput,
-    StepResult,
     Stop,
-    ToDetokenizer,
-    ToEngine,
     TokenLogprob,
     WorkerReady,
     request_id,
 )
-from headrace.sockets import Inbox, Outbox, address
-
-WAIT_MS = 5000
-READY = WorkerReady(num_pages=16, page_tokens=16)
-FIRST = request_id(0, 1)
-
-
-class Sevens:
-    """Workers whose model says 7, with probability 1; those of `lives` steps die in the next."""
-
-    def __init__(self, lives: int = 100) -> None:
-        self.lives = lives
-        self.masks = MaskArea.create(4, 8)
-        self.events: list[str] = []
-        self.blamed: tuple[list[int], bool] = [], False
-
-    def start(self, step: Step) -> None:
-        self.step = step
-        self.events.append("start")
-
-    def masks_written(self) -> None:
-        self.events.append("masks")
-
-    def are_ready(self) -> bool:
-        return self.lives >= 0
-
-    def check(self) -> None:
-        if not self.lives:
-            raise WorkerDied("worker 0 died")
-
-    def replace(self, death: WorkerDied, requests: list[int], is_explained: bool) -> None:
-        self.events.append(str(death))
-        self.blamed = requests, is_explained
-        self.lives = -1
-
-    def finish(self) -> StepResult:
-        self.check()
-        self.lives -= 1
-        self.events.append("finish")
-        num_rows = len(self.step.logit_rows) // 4
-        return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
-
-
-class Slow:
-    """A compiler that does nothing until it is let, and then what a `Grammars` needs of it."""
-
-    is_stuck = False
-
-    def __init__(self) -> None:
-        self.let = threading.Event()
-
-    def compile(self, grammar: str) -> "Slow":
-        assert self.let.wait(WAIT_MS / 1000)
-        if grammar == "wrong":
-            raise ValueError("not a grammar")
-        return self
-
-    def deep_copy(self) -> "Slow":
-        return self
-
-    def is_error(self) -> bool:
-        return False
-
-    def consume_tokens(self, tokens: list[int]) -> None: ...
-
-    def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None: ...
-
-
-class Rig:
-    """An engine between a tokenizer's outbox and two detokenizers' inboxes."""
-
-    def __init__(self, run_dir: Path, **flags: int) -> None:
-        self.config = EngineConfig(
-            run_dir=str(run_dir),
-            model_path="",
-            max_model_len=64,
-            num_detokenizers=2,
-            max_num_seqs=2,
-            max_num_batched_tokens=64,
-            max_num_queued=flags.get("max_num_queued", 100),
-            scheduling_policy="fcfs",
-            target_itl_ms=100,
-            enable_prefix_caching=True,
-            speculative="off",
-            quantization="none",
-            engine="auto",
-            mock_profile="zero",
-            embedding_size=None,
-            tp=1,
-            model_impl="auto",
-            dtype="auto",
-            kv_cache_dtype="auto",
-            kv_cache_memory_bytes=0,
-            vocab_size=8,
-            eos_token_ids=[],
-            crash=CrashConfig(directory=None, flags={}),
-        )
-        seat = Seat("engine", 0)
-        self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
-        self.slot = self.board.slot("engine")
-        self.inbox: Inbox[ToEngine] = Inbox(address(str(run_dir), "engine"), ToEngine)
-        self.outbox = Outbox(address(str(run_dir), "engine"))
-        self.detokenizers: list[Inbox[ToDetokenizer]] = [
-            Inbox(address(str(run_dir), "detokenizer", i), ToDetokenizer) for i in range(2)
-        ]
-        pool = make_pool(READY, self.config)
-        self.scheduler = make_scheduler(pool, READY, self.config)
-        self.now = 0.0
-        self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
-        self.compiler = Slow()
-        grammars = Grammars(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
-        grammars.begin()
-        self.engine = Engine(
-            *(self.config, self.scheduler, pool, self.links, self.slot, grammars),
-            clock=lambda: self.now,
-        )
-
-    def take(
-        self, *messages: ToEngine, prompt: tuple[int, ...] = (1, 2, 3), ids: tuple[int, ...] = ()
-    ) -> None:
-        """Send messages to the engine and let it take them."""
-        for message in messages:
-            bulk = array("I", prompt) if isinstance(message, GenerateRequest) else array("Q", ids)
-            self.outbox.send(message, bulk.tobytes())
-            assert self.inbox._socket.poll(WAIT_MS)
-            self.engine.receive_all(self.inbox)
-        self.links.flush()
-
-    def step(self) -> list[str]:
-        """Take a step; return what became of it in the worker."""
-        worker = Sevens()
-        self.engine.step(worker)  # type: ignore[arg-type]
-        self.links.flush()
-        return worker.events
-
-    def heard(self, detokenizer: int = 0) -> tuple[StepOutput, list[int]]:
-        """Return what a detokenizer is told next."""
-        received = self.detokenizers[detokenizer].receive(WAIT_MS)
-        assert received is not None
-        return received[0], list(array("I", bytes(received[1])))
-
-    def close(self) -> None:
-        for link in (self.inbox, self.outbox, *self.detokenizers, self.links):
-            link.close()
-        os.close(self.board.fd)
 
 
 @pytest.fixture
@@ -190,11 +34,6 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
     made = Rig(tmp_path, **getattr(request, "param", {}))
     yield made
     made.close()
-
-
-def generate(id: int = FIRST, detokenizer: int = 0, **options: object) -> GenerateRequest:
-    sampling = Sampling(logprobs=0, **options)  # type: ignore[arg-type]
-    return GenerateRequest(id, detokenizer, 2, sampling, [], b"plan %d" % id)
 
 
 def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:

@@ -10,8 +10,9 @@ from servers import wait_until
 
 from headrace.board import Board, Field, Seat
 from headrace.config import CrashConfig, EngineConfig
+from headrace.engine_proc.child import WorkerDied
 from headrace.engine_proc.sampling_rows import pack
-from headrace.engine_proc.workers import WorkerDied, Workers
+from headrace.engine_proc.workers import Workers
 from headrace.messages import Sampling, Step, StepResult
 from headrace.model_card import find_demo_model
 from headrace.process import Context

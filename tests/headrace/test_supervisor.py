@@ -14,15 +14,20 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 1) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(4)]
-    assert {seat.role for seat in seats} == set(ROLES)
+    assert {seat.role for seat in seats} == set(ROLES) - {"vision"}
 
 
 def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -> None:
     config = ServerConfig(tokenizer_procs=2, preprocess_procs=3)
     with_images = seats_of(config, takes_images=True)
     assert [seat for seat in with_images if seat not in seats_of(config)] == [
-        Seat("tokenizer", i) for i in (3, 4, 5)
+        *(Seat("tokenizer", i) for i in (3, 4, 5)),
+        Seat("vision", 0),
     ]
+    mock = ServerConfig(engine="mock")
+    assert {seat.role for seat in seats_of(mock, takes_images=True)}.isdisjoint(
+        ("vision", "worker")
+    )
 
 
 def test_a_title_has_a_number_where_there_can_be_several() -> None:

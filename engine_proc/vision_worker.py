@@ -1,0 +1,130 @@
+"""The engine's side of its vision worker: what it is asked for, and a new one for one that dies.
+
+Nothing waits for it but the sequences whose images it has. What was asked of one that died is asked
+of the next.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from headrace.arena import Arena
+from headrace.capsules import Capsules
+from headrace.config import EngineConfig, VisionConfig
+from headrace.engine_proc.child import Child, WorkerDied
+from headrace.engine_proc.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
+from headrace.engine_proc.images import BATCH_ROWS, Images, Losses
+from headrace.engine_proc.step_channel import StepChannel
+from headrace.messages import FromVision, ToVision
+from headrace.process import Context
+from headrace.restarts import Restarts
+
+AREA_BYTES = 512 << 20  # of embeddings; more where a prompt of full length has more rows
+IMAGE_BYTES = 1024  # of an image in an `Encode`, its rows aside
+WHY_BYTES = 4096  # of what an `Encoded` says of an image that failed
+
+log = logging.getLogger(__name__)
+
+
+def num_area_rows(config: EngineConfig) -> int:
+    """Return how many rows the embedding area has: any prompt's images fit."""
+    return max(config.max_model_len, AREA_BYTES // (ROW_NUMBER_BYTES * config.image_row_size))
+
+
+class VisionWorker:
+    """The vision worker, or none while one that died is to be replaced.
+
+    Args:
+        arena: where tensors of images are.
+        area: where embeddings are to be.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        context: Context,
+        arena: Arena,
+        area: EmbeddingArea,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._arena = arena
+        self._area = area
+        self._clock = clock
+        self._restarts = Restarts()
+        self._capsules = Capsules(config.crash, context.board)
+        self._start_at = 0.0  # while there is none
+        self._has_served = False
+        self._child: Child[ToVision, FromVision] | None = self._start()
+
+    def _start(self) -> Child[ToVision, FromVision]:
+        num_rows = max(BATCH_ROWS, self._config.max_model_len)
+        num_images = BATCH_ROWS  # of a row each
+        asks: StepChannel[ToVision] = StepChannel.create(
+            ToVision, num_rows * ROW_NUMBER_BYTES + num_images * IMAGE_BYTES
+        )
+        answers: StepChannel[FromVision] = StepChannel.create(
+            FromVision, num_images * WHY_BYTES, look_us=0
+        )
+        config = VisionConfig(
+            model_path=self._config.model_path,
+            image_row_size=self._config.image_row_size,
+            ask_fd=asks.fd,
+            answer_fd=answers.fd,
+            arena_fd=self._arena.fd,
+            num_arena_regions=self._config.num_arena_regions,
+            embedding_fd=self._area.fd,
+        )
+        slot = self._context.board.slot("vision")
+        fds = (self._arena.fd, self._area.fd)
+        return Child(self._context, slot, config, (asks, answers), fds)
+
+    def take(self, images: Images) -> Losses:
+        """Take what has been made of images since the last time; never wait.
+
+        Raises:
+            WorkerDied: one could not start at all, or too many died in a row.
+        """
+        if self._child is None:
+            if self._clock() >= self._start_at:
+                self._child = self._start()
+            return Losses()
+        self._has_served |= self._child.is_ready
+        answer = self._child.receive(0)
+        if answer is not None:
+            self._restarts.worked()
+            return images.take(answer)
+        try:
+            self._child.check()
+        except WorkerDied as death:
+            self._child.make_capsule(self._capsules, death, images.at_hand)
+            self.stop()
+            return self._mourn(death, images)
+        return Losses()
+
+    def _mourn(self, death: WorkerDied, images: Images) -> Losses:
+        """Say when the next one starts, and what is lost."""
+        delay_s = self._restarts.delay_s() if self._has_served else None
+        if delay_s is None:
+            self._capsules.close()
+            raise death
+        log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
+        self._start_at = self._clock() + delay_s
+        losses = images.died()
+        if losses.failed:  # it was they, which do not come again
+            self._restarts.worked()
+        return losses
+
+    def ask(self, images: Images) -> None:
+        """Have the next images encoded, unless some are being encoded."""
+        if self._child is not None and self._child.is_ready:
+            batch = images.next_batch()
+            if batch is not None:
+                self._child.send(batch)
+
+    def stop(self) -> None:
+        """End it, if there is one."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
