@@ -47,6 +47,9 @@ COUNTERS = [
     ("num_preemptions", "Sequences whose pages were taken back", "engine", Field.PREEMPTIONS),
     ("prefix_cache_queries", "Tokens looked up", "engine", Field.PREFIX_QUERIES),
     ("prefix_cache_hits", "Tokens found", "engine", Field.PREFIX_HITS),
+    ("encoder_cache_queries", "Images of prompts", "engine", Field.EMBEDDING_QUERIES),
+    ("encoder_cache_hits", "Those encoded before", "engine", Field.EMBEDDING_HITS),
+    ("encoded_images", "Images encoded", "vision", Field.ENCODED_IMAGES),
     ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", Field.DRAFTS),
     ("spec_decode_num_accepted_tokens", "Guesses right", "engine", Field.RIGHT_DRAFTS),
     ("queue_refusals", "Requests refused, the queue being full", "engine", Field.QUEUE_REFUSALS),
@@ -67,6 +70,9 @@ GAUGES = [
     ("num_tokens_waiting", "Tokens to compute of those", "engine", Field.WAITING_TOKENS),
     ("kv_pages_total", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
     ("kv_pages_free", "Free pages of the KV cache", "engine", Field.PAGES_FREE),
+    ("num_images_waiting", "Images to be encoded", "engine", Field.WAITING_IMAGES),
+    ("embedding_rows_total", "Rows for embeddings of images", "engine", Field.EMBEDDING_ROWS),
+    ("embedding_rows_free", "Those that no sequence needs", "engine", Field.EMBEDDING_ROWS_FREE),
     ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
 ]
 HISTOGRAMS = [

@@ -15,6 +15,7 @@ from headrace.config import ModelCard
 from headrace.messages import FinishReason
 from headrace.readings import Families, Labels, Readings
 
+IMAGES = (Field.IMAGES, Field.FOUND_IMAGES)
 MAX_DRAFTS = 15  # places of `Field.RIGHT_AT`
 
 # Counters of the engine.
@@ -32,8 +33,6 @@ COUNTERS = [
 ABSENT = [
     ("external_prefix_cache_queries", "Tokens looked up on other machines: none"),
     ("external_prefix_cache_hits", "Tokens found on other machines: none"),
-    ("mm_cache_queries", "Images looked up in a cache: none"),
-    ("mm_cache_hits", "Images found in a cache: none"),
 ]
 # Histograms, who keeps them, and by which bounds they are told.
 HISTOGRAMS = [
@@ -161,6 +160,9 @@ class VllmCollector(Collector):
         yield counter("prompt_tokens_by_source", "Where prompts' keys came from", sources)
         by_tier: list[tuple[Labels, float]] = [({"source": "device"}, cached)]
         yield counter("prompt_tokens_cached_by_source", "Where cached tokens were", by_tier)
+        images, found = (self._readings.total("tokenizer", f) for f in IMAGES)
+        yield counter("mm_cache_queries", "Images of requests", [({}, images)])
+        yield counter("mm_cache_hits", "Those that were prepared before", [({}, found)])
         for name, help in ABSENT:
             yield counter(name, help, [({}, 0)])
         ends = {

@@ -164,6 +164,8 @@ def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
     slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS] = 70, 30
     slot[Field.ENDED + FinishReason.STOP], slot[Field.ENDED + FinishReason.LENGTH] = 5, 6
     slot[Field.ABORTED] = 7
+    tokenizer = board.slot("tokenizer")
+    tokenizer[Field.IMAGES], tokenizer[Field.FOUND_IMAGES] = 9, 4
     slot[Field.RIGHT_AT + 2] = 8
     found = families(board, "vllm")
     assert value(found["prompt_tokens"]) == 100
@@ -171,7 +173,8 @@ def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
     assert value(sources, source="local_compute") == 70
     assert value(sources, source="local_cache_hit") == 30
     assert value(found["prompt_tokens_cached_by_source"], source="device") == 30
-    assert value(found["external_prefix_cache_hits"]) == value(found["mm_cache_queries"]) == 0
+    assert value(found["external_prefix_cache_hits"]) == 0
+    assert [value(found[f"mm_cache_{name}"]) for name in ("queries", "hits")] == [9, 4]
     ends = {s.labels["finished_reason"]: s.value for s in found["request_success"].samples}
     assert ends == {"stop": 5, "length": 6, "abort": 7, "error": 0, "repetition": 0}
     assert value(found["spec_decode_num_accepted_tokens_per_pos"], position="2") == 8
