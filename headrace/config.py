@@ -198,7 +198,12 @@ class ModelCard:
     sampling_defaults: SamplingDefaults = OPENAI
     image_token: int | None = None  # stands for each row of an image; None takes no images
     image_row_size: int = 0  # numbers of such a row
-    whole_images: bool = False  # an image's tokens see each other: a step computes all or none
+    image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether a step computes all adjacent tokens of an image, or none."""
+        return self.image_run > 0
 
     @property
     def takes_images(self) -> bool:

@@ -71,7 +71,8 @@ def read_card(config: ServerConfig) -> ModelCard:
 
     Raises:
         ModelError: there is no such model, or its files are not what they should be.
-        ConfigError: --max-model-len is more than the model was trained for.
+        ConfigError: --max-model-len is more than the model was trained for, or a step has no room
+            for what it has to compute at once.
     """
     path = find_model(config.model)
     card = read_gguf(path) if path.is_file() else read_folder(path)
@@ -79,6 +80,13 @@ def read_card(config: ServerConfig) -> ModelCard:
     if limit > card.max_model_len:
         raise ConfigError(
             f"--max-model-len {limit} is more than the {card.max_model_len} positions of {path}"
+        )
+    room = config.max_num_batched_tokens - config.max_num_seqs
+    if card.image_run > room:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small for {path}: "
+            f"a step computes all {card.image_run} tokens of an image at once, beside one token of "
+            f"each of --max-num-seqs {config.max_num_seqs}"
         )
     hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
     name = config.served_model_name or hub_id or card.name
@@ -132,7 +140,7 @@ def read_folder(path: Path) -> ModelCard:
         card,
         image_token=_need(config, family.image_token, path / "config.json", int),
         image_row_size=_need(text, "hidden_size", path / "config.json", int),
-        whole_images=family.sees_whole,
+        image_run=config.get("mm_tokens_per_image", 256) if family.sees_whole else 0,
     )
 
 

@@ -204,6 +204,20 @@ def test_what_a_published_config_leaves_out_is_what_transformers_takes(tmp_path:
     assert (card.image_token, card.image_row_size, card.whole_images) == (262144, 2560, True)
 
 
+def test_a_step_must_have_room_for_an_image_that_is_computed_at_once(tmp_path: Path) -> None:
+    config = {
+        "model_type": "gemma3",
+        "vision_config": {"image_size": 32},
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 100,
+        "text_config": {"hidden_size": 2560, "model_type": "gemma3_text"},
+    }
+    folder = str(write_folder(tmp_path, config))
+    assert read_card(ServerConfig(model=folder, max_num_batched_tokens=164)).image_run == 100
+    with pytest.raises(ConfigError, match="all 100 tokens of an image"):
+        read_card(ServerConfig(model=folder, max_num_batched_tokens=163))
+
+
 def test_a_config_may_have_the_decoder_beside_the_tower(tmp_path: Path) -> None:
     config = {
         **CONFIG,
