@@ -151,7 +151,7 @@ class Scheduler:
         self._spare = limit - budget
         self.counts.steps += 1
         if self._suspects:
-            self._in_step = [self._alone(self._suspects.first, budget)]
+            self._in_step = self._alone(budget)
         else:
             self._in_step = self._together(budget)
         return self._in_step
@@ -164,17 +164,27 @@ class Scheduler:
             chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
         return chunks
 
-    def _alone(self, suspect: Sequence, budget: int) -> Chunk:
-        """Return a suspect's chunk. Others give back the pages it needs, and are computed again."""
-        if suspect not in self.running:
-            self.waiting.remove(suspect)
+    def _alone(self, budget: int) -> list[Chunk]:
+        """Return the chunk of the first suspect that waits for no image, if there is one.
+
+        Others give back the pages it needs, and are computed again.
+        """
+        for suspect in self._suspects:
+            if suspect in self.running:
+                self.running.remove(suspect)
+            else:
+                self.waiting.remove(suspect)
+            self._count_hits(suspect, self._reuse(suspect))
+            count = 0 if suspect.is_blocked else self._chunk_length(suspect, budget)
+            if count <= 0:
+                self.waiting.add(suspect)
+                continue
             insort(self.running, suspect, key=self.waiting.importance)
-        self._count_hits(suspect, self._reuse(suspect))
-        count = self._chunk_length(suspect, budget)
-        while not self._can_hold(suspect, count):
-            self._preempt(next(s for s in reversed(self.running) if s is not suspect))
-        self._hold(suspect, count)
-        return Chunk(suspect, suspect.num_computed, count, NO_TOKENS)
+            while not self._can_hold(suspect, count):
+                self._preempt(next(s for s in reversed(self.running) if s is not suspect))
+            self._hold(suspect, count)
+            return [Chunk(suspect, suspect.num_computed, count, NO_TOKENS)]
+        return []
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per running sequence; preempt the last one for want of pages."""

@@ -4,7 +4,7 @@ Whoever was in a step that workers did not survive runs alone until it is past t
 alone there when workers die, twice, is deadly; all others go on with whom they were.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from headrace.engine_proc.chunk import Chunk
@@ -30,10 +30,8 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._all)
 
-    @property
-    def first(self) -> Sequence:
-        """Whose turn it is."""
-        return next(iter(self._all))
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._all)
 
     def accuse(self, chunks: Iterable[Chunk]) -> Sequence | None:
         """Take note of who was in a step at which workers died; return one that is deadly."""

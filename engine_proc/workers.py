@@ -113,6 +113,7 @@ class Workers:
         self._restarts = Restarts()
         self._capsules = Capsules(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
+        self._is_computing = False
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
@@ -157,6 +158,7 @@ class Workers:
 
     def start(self, step: Step) -> None:
         """Let the workers run a step; `finish` has to follow."""
+        self._is_computing = True
         for worker in self._all:
             worker.send(step)
 
@@ -172,6 +174,7 @@ class Workers:
             WorkerDied: there will be none.
         """
         result = self._receive()
+        self._is_computing = False
         self._restarts.worked()
         assert isinstance(result, StepResult)
         return result
@@ -206,8 +209,10 @@ class Workers:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
         self._all[death.rank].make_capsule(self._capsules, death, requests)
-        if is_explained:
+        was_idle = not self._loading and not self._is_computing  # nothing they do was the reason
+        if is_explained or was_idle:
             self._restarts.worked()
+        self._is_computing = False
         delay_s = self._restarts.delay_s()
         if delay_s is None:
             self._capsules.close()

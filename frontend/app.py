@@ -37,7 +37,7 @@ OVERLOADED = Refusal(
 
 DEADLY = Refusal(
     500,
-    "the server failed twice at this request; its log says why",
+    "the server failed at this request; its log says why",
     "server_error",
     "internal_error",
 )

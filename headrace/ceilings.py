@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable
 from headrace.board import Field, Slot, State
 
 # Of the machine's memory, or the container's.
-SHARES = {"frontend": 0.25, "tokenizer": 0.25, "detokenizer": 0.25, "engine": 0.5, "worker": 0.95}
+SHARES = {
+    **{"frontend": 0.25, "tokenizer": 0.25, "detokenizer": 0.25, "engine": 0.5, "worker": 0.95},
+    "vision": 0.5,
+}
 
 
 class Ceilings:

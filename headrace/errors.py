@@ -164,10 +164,10 @@ class InternalError(RequestError):
 
 
 class DeadlyRequest(InternalError):
-    """Processes have died twice while they were at this request alone."""
+    """Processes have died while they were at this request alone, or could not compute it."""
 
     def __init__(self) -> None:
-        super().__init__("the server failed twice at this request; its log says why")
+        super().__init__("the server failed at this request; its log says why")
 
 
 class QueueFull(RequestError):

@@ -253,7 +253,7 @@ class Supervisor:
         slots = [slot for slot in self.board.slots if slot.seat in living]
         stuck = self._vigil.stuck(slots, time.monotonic_ns())
         if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
-            slots += self.board.of("worker")
+            slots += [*self.board.of("worker"), *self.board.of("vision")]
         passed = self._ceilings.passed(slots, own_bytes)
         for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
             log.warning("%s %s; killing it", slot.seat, why)
