@@ -25,6 +25,7 @@ class WorkerDied(HeadraceError):
     def __init__(self, message: str, rank: int = 0, code: int = -signal.SIGKILL) -> None:
         super().__init__(message)
         self.rank = rank
+        self.has_said_why = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 

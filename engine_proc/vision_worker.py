@@ -105,7 +105,8 @@ class VisionWorker:
 
     def _mourn(self, death: WorkerDied, images: Images) -> Losses:
         """Say when the next one starts, and what is lost."""
-        delay_s = self._restarts.delay_s() if self._has_served else None
+        is_hopeless = death.has_said_why and not self._has_served
+        delay_s = None if is_hopeless else self._restarts.delay_s()
         if delay_s is None:
             self._capsules.close()
             raise death

@@ -134,12 +134,21 @@ class Workers:
         """Wait until all have loaded the model for the first time.
 
         Raises:
-            WorkerDied: one could not.
+            WorkerDied: one could not, and said why, or too many were killed in a row.
         """
-        result = self._receive()
-        self._loading = []
-        assert isinstance(result, WorkerReady)
-        return result
+        while True:
+            try:
+                result = self._receive()
+            except WorkerDied as death:
+                if death.has_said_why:
+                    raise
+                self.replace(death, [])
+                time.sleep(max(0.0, self._start_at - self._clock()))
+                self._start()
+            else:
+                self._loading = []
+                assert isinstance(result, WorkerReady)
+                return result
 
     def are_ready(self) -> bool:
         """Whether steps can be run; otherwise new workers are on their way.

@@ -1,5 +1,6 @@
 """Workers that run a model together: real processes, started, stopped and killed."""
 
+import itertools
 import os
 import signal
 from array import array
@@ -10,10 +11,11 @@ from servers import wait_until
 
 from headrace.board import Board, Field, Seat
 from headrace.config import CrashConfig, EngineConfig
+from headrace.engine_proc import workers as module
 from headrace.engine_proc.child import WorkerDied
 from headrace.engine_proc.sampling_rows import pack
 from headrace.engine_proc.workers import Workers
-from headrace.messages import Sampling, Step, StepResult
+from headrace.messages import Sampling, Step, StepResult, ToWorker, WorkerReady
 from headrace.model_card import find_demo_model
 from headrace.process import Context
 
@@ -63,6 +65,8 @@ def workers(board: Board) -> Iterator[Workers]:
     engine = Seat("engine", 0)
     context = Context(engine, board, board.slot("engine"), "error", os.getpid())
     started = Workers(CONFIG, context)
+    wait_until(lambda: board.slot("worker", 1)[Field.PID] != 0, "a worker")
+    tell(board, 1, signal.SIGKILL)  # while they load: others do
     started.wait_ready()
     yield started
     started.stop()
@@ -102,3 +106,45 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     wait_until(workers.are_ready, "new workers")
     workers.start(STEP)
     assert workers.finish() == result
+
+
+class Dying:
+    """A worker that is there, and then has died."""
+
+    has_lost_a_peer = False
+
+    def receive(self, timeout_s: float) -> WorkerReady:
+        return WorkerReady(1, 16)
+
+    def send(self, message: ToWorker) -> None: ...
+
+    def check(self) -> None:
+        raise WorkerDied("worker 0 was killed")
+
+    def make_capsule(self, *_: object) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def test_who_is_killed_while_idle_is_replaced_without_end(
+    monkeypatch: pytest.MonkeyPatch, board: Board
+) -> None:
+    monkeypatch.setattr(module, "start_worker", lambda *_: Dying())
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    clock = itertools.count(step=10)
+    workers = Workers(CONFIG, context, clock=lambda: next(clock))
+
+    def die(computes: bool) -> None:
+        assert workers.are_ready()
+        if computes:
+            workers.start(STEP)
+        with pytest.raises(WorkerDied) as death:
+            workers.check()
+        workers.replace(death.value, [])
+
+    for _ in range(6):
+        die(computes=False)
+    for _ in range(2):
+        die(computes=True)
+    with pytest.raises(WorkerDied):
+        die(computes=True)
