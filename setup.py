@@ -10,6 +10,7 @@ package_dir = {"headrace": "headrace"}
 package_dir |= {f"headrace.{folder}": folder for folder in PROCESSES}
 package_dir["headrace.engine_proc.worker"] = "engine_proc/worker"
 package_dir["headrace.engine_proc.vision"] = "engine_proc/vision"
+package_dir["headrace.engine_proc.worker.cuda"] = "engine_proc/worker/cuda"
 package_dir["headrace.detokenizer_proc.parsers"] = "detokenizer_proc/parsers"
 package_dir["headrace.bench"] = "headrace/bench"
 package_dir["headrace.csrc"] = "csrc"  # what NVRTC compiles on the machine that has the GPUs

@@ -1,9 +1,15 @@
 """What all tests have in common."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Read when triton is first imported, be it by transformers.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # How fast examples are made says how busy the machine is, and nothing about us.
 settings.register_profile("headrace", suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -70,7 +70,8 @@ def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
 
 
 def test_only_some_executors_import_torch() -> None:
-    users = {path.name for path in tracked("*.py") if uses(path, "torch") and not is_test(path)}
+    files = [path for path in tracked("*.py") if not is_test(path) and path.parent.name != "cuda"]
+    users = {path.name for path in files if uses(path, "torch")}
     assert users == {
         "classifier.py",
         "encoder_executor.py",
@@ -84,6 +85,11 @@ def test_only_some_executors_import_torch() -> None:
         "transformers_model.py",
         "transformers_shard.py",
     }
+
+
+def test_only_kernels_import_triton() -> None:
+    users = [path for path in tracked("*.py") if uses(path, "triton") and not is_test(path)]
+    assert {path.parent.name for path in users} == {"cuda"}
 
 
 def test_a_worker_that_needs_no_torch_loads_none() -> None:

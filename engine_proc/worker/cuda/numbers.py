@@ -1,0 +1,74 @@
+"""What kernels do with numbers, here and in Triton's interpreter: round, multiply, normalize."""
+
+from enum import IntEnum
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # on the CPU, for tests
+
+
+class Scaling(IntEnum):
+    """How a norm scales, as `spec.Norm`; or that there is none."""
+
+    NONE = 0
+    RMS = 1
+    RMS_ONE_PLUS = 2
+    LAYER = 3
+
+
+ONE_PLUS = tl.constexpr(int(Scaling.RMS_ONE_PLUS))
+LAYER = tl.constexpr(int(Scaling.LAYER))
+
+
+@triton.jit
+def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    """Round fp32 to the nearest number of a type. The interpreter would cut it off in bf16."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        x = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
+def dot(a: tl.tensor, b: tl.tensor, sums: tl.tensor) -> tl.tensor:
+    """Add a product to fp32 sums, without TF32.
+
+    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile.
+    """
+    if INTERPRETED:
+        products = a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :]
+        return sums + tl.sum(products, 1)
+    return tl.dot(a, b, sums, input_precision="ieee")
+
+
+@triton.jit
+def tanh(x: tl.tensor) -> tl.tensor:
+    """The hyperbolic tangent, absolute error below 2e-7."""
+    e = tl.exp(-2.0 * tl.abs(x))
+    magnitude = (1.0 - e) / (1.0 + e)
+    return tl.where(x < 0, -magnitude, magnitude)
+
+
+@triton.jit
+def moments(
+    x: tl.tensor, is_number: tl.tensor, NUM: tl.constexpr, eps: tl.tensor, SCALING: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return what a norm takes from each row of fp32 numbers, and what it multiplies with."""
+    mean = tl.zeros([x.shape[0]], tl.float32)
+    if SCALING == LAYER:
+        mean = tl.sum(x, 1) / NUM
+        x = tl.where(is_number, x - mean[:, None], 0.0)
+    return mean, 1.0 / tl.sqrt(tl.sum(x * x, 1) / NUM + eps)
+
+
+@triton.jit
+def scaled(
+    x: tl.tensor, mean: tl.tensor, scale: tl.tensor, weight: tl.tensor, SCALING: tl.constexpr
+) -> tl.tensor:
+    """Norm rows, given what `moments` has found, and weights by column."""
+    if SCALING == ONE_PLUS:
+        weight += 1.0
+    return (x - mean[:, None]) * scale[:, None] * weight[None, :]
