@@ -1,0 +1,238 @@
+"""Runs a `DecoderSpec` with Triton kernels, on a GPU; in Triton's interpreter, on the CPU.
+
+Every kernel takes a row's sums in an order of its own, so the logits of a token have the same bits
+whatever its batch mates are.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
+from headrace.engine_proc.worker.cuda.gate import act_mul
+from headrace.engine_proc.worker.cuda.linear import linear
+from headrace.engine_proc.worker.cuda.norm import add_norm, norm
+from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
+from headrace.engine_proc.worker.cuda.rope_store import HeadNorm, Rotations, rope_store
+from headrace.engine_proc.worker.cuda.step_inputs import Slots, prepare_inputs
+from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, Norm, Placement, QKNorm
+from headrace.engine_proc.worker.torch_attention import sequence_rows
+from headrace.engine_proc.worker.weights import Weights
+
+SCALINGS = {
+    Norm.RMS: Scaling.RMS,
+    Norm.RMS_ONE_PLUS: Scaling.RMS_ONE_PLUS,
+    Norm.LAYER: Scaling.LAYER,
+}
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes
+
+
+@dataclass(frozen=True)
+class Step:
+    """A batch, on the device."""
+
+    token_ids: Tensor  # [tokens], int32
+    kv_rows: Tensor  # [tokens], int64
+    stretches: Stretches
+    logit_rows: Tensor  # [rows], int32
+    rotations: list[Rotations]  # by the spec's `ropes`
+
+
+class CudaExecutor:
+    """An `Executor`. Matrices, activations and pages are of `dtype`, sums and norms are fp32.
+
+    Args:
+        device: "cpu" where kernels run in Triton's interpreter.
+        tiling: other tilings give other bits.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_pages: int,
+        page_tokens: int = 32,
+        device: torch.device | str = "cuda",
+        dtype: torch.dtype = torch.bfloat16,
+        tiling: Tiling = TILING,
+    ) -> None:
+        self.spec = spec
+        self.page_tokens = page_tokens
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.tiling = tiling
+        assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
+        self.scaling = SCALINGS[spec.norm]
+        self.weights = fuse(spec, weights, self.device, dtype)
+        self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
+        page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
+        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Floats:
+        """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
+        return self.logits(batch).cpu().numpy()
+
+    @torch.inference_mode()
+    def embed(self, batch: Batch) -> Floats:
+        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        return self.hidden(self.step_of(batch)).float().cpu().numpy()
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Do as `forward`, and leave the logits on the device, fp32."""
+        spec = self.spec
+        weight = self.weights["embed" if spec.tied_head else "head"]
+        logits = linear(self.hidden(self.step_of(batch)), weight).float() * spec.logit_multiplier
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        return logits
+
+    def step_of(self, batch: Batch) -> Step:
+        """Send a batch to the device, in one copy, and derive the rest there."""
+        rows = sequence_rows(batch) if len(batch.token_ids) else []
+        starts = np.array([*(part.start for part in rows), len(batch.token_ids)], np.int32)
+        firsts = starts[:-1]
+        slots = batch.sequences[firsts]
+        num_computed = np.zeros(len(batch.page_table), np.int32)
+        num_computed[slots] = batch.positions[firsts]
+        fields = (batch.token_ids, starts, slots, num_computed, batch.logit_rows, batch.page_table)
+        sent = torch.from_numpy(np.concatenate([field.reshape(-1) for field in fields]))
+        ends = np.cumsum([field.size for field in fields]).tolist()
+        parts = sent.to(self.device).tensor_split(ends[:-1])
+        ids, query_starts, slots_sent, computed, logit_rows, table = parts
+        page_table = table.view(batch.page_table.shape)
+        state = Slots(page_table, computed, torch.zeros_like(computed))
+        inputs = prepare_inputs(ids, query_starts, slots_sent, state, self.page_tokens)
+        stretches = Stretches(
+            query_starts=query_starts,
+            positions=inputs.positions,
+            num_keys=inputs.num_keys,
+            slots=slots_sent,
+            page_table=page_table,
+            max_keys=int(batch.positions.max(initial=0)) + 1,
+        )
+        rotations = self.rotations(inputs.positions)
+        return Step(inputs.token_ids, inputs.kv_rows, stretches, logit_rows, rotations)
+
+    def rotations(self, positions: Tensor) -> list[Rotations]:
+        """Return the rotations of every kind of layer."""
+        rotations = []
+        for rope, inv_freq in zip(self.spec.ropes, self.inv_freqs, strict=True):
+            angles = positions.float()[:, None] * inv_freq
+            cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
+            rotations.append(Rotations(cos, sin, rope.interleaved))
+        return rotations
+
+    def hidden(self, step: Step) -> Tensor:
+        """Run all layers and the last norm, [rows, hidden_size]."""
+        x = F.embedding(step.token_ids, self.weights["embed"])
+        x = x * torch.tensor(self.spec.embedding_multiplier, dtype=self.dtype)
+        for index, layer in enumerate(self.spec.layers):
+            x = self.layer(index, layer, x, step)
+        return self.norm("norm", x[step.logit_rows])
+
+    def layer(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
+        """Run one layer, [tokens, hidden] -> [tokens, hidden], in place where that is quicker."""
+        name = f"layers.{index}"
+        placement, multiplier = self.spec.placement, self.spec.residual_multiplier
+        before = placement != Placement.POST
+        normed = self.norm(f"{name}.attn_norm", x) if before else x
+        attended = self.attention(index, layer, normed, step)
+        if placement == Placement.PARALLEL:
+            return x + attended * multiplier + self.mlp(name, normed) * multiplier
+        after = placement in (Placement.POST, Placement.PRE_POST)
+        if after:
+            attended = self.norm(f"{name}.attn_post_norm", attended)
+        if before:
+            normed = add_norm(
+                attended,
+                x,
+                self.weights[f"{name}.mlp_norm"],
+                scaling=self.scaling,
+                eps=self.spec.norm_eps,
+                multiplier=multiplier,
+            )
+        else:
+            x = normed = x + attended * multiplier
+        out = self.mlp(name, normed)
+        if after:
+            out = self.norm(f"{name}.mlp_post_norm", out)
+        return x + out * multiplier
+
+    def attention(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
+        """Write keys and values to their pages, then attend to them, [tokens, hidden]."""
+        spec, name = self.spec, f"layers.{index}"
+        keys, values = self.kv[index]
+        qkv = self.linear(f"{name}.qkv", x)
+        if spec.qk_norm == QKNorm.FULL:
+            num_q, num_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+            for part, weight in ((qkv[:, :num_q], "q_norm"), (qkv[:, num_q:][:, :num_k], "k_norm")):
+                self.norm(f"{name}.{weight}", part, out=part)
+        head_norm = None
+        if spec.qk_norm == QKNorm.PER_HEAD:
+            head_norm = HeadNorm(self.scaling, self.weights[f"{name}.qk_norm"], spec.norm_eps)
+        queries = rope_store(
+            qkv,
+            keys,
+            values,
+            step.kv_rows,
+            rotations=None if layer.rope is None else step.rotations[layer.rope],
+            head_norm=head_norm,
+        )
+        attended = attend(
+            queries,
+            keys,
+            values,
+            step.stretches,
+            scale=spec.attention_scale,
+            window=layer.window,
+            softcap=spec.attention_softcap,
+            sinks=self.weights.get(f"{name}.sinks"),
+            tiling=self.tiling,
+        )
+        return self.linear(f"{name}.o", attended.flatten(1))
+
+    def mlp(self, name: str, x: Tensor) -> Tensor:
+        gate_up = self.linear(f"{name}.gate_up", x)
+        return self.linear(f"{name}.down", act_mul(gate_up, self.spec.activation))
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
+        weight = self.weights[name]
+        return norm(x, weight, scaling=self.scaling, eps=self.spec.norm_eps, out=out)
+
+
+def fuse(
+    spec: DecoderSpec, weights: Weights, device: torch.device, dtype: torch.dtype
+) -> Mapping[str, Tensor]:
+    """Load weights, some as one: `qkv`, `gate_up`, and `qk_norm` where heads are normed.
+
+    Norms and sinks stay fp32.
+    """
+
+    def load(names: list[str]) -> Tensor:
+        numbers = np.concatenate([weights[name].to_float32() for name in names])
+        is_exact = names[0].endswith(("norm", "sinks"))
+        return torch.from_numpy(numbers).to(device, torch.float32 if is_exact else dtype)
+
+    sources = {name: [name] for name in weights}
+    for index in range(len(spec.layers)):
+        layer = f"layers.{index}."
+        for whole, parts in FUSED.items():
+            for suffix in ("", ".bias"):
+                names = [f"{layer}{part}{suffix}" for part in parts]
+                if names[0] in weights:
+                    sources[f"{layer}{whole}{suffix}"] = names
+                    for name in names:
+                        del sources[name]
+        if spec.qk_norm == QKNorm.PER_HEAD:
+            sources[f"{layer}qk_norm"] = [sources.pop(f"{layer}{x}_norm")[0] for x in "qk"]
+    return {name: load(names) for name, names in sources.items()}

@@ -1,0 +1,98 @@
+"""Kernels together are a decoder: the C++ executor's logits, whatever the batch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights
+
+from headrace.engine_proc.worker.cuda.attention import Tiling
+from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.executor import Batch, Executor
+from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, QKNorm
+
+SMALL = Tiling(rows=16, keys=16, split_keys=16)
+FEW = {"num_heads": 2, "num_kv_heads": 1}
+SIZES = FEW | {"hidden_size": 32, "intermediate_size": 40}
+TINY = dataclasses.replace(SPEC, layers=(LayerSpec(),), **SIZES)
+DECODERS = {
+    "qwen3": dataclasses.replace(TINY, qk_norm=QKNorm.PER_HEAD),
+    "odd sizes": dataclasses.replace(SPECS["biases, odd sizes"], **FEW, layers=(LayerSpec(),)),
+    **{
+        name: dataclasses.replace(SPECS[name], **SIZES)
+        for name in ("llama", "gemma", "olmo", "cohere", "sinks")
+    },
+}
+
+
+def make(spec: DecoderSpec, device: torch.device) -> CudaExecutor:
+    return CudaExecutor(
+        spec,
+        random_weights(spec),
+        num_pages=NUM_PAGES,
+        page_tokens=16,
+        device=device,
+        dtype=torch.float32,
+        tiling=SMALL,
+    )
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_are_those_of_the_cpp_executor(name: str, device: torch.device) -> None:
+    spec = DECODERS[name]
+    ours, theirs = make(spec, device), cpu(spec)
+    for parts in ([(0, 0, 14), (2, 0, 3)], [(2, 3, 4), (0, 14, 18), (3, 0, 3)]):
+        logits, expected = ours.forward(batch(parts)), theirs.forward(batch(parts))
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+        np.testing.assert_array_equal(logits.argmax(1), expected.argmax(1))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "sinks"])
+def test_no_batch_mate_and_no_cut_changes_a_bit(name: str, device: torch.device) -> None:
+    spec = DECODERS[name]
+    whole = make(spec, device).forward(batch([(0, 0, 21)]))
+    mixed = make(spec, device)
+    first = mixed.forward(batch([(2, 0, 4), (0, 0, 15), (3, 0, 7)]))
+    np.testing.assert_array_equal(first[4:19], whole[:15])
+    second = mixed.forward(batch([(3, 7, 9), (0, 15, 20), (2, 4, 5)]))
+    np.testing.assert_array_equal(second[2:7], whole[15:20])
+    np.testing.assert_array_equal(mixed.forward(batch([(0, 20, 21)])), whole[20:])
+
+
+def test_greedy_text_is_that_of_the_cpp_executor(device: torch.device) -> None:
+    def generate(executor: Executor) -> list[list[int]]:
+        texts = [[5, 9, 1], [7]]
+        step = with_tokens(batch([(0, 0, 3), (1, 0, 1)]), texts[0] + texts[1])
+        rows = [2, 3]
+        for _ in range(4):
+            logits = executor.forward(step)
+            for text, row in zip(texts, rows, strict=True):
+                text.append(int(logits[row].argmax()))
+            parts = [(s, len(text) - 1, len(text)) for s, text in enumerate(texts)]
+            step, rows = with_tokens(batch(parts), [text[-1] for text in texts]), [0, 1]
+        return texts
+
+    assert generate(make(TINY, device)) == generate(cpu(TINY))
+
+
+def with_tokens(step: Batch, tokens: list[int]) -> Batch:
+    return dataclasses.replace(step, token_ids=np.array(tokens, np.int32))
+
+
+def test_embeddings_and_a_step_without_logits(device: torch.device) -> None:
+    ours, theirs = make(TINY, device), cpu(TINY)
+    step = batch([(0, 0, 3), (1, 0, 2)])
+    nothing = dataclasses.replace(step, logit_rows=np.empty(0, np.int32))
+    assert ours.forward(nothing).shape == (0, TINY.vocab_size)
+    last = dataclasses.replace(step, logit_rows=np.array([2, 4], np.int32))
+    np.testing.assert_allclose(ours.embed(last), theirs.embed(last), atol=1e-4)
+
+
+def test_bf16_is_near(device: torch.device) -> None:
+    weights = random_weights(TINY)
+    narrow = CudaExecutor(TINY, weights, num_pages=NUM_PAGES, device=device, dtype=torch.bfloat16)
+    step = batch([(0, 0, 9)], page_tokens=32)
+    np.testing.assert_allclose(
+        narrow.forward(step), cpu(TINY, page_tokens=32).forward(step), atol=0.15
+    )

@@ -1,0 +1,83 @@
+"""Compiles for a GPU what a step of a decoder launches. No GPU is needed, and nothing runs.
+
+In: an architecture, as 90. Out: a line for each variant of a kernel.
+"""
+
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from random_decoders import NUM_PAGES, SPEC, batch, random_weights
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction, mangle_type
+
+from headrace.engine_proc.worker.cuda import cuda_executor
+from headrace.engine_proc.worker.cuda.attention import Tiling
+from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
+from headrace.engine_proc.worker.cuda.token_mask import apply_mask
+from headrace.engine_proc.worker.spec import LayerSpec, QKNorm
+
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+DECODER = dataclasses.replace(  # of sizes that make few variants
+    SPEC,
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=32,
+    num_heads=2,
+    num_kv_heads=1,
+    layers=(LayerSpec(window=20),),
+    qk_norm=QKNorm.PER_HEAD,
+    attention_softcap=2.0,
+    attention_sinks=True,
+)
+compiled: set[str] = set()
+
+
+def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    """Compile what would be launched, as Triton specializes it: a 1 is a constant."""
+    options = {name: named.pop(name) for name in OPTIONS if name in named}
+    values = dict(zip(kernel.arg_names, args, strict=False)) | named
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[(place,)] = value
+            continue
+        signature[parameter.name] = mangle_type(value)
+        number = value.data_ptr() if isinstance(value, torch.Tensor) else value
+        if isinstance(number, int) and number % 16 == 0:
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    variant = f"{kernel.__name__} {signature} {constants} {options}"
+    if variant not in compiled:
+        compiled.add(variant)
+        source = ASTSource(kernel, signature, constants, attributes)
+        result = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
+        assert result.asm["cubin"][:4] == b"\x7fELF"
+        print(kernel.__name__)
+
+
+if __name__ == "__main__":
+    ARCH = int(sys.argv[1])
+    assert "run" in vars(JITFunction)  # what is replaced now
+    JITFunction.run = compile_launch  # type: ignore[method-assign]
+    cuda_executor.INTERPRETED = triton.language.constexpr(True)  # tensors are on the CPU
+    for dtype, enough in ((torch.bfloat16, 1000), (torch.float32, 0)):
+        executor = cuda_executor.CudaExecutor(
+            DECODER,
+            random_weights(DECODER),
+            num_pages=NUM_PAGES,
+            page_tokens=16,
+            device="cpu",
+            dtype=dtype,
+            tiling=Tiling(split_keys=64, enough_programs=enough),  # in splits, then without
+        )
+        executor.forward(batch([(0, 0, 80), (1, 0, 2)]))
+    logits = torch.zeros(3, 100)
+    apply_mask(logits, torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32))
+    whole, real = torch.zeros(3, dtype=torch.int64), torch.ones(3)
+    draw(logits, Draws(whole, whole, real, torch.from_numpy(np.int32([3, 0, 1])), real, real))
