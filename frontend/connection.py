@@ -36,10 +36,12 @@ class Connection(HttpToolsProtocol):
         deadlines: "Deadlines[Connection]",
         arrivals: Arrivals,
         max_connections: int,
+        is_leaving: Callable[[], bool] = lambda: False,
         **uvicorn: Any,
     ) -> None:
-        """Be a connection of a server that takes `max_connections`."""
+        """Be a connection of a server that takes `max_connections`, and may be about to end."""
         super().__init__(**uvicorn)
+        self._server_is_leaving = is_leaving
         self._deadlines = deadlines
         self._arrivals = arrivals
         self._max_connections = max_connections
@@ -102,6 +104,7 @@ class Connection(HttpToolsProtocol):
         if cycle.scope["method"] != "HEAD":
             cycle.transport = Joined(self.transport)
         self._served = cycle
+        cycle.keep_alive &= not self._server_is_leaving()
         begin = partial(super()._start_asgi_task, cycle, app)
         if cycle.scope["method"] == "POST":
             self._arrivals.add(begin)

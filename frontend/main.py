@@ -33,6 +33,7 @@ from headrace.process import DRAIN, LEAVE, Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, address
 
 HEARTBEAT_S = 0.1
+LINGER_S = 0.5  # in which who is connected may still ask, when another takes this seat
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
 
@@ -94,7 +95,13 @@ class Frontend:
     def _uvicorn_config(self, app: Any) -> uvicorn.Config:
         num_processes = len(self._context.board.slots)
         max_connections = raise_file_limit(num_processes) - files_besides(num_processes)
-        connection: Any = partial(Connection, self._deadlines, Arrivals(), max_connections)
+        connection: Any = partial(
+            Connection,
+            self._deadlines,
+            Arrivals(),
+            max_connections,
+            is_leaving=lambda: self._is_leaving,
+        )
         return uvicorn.Config(
             app,
             http=connection,
@@ -156,10 +163,19 @@ class Frontend:
         self._slot[Field.IS_CLOSED] = 1
 
     def _leave(self) -> None:
-        """End when open requests are answered. New connections wait for the next in this seat."""
+        """End when open requests are answered. New connections wait for the next in this seat.
+
+        To close one that has just been made would lose the request that is on its way.
+        """
         self._is_leaving = True
         self._server.config.timeout_graceful_shutdown = self._config.drain_timeout
-        self._server.should_exit = True
+        for server in self._server.servers:
+            server.close()
+
+        def end() -> None:
+            self._server.should_exit = True
+
+        asyncio.get_running_loop().call_later(LINGER_S, end)
 
     def _end_streams(self) -> None:
         """End what still runs when the server stops: on purpose, so nothing to complain of."""

@@ -53,6 +53,7 @@ class Inbox(Generic[M]):
             raise OSError(error.errno, error.strerror, where) from None
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._unread: deque[zmq.Frame] = deque()  # what has come along with the last message
+        self._detach: Callable[[], Any] = lambda: None
         self._tee = tee
 
     def wait(self, timeout_ms: int) -> bool:
@@ -90,6 +91,8 @@ class Inbox(Generic[M]):
 
         def drain() -> None:
             # The descriptor is edge-triggered: what is left unread here is not announced again.
+            if self._socket.closed:
+                return
             for _ in range(MAX_DRAINED):
                 received = self.receive(0)
                 if received is None:
@@ -97,11 +100,14 @@ class Inbox(Generic[M]):
                 handle(*received)
             loop.call_soon(drain)
 
-        loop.add_reader(self._socket.fileno(), drain)
+        fd = self._socket.fileno()
+        loop.add_reader(fd, drain)
         loop.call_soon(drain)
+        self._detach = lambda: loop.remove_reader(fd)
 
     def close(self) -> None:
         """Stop listening; unread messages are lost."""
+        self._detach()
         self._socket.close(linger=0)
 
 

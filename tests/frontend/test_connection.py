@@ -46,7 +46,11 @@ class Site:
         self._clients: list[Client] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.go = asyncio.Event()
-        http: Any = partial(Connection, self.deadlines, Arrivals(), max_connections)
+        self.is_leaving = False
+        http: Any = partial(
+            *(Connection, self.deadlines, Arrivals(), max_connections),
+            is_leaving=lambda: self.is_leaving,
+        )
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self.app,
@@ -264,6 +268,16 @@ async def test_pieces_of_a_stream_are_chunks_of_its_response(site: Site) -> None
     assert await asyncio.wait_for(client.reader.readexactly(len(chunks)), DEADLINE_S) == chunks
     client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
     assert await client.response() == (200, b"ok")
+
+
+async def test_who_asks_a_server_that_leaves_is_answered_and_told_to_go(site: Site) -> None:
+    client = await site.connect()
+    site.is_leaving = True
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
+    answer = await client.end()
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close\r\n" in answer
+    assert answer.endswith(b"ok")
 
 
 async def test_a_client_that_waits_to_be_told_to_go_on_is_told(site: Site) -> None:
