@@ -5,12 +5,16 @@ least goes first. With one key, that is first come, first served.
 """
 
 import enum
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from operator import attrgetter
 
 from headrace.engine_proc.fair_share import FairShare
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.sequence import Sequence
 
+arrival_of = attrgetter("arrival")
 AGE_TOKENS = 16  # of prefix that a step of waiting is worth, with `lpm`
 
 
@@ -23,40 +27,60 @@ class Policy(enum.StrEnum):
 
 
 class WaitingQueue:
-    """Sequences that wait."""
+    """Sequences that wait: a line for each key, and priority where that counts.
+
+    Who runs next is the first of one of the lines, but with `lpm`.
+    """
 
     def __init__(self, policy: Policy, pool: PagePool, shares: FairShare) -> None:
         self._policy = policy
         self._pool = pool
         self._shares = shares
-        self._sequences: list[Sequence] = []
+        self._lines: dict[tuple[int, int], list[Sequence]] = {}  # in the order of their arrival
+        self._num_sequences = 0
         self.num_tokens = 0  # of all of them, prompts and what preempted ones have generated
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return self._num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+        return chain.from_iterable(self._lines.values())
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self._sequences.append(sequence)
+        line = self._lines.setdefault(self._line_of(sequence), [])
+        insort(line, sequence, key=arrival_of)
+        self._num_sequences += 1
         self.num_tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out."""
-        self._sequences.remove(sequence)
+        name = self._line_of(sequence)
+        line = self._lines[name]
+        found = line.pop(bisect_left(line, sequence.arrival, key=arrival_of))
+        assert found is sequence
+        if not line:
+            del self._lines[name]
+        self._num_sequences -= 1
         self.num_tokens -= len(sequence.tokens)
 
     @property
     def has_ready(self) -> bool:
         """Whether somebody waits for nothing but a turn."""
-        return any(not sequence.is_blocked for sequence in self._sequences)
+        return any(not sequence.is_blocked for sequence in self)
 
     def first(self, step: int) -> Sequence | None:
         """Return who runs next, with `step` the number of steps so far, if anybody can."""
-        ready = (sequence for sequence in self._sequences if not sequence.is_blocked)
+        ready: Iterable[Sequence] = (s for s in self if not s.is_blocked)
+        if self._policy is not Policy.LPM:
+            firsts = (
+                next((s for s in line if not s.is_blocked), None) for line in self._lines.values()
+            )
+            ready = (s for s in firsts if s is not None)
         return min(ready, key=lambda sequence: self._rank(sequence, step), default=None)
+
+    def _line_of(self, sequence: Sequence) -> tuple[int, int]:
+        return self.importance(sequence)[0], sequence.request.key
 
     def _rank(self, sequence: Sequence, step: int) -> tuple[int, int, int]:
         served = self._shares.served(sequence.request.key)

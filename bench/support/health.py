@@ -1,4 +1,4 @@
-"""How soon /health answers: asked 2 ms after each answer, by a process of its own."""
+"""How soon /health answers: asked some time after each answer, by a process of its own."""
 
 import json
 import subprocess
@@ -13,12 +13,12 @@ PAUSE_S = 0.002
 
 
 class HealthProbe:
-    """A process that asks as long as the context lasts."""
+    """A process that asks as long as the context lasts, `pause_s` after each answer."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pause_s: float = PAUSE_S) -> None:
         self.latencies_ms: list[float] = []  # of every answer, at the end
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, "-m", "support.health", url]
+        command = [sys.executable, "-m", "support.health", url, str(pause_s)]
         self._process: subprocess.Popen[str] = subprocess.Popen(command, **pipes, text=True)  # type: ignore[call-overload]
 
     def __enter__(self) -> Self:
@@ -29,7 +29,7 @@ class HealthProbe:
         self.latencies_ms = json.loads(output)
 
 
-def main(url: str) -> None:
+def main(url: str, pause_s: str) -> None:
     """Ask until standard input ends; print each answer's milliseconds."""
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
@@ -39,9 +39,9 @@ def main(url: str) -> None:
         client.send("GET", "/health")
         assert client.response() == 200
         latencies.append((time.perf_counter() - begun) * 1e3)
-        time.sleep(PAUSE_S)
+        time.sleep(float(pause_s))
     print(json.dumps(latencies))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])
