@@ -150,14 +150,11 @@ class Scheduler:
         budget = limit if budget is None else min(budget, limit)
         self._spare = limit - budget
         self.counts.steps += 1
-        if self._suspects:
-            self._in_step = self._alone(budget)
-        else:
-            self._in_step = self._together(budget)
+        self._in_step = self._alone(budget) or self._together(budget)
         return self._in_step
 
     def _together(self, budget: int) -> list[Chunk]:
-        """Return the chunks of a step without suspects."""
+        """Return the chunks of a step for all who can go on."""
         num_preemptions = self.counts.preemptions
         chunks = list(self._running_chunks(budget))
         if self.waiting and self.counts.preemptions == num_preemptions:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_rig import FIRST, IMAGE_TOKEN, Rig
+from engine_rig import FIRST, IMAGE_TOKEN, Rig, Sevens, generate
 
 from headrace.board import Field
 from headrace.messages import (
@@ -110,3 +110,20 @@ def test_an_image_of_a_request_that_comes_again_is_not_encoded_again(rig: Rig) -
     rig.step()
     assert len(rig.eyes.asked) == 1
     assert rig.released == [4096, 4096]
+
+
+def test_a_suspect_that_waits_for_an_image_holds_up_nobody(rig: Rig) -> None:
+    before, dying, well = tuple(range(16)), Sevens(lives=0), Sevens()
+    for counter in (1, 2):
+        image = Image(b"%d" % counter, 16, 2, 2, {"pixels": Tensor(4096 * counter, 1, "f4", [1])})
+        id = request_id(0, counter)
+        request = GenerateRequest(id, 0, 2, Sampling(), [], b"plan", images=[image])
+        rig.take(request, prompt=(*before, IMAGE_TOKEN, IMAGE_TOKEN, 1))
+    rig.engine.go_on(dying)  # type: ignore[arg-type]
+    assert dying.events == ["start", "worker 0 died"]
+    text = request_id(0, 3)
+    rig.take(generate(text))
+    for _ in range(5):  # who was in that step, one by one up to the image, then who needs none
+        rig.engine.go_on(well)  # type: ignore[arg-type]
+    rig.links.flush()
+    assert rig.heard()[0].started.keys() == {text}
