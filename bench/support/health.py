@@ -17,9 +17,12 @@ class HealthProbe:
 
     def __init__(self, url: str, pause_s: float = PAUSE_S) -> None:
         self.latencies_ms: list[float] = []  # of every answer, at the end
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, "-m", "support.health", url, str(pause_s)]
-        self._process: subprocess.Popen[str] = subprocess.Popen(command, **pipes, text=True)  # type: ignore[call-overload]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "support.health", url, str(pause_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def __enter__(self) -> Self:
         return self

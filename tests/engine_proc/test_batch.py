@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from engine_configs import engine_config
 
-from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.mask_area import MaskArea
@@ -153,31 +153,7 @@ def test_the_rows_that_draw_under_a_grammar_have_masks_in_their_order() -> None:
 
 
 def test_the_largest_step_fits_its_channel() -> None:
-    config = EngineConfig(
-        run_dir="",
-        model_path="",
-        max_model_len=100,
-        num_detokenizers=1,
-        max_num_seqs=8,
-        max_num_batched_tokens=200,
-        max_num_queued=1,
-        scheduling_policy="fcfs",
-        target_itl_ms=0,
-        enable_prefix_caching=True,
-        speculative="off",
-        quantization="none",
-        engine="auto",
-        mock_profile="zero",
-        embedding_size=None,
-        tp=1,
-        model_impl="auto",
-        dtype="auto",
-        kv_cache_memory_bytes=0,
-        kv_cache_dtype="auto",
-        vocab_size=8,
-        eos_token_ids=[],
-        crash=CrashConfig(directory=None, flags={}),
-    )
+    config = engine_config(max_model_len=100, max_num_seqs=8, max_num_batched_tokens=200)
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))
     counts = [93] + [1] * 6 + [100]
     options: dict[str, Any] = {

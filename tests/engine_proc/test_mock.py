@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from engine_configs import engine_config
 
 from headrace.arena import Arena
 from headrace.board import Board, Field, Seat, Span
-from headrace.config import CrashConfig, EngineConfig, ServerConfig
+from headrace.config import ServerConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock import MockEngine, read_words
 from headrace.engine_proc.mock_profile import Profile, read_profile, shipped_profiles
@@ -61,30 +62,12 @@ class Rig:
     def __init__(
         self, profile: Profile = NOTHING, max_num_seqs: int = 2, arena: Arena | None = None
     ) -> None:
-        config = EngineConfig(
-            run_dir="",
-            model_path="",
-            max_model_len=64,
-            num_detokenizers=2,
+        config = engine_config(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=8,
             max_num_queued=3,
-            scheduling_policy="fcfs",
-            target_itl_ms=100,
-            enable_prefix_caching=True,
-            speculative="off",
             engine="mock",
-            mock_profile="zero",
             embedding_size=3,
-            tp=1,
-            model_impl="auto",
-            dtype="auto",
-            quantization="none",
-            kv_cache_dtype="auto",
-            kv_cache_memory_bytes=0,
-            vocab_size=8,
-            eos_token_ids=[],
-            crash=CrashConfig(directory=None, flags={}),
             arena_fd=arena and arena.fd,
             num_arena_regions=1,
         )

@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Iterator
 
 import pytest
+from engine_configs import engine_config
 from servers import wait_until
 
 from headrace.board import Board, Field, Seat
-from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc import workers as module
 from headrace.engine_proc.child import WorkerDied
 from headrace.engine_proc.sampling_rows import pack
@@ -19,30 +19,13 @@ from headrace.messages import Sampling, Step, StepResult, ToWorker, WorkerReady
 from headrace.model_card import find_demo_model
 from headrace.process import Context
 
-CONFIG = EngineConfig(
-    run_dir="",
+CONFIG = engine_config(
     model_path=str(find_demo_model()),
-    max_model_len=64,
-    num_detokenizers=1,
-    max_num_seqs=2,
-    max_num_batched_tokens=64,
-    max_num_queued=1,
-    scheduling_policy="fcfs",
-    target_itl_ms=0,
-    enable_prefix_caching=False,
-    speculative="off",
-    engine="auto",
-    mock_profile="zero",
-    embedding_size=None,
     tp=2,
-    model_impl="auto",
     dtype="float32",
-    quantization="none",
     kv_cache_dtype="float32",
     kv_cache_memory_bytes=64 << 20,
     vocab_size=49152,
-    eos_token_ids=[],
-    crash=CrashConfig(directory=None, flags={}),
 )
 PROMPT = array("i", range(100, 130))
 STEP = Step(

@@ -5,8 +5,9 @@ import threading
 from array import array
 from pathlib import Path
 
+from engine_configs import engine_config
+
 from headrace.board import Board, Seat
-from headrace.config import CrashConfig, EngineConfig
 from headrace.engine_proc.child import WorkerDied
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.embedding_pool import EmbeddingPool
@@ -118,31 +119,7 @@ class Rig:
     """An engine between a tokenizer's outbox and two detokenizers' inboxes."""
 
     def __init__(self, run_dir: Path, **flags: int) -> None:
-        self.config = EngineConfig(
-            run_dir=str(run_dir),
-            model_path="",
-            max_model_len=64,
-            num_detokenizers=2,
-            max_num_seqs=2,
-            max_num_batched_tokens=64,
-            max_num_queued=flags.get("max_num_queued", 100),
-            scheduling_policy="fcfs",
-            target_itl_ms=100,
-            enable_prefix_caching=True,
-            speculative="off",
-            quantization="none",
-            engine="auto",
-            mock_profile="zero",
-            embedding_size=None,
-            tp=1,
-            model_impl="auto",
-            dtype="auto",
-            kv_cache_dtype="auto",
-            kv_cache_memory_bytes=0,
-            vocab_size=8,
-            eos_token_ids=[],
-            crash=CrashConfig(directory=None, flags={}),
-        )
+        self.config = engine_config(run_dir=str(run_dir), **flags)
         seat = Seat("engine", 0)
         self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
         self.slot = self.board.slot("engine")
