@@ -1,14 +1,12 @@
 """A client's connection: uvicorn's, and what it leaves open.
 
-uvicorn waits for ever for a request's head, takes heads of any length and bodies at any pace, and
-tells an application that its client has left only when asked. Limits are those of Apache's
-mod_reqtimeout, of the same kind: 20 s for the head; at least 500 bytes/s of the body.
+uvicorn waits for ever for a request's head, and takes heads of any length and bodies at any pace.
+Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least
+500 bytes/s of the body.
 """
 
 import http
-import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -16,16 +14,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.refusals import Refusal, error_body
-from headrace.sockets import Frame
+from headrace.frontend.request import Request
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 MIN_BODY_BYTES_PER_S = 500
 MAX_HEAD_BYTES = 64 << 10
-CONTINUE = b"HTTP/1.1 100 "  # goes before a response's head
 MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
-
-EXTENSION = "headrace.connection"  # where an application finds its connection in the scope
-RECEIVED_AT = "headrace.received_at"  # and when the head was read, CLOCK_MONOTONIC, ns
 
 
 class Connection(HttpToolsProtocol):
@@ -49,8 +43,7 @@ class Connection(HttpToolsProtocol):
         self._num_bytes = 0  # of the head, then of the body, since the last look
         self._num_ignored = 0
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
-        self._served: Any = None  # the request that is being answered; uvicorn has the last to come
-        self.on_lost: Callable[[], None] | None = None
+        self._served: Request | None = None  # the one being answered; uvicorn has the last to come
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request; refuse a client too many."""
@@ -65,8 +58,12 @@ class Connection(HttpToolsProtocol):
         self._deadlines.stop(self)
         super().connection_lost(exc)
         self._disown()
-        if self.on_lost is not None:
-            self.on_lost()
+
+    def resume_writing(self) -> None:
+        """Tell whoever serves the request that the client reads again."""
+        super().resume_writing()
+        if self._served is not None:
+            self._served.on_writable()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head that is too long."""
@@ -94,22 +91,23 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for its body."""
         self._awaits_head = False
         self._num_bytes = 0
-        extensions: dict[str, Any] = {EXTENSION: self, RECEIVED_AT: time.monotonic_ns()}
-        self.scope["extensions"] = extensions
         super().on_headers_complete()
         self._deadlines.start(self, self.loop.time())
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Begin to serve a request: at once where only something is to be known, else in turn."""
-        if cycle.scope["method"] != "HEAD":
-            cycle.transport = Joined(self.transport)
-        self._served = cycle
+        """Begin to serve a request, POSTs in turn; `app` is no ASGI application, but our `App`."""
+        request = Request(cycle)
+        self._served = request
         cycle.keep_alive &= not self._server_is_leaving()
-        begin = partial(super()._start_asgi_task, cycle, app)
-        if cycle.scope["method"] == "POST":
+
+        def begin() -> None:
+            if not request.is_given_up:
+                app(request)
+
+        if request.method == "POST":
             self._arrivals.add(begin)
         else:
-            begin()
+            self.loop.call_soon(begin)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""
@@ -152,18 +150,6 @@ class Connection(HttpToolsProtocol):
             Refusal(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
         )
 
-    def write_piece(self, data: Frame) -> bool:
-        """Write a piece of a streamed response that has begun, without an ASGI message.
-
-        Returns False, with nothing written, where the client has much to read still, or where the
-        connection is no longer, or not only, this response's.
-        """
-        is_chunked = self.cycle.chunked_encoding and not self.cycle.response_complete
-        if not is_chunked or self.flow.write_paused or self.transport.is_closing():
-            return False
-        self.transport.write(b"".join([b"%x\r\n" % len(data), data, b"\r\n"]))
-        return True
-
     def cut(self) -> None:
         """Close at once, without sending what is left to send."""
         self.transport.abort()
@@ -171,10 +157,8 @@ class Connection(HttpToolsProtocol):
     def _disown(self) -> None:
         """Have whoever serves requests of this connection give up: nothing more can be written."""
         self.pipeline.clear()
-        if self._served is not None and not self._served.response_complete:
-            self._served.disconnected = True
-            self._served.waiting_for_100_continue = False  # else it would be told to go on
-            self._served.message_event.set()
+        if self._served is not None and not self._served.is_complete:
+            self._served.give_up()
 
     def _ignore(self, data: bytes) -> None:
         """Read past what nobody wants, but not without end."""
@@ -191,7 +175,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or self._is_leaving:
             return
         served = self._served
-        if served is not None and served.response_started and not served.response_complete:
+        if served is not None and served.has_begun and not served.is_complete:
             self.cut()
             return
         self._disown()
@@ -203,42 +187,6 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = True
         self.flow.resume_reading()  # where requests wait for one another, else its end is not seen
         self._deadlines.start(self, self.loop.time())
-
-
-class Joined:
-    """A transport that writes a response's head with the first bytes of its body, not before.
-
-    uvicorn writes each for itself; a write costs more than all that is done to make what is
-    written, for the client too. A body follows at once, even where it is empty, but for HEAD.
-    """
-
-    __slots__ = ("_has_begun", "_head", "_transport")
-
-    def __init__(self, transport: Any) -> None:
-        """Write one response to a connection's transport, one with a body."""
-        self._transport = transport
-        self._head = b""  # kept until the next write
-        self._has_begun = False
-
-    def write(self, data: bytes) -> None:
-        """Write, or keep what is the head."""
-        if self._has_begun:
-            self._transport.write(data)
-        elif self._head:
-            self._has_begun = True
-            self._transport.write(self._head + data)
-        elif data.startswith(CONTINUE):
-            self._transport.write(data)
-        else:
-            self._head = data
-
-    def is_closing(self) -> bool:
-        """Whether the connection is at its end."""
-        return bool(self._transport.is_closing())
-
-    def close(self) -> None:
-        """End the connection when all is written."""
-        self._transport.close()
 
 
 def whole_response(refusal: Refusal) -> bytes:

@@ -4,7 +4,6 @@ The ring answers by id; whoever waits for an id is found here. What arrives for 
 waits for any more is dropped: the client has left and an abort is on its way.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -22,62 +21,37 @@ class Exchange:
     """One request and what has come back for it so far."""
 
     id: int
-    received_at: int = 0  # when the head was read, CLOCK_MONOTONIC, ns
     wants_timing: bool = False
     sent: Sent | None = None  # once it has been
     head: Head | None = None
-    has_begun: bool = False  # the head has been taken
+    has_begun: bool = False  # the head has been written
     status: int = CLIENT_LEFT  # until there is a head
     declared_length: int = 0  # of the answer; 0 where it streams
     unsent: bytearray = field(default_factory=bytearray)
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
-    on_overflow: Callable[[], None] | None = None  # the client reads too slowly
-    # Write a piece to the client at once, past whoever takes; False where that cannot be now.
+    on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
+    # Write a piece from the middle of an answer; False where the client does not read.
     write: Callable[[Frame], bool] | None = None
-    _has_news: bool = False
-    _waiter: "asyncio.Future[None] | None" = None  # an Event would cost more
 
     def deliver(self, data: Frame, last: bool) -> None:
-        """Take response bytes. Past the limit the exchange is dropped: memory stays bounded.
-
-        A piece from the middle of a response goes straight to the client where whoever takes has
-        written all there was: to wake a task would cost several times as much as to write.
-        """
-        if self.write is not None and not last and data and self._is_waiting and self.write(data):
+        """Take response bytes. Past the limit the exchange is dropped: memory stays bounded."""
+        if self.write is not None and data and not last and not self.unsent and self.write(data):
             return
         self.unsent += data
         self.complete |= last
-        if len(self.unsent) > MAX_UNSENT_BYTES and not last and not self.dropped:
+        if len(self.unsent) > MAX_UNSENT_BYTES and not last:
             self.dropped = True
-            if self.on_overflow is not None:
-                self.on_overflow()
-        self._wake()
+        self._tell()
 
     def drop(self) -> None:
         """Give up: the client is gone."""
         self.dropped = True
-        self._wake()
+        self._tell()
 
-    async def take(self) -> bytes:
-        """Return what has come since the last call, at least one byte unless at the end."""
-        if not self._has_news:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        data = bytes(self.unsent)
-        self.unsent.clear()
-        self._has_news = self.complete or self.dropped
-        return data
-
-    @property
-    def _is_waiting(self) -> bool:
-        """Whether somebody waits for what comes next."""
-        return self._waiter is not None and not self._waiter.done()
-
-    def _wake(self) -> None:
-        self._has_news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _tell(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
 
 
 class Exchanges:
@@ -100,9 +74,9 @@ class Exchanges:
         """Bytes that have come and not been taken."""
         return sum(len(exchange.unsent) for exchange in self._open.values())
 
-    def open(self, received_at: int = 0, wants_timing: bool = False) -> Exchange:
+    def open(self, wants_timing: bool = False) -> Exchange:
         """Draw an id and wait for its answer."""
-        exchange = Exchange(self._next_id(), received_at, wants_timing)
+        exchange = Exchange(self._next_id(), wants_timing)
         self._open[exchange.id] = exchange
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
         return exchange

@@ -10,7 +10,6 @@ from typing import Any
 
 import uvicorn
 import uvloop
-from starlette.middleware.cors import CORSMiddleware
 
 from headrace.backlog import frontend_backlog
 from headrace.board import Field
@@ -18,13 +17,15 @@ from headrace.config import FrontendConfig
 from headrace.file_limit import files_besides, raise_file_limit
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission import Admission, AdmissionLimits
-from headrace.frontend.app import Forwarder, build_app
+from headrace.frontend.app import App
 from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.connection import PATIENCE_S, Connection
+from headrace.frontend.cors import Cors
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.delivery import Delivery
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
+from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.loop_lag import LoopLag
 from headrace.links import Links
@@ -83,11 +84,8 @@ class Frontend:
         )
         admins = Keyring(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent)
-        app = build_app(context.board, self._forwarder, self._door, admin)
-        if config.allowed_origins:
-            app = CORSMiddleware(
-                app, config.allowed_origins, allow_methods=["*"], allow_headers=["*"]
-            )
+        cors = Cors(config.allowed_origins) if config.allowed_origins else None
+        app = App(context.board, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))
         self._is_leaving = False

@@ -1,8 +1,7 @@
 """What the frontend reads of a request: a few headers."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
-
-from starlette.types import Scope
 
 SCHEME = b"bearer "
 
@@ -15,10 +14,10 @@ class RequestHead(NamedTuple):
     wants_timing: bool  # x-request-timing: the response is to say how long each part took
 
     @classmethod
-    def of(cls, scope: Scope) -> "RequestHead":
-        """Read the headers of an ASGI scope, whose names are in lower case."""
+    def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> "RequestHead":
+        """Read headers whose names are in lower case."""
         length, key, wants_timing = 0, None, False
-        for name, value in scope["headers"]:
+        for name, value in headers:
             if name == b"content-length":
                 length = int(value) if value.isdigit() else 0
             elif name == b"authorization" and value[: len(SCHEME)].lower() == SCHEME:

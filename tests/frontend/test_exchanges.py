@@ -1,7 +1,5 @@
 """Response bytes find the request they are for, and wait for it within limits."""
 
-import asyncio
-
 from headrace.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchange, Exchanges
 from headrace.messages import Head, HttpRequest, ResponseFrames, frontend_of
@@ -12,30 +10,17 @@ HEAD = Head(200, "text/plain")
 SLOT = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
 
 
-def is_waiting(task: "asyncio.Task[bytes]") -> bool:
-    return not task.done()
-
-
-async def test_what_has_come_is_taken_at_once() -> None:
+def test_who_writes_is_told_of_what_has_come() -> None:
+    told = []
     exchange = Exchange(1)
+    exchange.on_news = lambda: told.append(bytes(exchange.unsent))
     exchange.deliver(b"one ", False)
-    exchange.deliver(memoryview(b"two"), False)
-    assert await exchange.take() == b"one two"
-    assert not exchange.complete
+    exchange.deliver(memoryview(b"two"), True)
+    assert told == [b"one ", b"one two"]
+    assert exchange.complete
 
 
-async def test_taking_waits_for_bytes() -> None:
-    exchange = Exchange(1)
-    exchange.deliver(b"one", False)
-    await exchange.take()
-    task = asyncio.create_task(exchange.take())
-    await asyncio.sleep(0)  # the task runs until it waits
-    assert is_waiting(task)
-    exchange.deliver(b"two", False)
-    assert await task == b"two"
-
-
-async def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
+def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
     written: list[bytes] = []
 
     def write(data: Frame) -> bool:
@@ -44,35 +29,20 @@ async def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
 
     exchange = Exchange(1, write=write)
     exchange.deliver(b"first", False)
-    assert not written, "nobody waits yet"
-    assert await exchange.take() == b"first"
-    task = asyncio.create_task(exchange.take())
-    await asyncio.sleep(0)
-    exchange.deliver(b"second", False)
-    assert (written, is_waiting(task)) == ([b"second"], True)
+    exchange.deliver(b"", False)
     exchange.deliver(b"too much", False)
     exchange.deliver(b"third", False)
-    exchange.deliver(b"", True)
-    assert await task == b"too muchthird"
-    assert written == [b"second", b"too much"]
+    exchange.deliver(b"last", True)
+    assert written == [b"first", b"too much"]
+    assert exchange.unsent == b"too muchthirdlast"
 
 
-async def test_the_end_may_come_without_bytes() -> None:
+def test_a_client_that_leaves_is_news() -> None:
+    told = []
     exchange = Exchange(1)
-    exchange.deliver(b"one", False)
-    await exchange.take()
-    exchange.deliver(b"", True)
-    assert await exchange.take() == b""
-    assert exchange.complete
-
-
-async def test_a_client_that_leaves_wakes_who_waits() -> None:
-    exchange = Exchange(1)
-    task = asyncio.create_task(exchange.take())
-    await asyncio.sleep(0)
+    exchange.on_news = lambda: told.append(exchange.dropped)
     exchange.drop()
-    assert await task == b""
-    assert exchange.dropped
+    assert told == [True]
 
 
 def test_a_reader_that_is_too_slow_is_dropped() -> None:
@@ -96,32 +66,32 @@ def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
     assert {frontend_of(id) for id in ids} == {5}
 
 
-async def test_bytes_are_cut_apart_by_their_lengths() -> None:
+def test_bytes_are_cut_apart_by_their_lengths() -> None:
     exchanges = Exchanges(0, SLOT)
     a, b, c = (exchanges.open() for _ in range(3))
     frames = ResponseFrames.of({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
     for entry in frames.split(b"bbaaa"):
         exchanges.deliver(*entry)
-    assert (await a.take(), a.head, a.complete) == (b"aaa", HEAD, True)
-    assert (await b.take(), b.head, b.complete) == (b"bb", None, False)
-    assert (await c.take(), c.complete) == (b"", True)
+    assert (a.unsent, a.head, a.complete) == (b"aaa", HEAD, True)
+    assert (b.unsent, b.head, b.complete) == (b"bb", None, False)
+    assert (c.unsent, c.complete) == (b"", True)
 
 
-async def test_a_head_that_has_come_stays() -> None:
+def test_a_head_that_has_come_stays() -> None:
     exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
     exchanges.deliver(exchange.id, HEAD, b"x", False, 0)
     exchanges.deliver(exchange.id, None, b"y", False, 0)
-    assert (await exchange.take(), exchange.head) == (b"xy", HEAD)
+    assert (exchange.unsent, exchange.head) == (b"xy", HEAD)
 
 
-async def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
+def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
     exchanges = Exchanges(0, SLOT)
     gone, here = exchanges.open(), exchanges.open()
     exchanges.close(gone)
     for entry in ResponseFrames.of({}, [gone.id, here.id], [3, 2], [False, False]).split(b"xxxhi"):
         exchanges.deliver(*entry)
-    assert await here.take() == b"hi"
+    assert here.unsent == b"hi"
     assert not gone.unsent
     assert list(exchanges) == [here]
 
@@ -144,22 +114,12 @@ def test_what_waits_for_slow_readers_is_known() -> None:
     assert exchanges.num_unsent_bytes == 5
 
 
-def test_a_reader_that_is_too_slow_is_cut_off_once() -> None:
-    cuts = []
-    exchange = Exchange(1, on_overflow=lambda: cuts.append(1))
-    exchange.deliver(bytes(MAX_UNSENT_BYTES), False)
-    assert not cuts
-    exchange.deliver(b"x", False)
-    exchange.deliver(b"x", False)
-    assert cuts == [1]
-
-
 def sent_of(exchange: Exchange) -> Sent:
     exchange.sent = Sent(HttpRequest(exchange.id, "POST", "/", 0.0), b"")
     return exchange.sent
 
 
-async def test_what_comes_for_an_old_id_is_dropped() -> None:
+def test_what_comes_for_an_old_id_is_dropped() -> None:
     exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
     old = exchange.id
@@ -169,7 +129,7 @@ async def test_what_comes_for_an_old_id_is_dropped() -> None:
     assert (exchange.id, len(exchanges)) == (new, 1)
     exchanges.deliver(old, None, b"lost ", False, 2)
     exchanges.deliver(new, HEAD, b"second", True, 2)
-    assert await exchange.take() == b"first second"
+    assert exchange.unsent == b"first second"
 
 
 def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
@@ -183,8 +143,8 @@ def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
     assert (sent.is_answered, sent.told) == (True, {0: 5, 2: 1})
 
 
-async def test_a_request_that_is_given_up_has_an_answer() -> None:
+def test_a_request_that_is_given_up_has_an_answer() -> None:
     exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
     exchanges.fail(sent_of(exchange), HEAD, b"sorry")
-    assert (await exchange.take(), exchange.head, exchange.complete) == (b"sorry", HEAD, True)
+    assert (exchange.unsent, exchange.head, exchange.complete) == (b"sorry", HEAD, True)

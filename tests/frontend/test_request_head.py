@@ -19,4 +19,4 @@ from headrace.frontend.request_head import RequestHead
 def test_a_key_is_a_bearers_or_as_with_anthropic(
     headers: list[tuple[bytes, bytes]], key: bytes | None
 ) -> None:
-    assert RequestHead.of({"type": "http", "headers": headers}).key == key
+    assert RequestHead.of(headers).key == key

@@ -67,6 +67,17 @@ def send(url: httpx.URL, data: bytes) -> None:
             return
 
 
+def load_everything(url: httpx.URL) -> None:
+    """Have processes load what they load when it is first asked for."""
+    for path, body in [
+        ("/v1/completions", BODIES[1]),
+        ("/v1/chat/completions", BODIES[2]),
+        ("/tokenize", {"prompt": "x"}),
+    ]:
+        assert httpx.post(f"{url}{path}", json=body, timeout=PATIENCE_S).status_code == 200
+    assert httpx.get(f"{url}/metrics", timeout=PATIENCE_S).status_code == 200
+
+
 def memory(ring: dict[str, psutil.Process]) -> dict[str, int]:
     return {title: process.memory_info().rss for title, process in ring.items()}
 
@@ -76,6 +87,7 @@ def test_nothing_dies_and_nothing_is_left() -> None:
     url, rng = httpx.URL(server.url), random.Random(8)
     try:
         ring = server.ring
+        load_everything(url)
         before = {}
         num_files = {title: process.num_fds() + SPARE_FILES for title, process in ring.items()}
         with ThreadPoolExecutor(NUM_CLIENTS) as pool:

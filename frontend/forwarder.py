@@ -1,0 +1,139 @@
+"""Lets requests in, and into the ring."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+
+from starlette.types import Receive
+
+from headrace.board import Field, Slot
+from headrace.errors import ANTHROPIC_PATHS
+from headrace.frontend.door import Door
+from headrace.frontend.exchanges import Exchange, Exchanges
+from headrace.frontend.long_bodies import LongBodies
+from headrace.frontend.passage import Passage
+from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
+from headrace.frontend.request import Request
+from headrace.frontend.request_head import RequestHead
+from headrace.http_counts import HttpCounts, HttpRow
+from headrace.links import LONG_BODY_BYTES, Links
+from headrace.messages import Head, share_key
+from headrace.sent import Sent
+
+JSON = "application/json"
+DEADLY = Refusal(
+    500,
+    "the server failed at this request; its log says why",
+    "server_error",
+    "internal_error",
+)
+
+
+class ClientLeft(Exception):
+    """The connection was closed before the body was complete."""
+
+
+class Forwarder:
+    """Gives each request a passage, when its body is there."""
+
+    def __init__(
+        self, exchanges: Exchanges, links: Links, slot: Slot, door: Door, max_body_bytes: int
+    ) -> None:
+        self._exchanges = exchanges
+        self._links = links
+        self._slot = slot
+        self._door = door
+        self._max_body_bytes = max_body_bytes
+        self._long_bodies = LongBodies(links)
+        self._too_large = too_large(max_body_bytes)
+        self._counts = HttpCounts(slot.http_words)
+        self._counts.settle()
+        self._reading: set[asyncio.Task[None]] = set()
+
+    def begin(self, request: Request) -> None:
+        """Let a request in, or say why not: then its body is not read."""
+        self._slot.add(Field.REQUESTS)
+        head = RequestHead.of(request.headers)
+        row = self._counts.row(request.method, request.path)
+        row.begin()
+        refusal = self._door.enter(request.method, head)
+        if refusal is not None:
+            length = request.refuse(refusal)
+            duration_ns = time.monotonic_ns() - request.received_at
+            row.end(refusal.status, duration_ns, head.length, length)
+            return
+        passage = Passage(
+            request,
+            self._exchanges.open(head.wants_timing),
+            self._links,
+            self._slot,
+            retry_after_s=lambda: self._door.retry_after_s,
+            on_end=partial(self._end, row, head.length),
+        )
+        key = 0 if head.key is None else share_key(head.key)
+        body = request.take_body() if head.length < LONG_BODY_BYTES else None
+        if body is None:
+            self._begin_reading(self._read(request, head.length, passage, key))
+        else:
+            self._enter(passage, body, key)
+
+    def _enter(self, passage: Passage, body: bytes, key: int) -> None:
+        if len(body) > self._max_body_bytes:
+            passage.refuse(self._too_large)
+        else:
+            passage.enter(body, key)
+
+    def _end(self, row: HttpRow, length: int, request: Request, exchange: Exchange) -> None:
+        """Take note that a request has been answered, or given up."""
+        self._exchanges.close(exchange)
+        self._door.leave(request.method)
+        duration_ns = time.monotonic_ns() - request.received_at
+        row.end(exchange.status, duration_ns, length, exchange.declared_length)
+
+    def _begin_reading(self, reading: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(reading)
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
+
+    async def _read(self, request: Request, length: int, passage: Passage, key: int) -> None:
+        """Wait for a body that is on its way; a long one waits for its turn."""
+        try:
+            if length >= LONG_BODY_BYTES:
+                async with self._long_bodies.turn(request.receive) as receive:
+                    body = await self._body_of(receive)
+            else:
+                body = await self._body_of(request.receive)
+        except ClientLeft:
+            passage.end()
+        else:
+            self._enter(passage, body, key)
+
+    async def _body_of(self, receive: Receive) -> bytes:
+        """Receive a body, which counts as held until it is whole, and not beyond what it may be."""
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                self._slot.add(Field.HELD_BYTES, len(chunk))
+                chunks.append(chunk)
+                if size > self._max_body_bytes or not message.get("more_body"):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self._slot.add(Field.HELD_BYTES, -size)
+
+    def resend(self) -> None:
+        """Send again what processes had that have died and been replaced."""
+        self._links.resend(self._exchanges.sent, self._exchanges.renumber, self._give_up)
+
+    def _give_up(self, sent: Sent) -> None:
+        """Answer a request at which processes die, whichever it is sent to."""
+        path = sent.request.path
+        body = anthropic_body(DEADLY) if path.startswith(ANTHROPIC_PATHS) else error_body(DEADLY)
+        self._exchanges.fail(sent, Head(DEADLY.status, JSON), body)

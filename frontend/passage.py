@@ -1,0 +1,138 @@
+"""A request's way into the ring, and its answer's way out of it."""
+
+import time
+from collections.abc import Callable
+
+from headrace.board import Field, Slot, Span
+from headrace.frontend.exchanges import Exchange
+from headrace.frontend.hops import Hops
+from headrace.frontend.refusals import Refusal
+from headrace.frontend.request import Request, nobody
+from headrace.links import Links
+from headrace.messages import HttpRequest
+from headrace.sent import Sent
+from headrace.sockets import Frame
+
+OVERLOADED = Refusal(
+    503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
+)
+TOO_MANY = 429
+
+
+class Passage:
+    """What comes back for a request is written as it comes, as far as its client reads."""
+
+    def __init__(
+        self,
+        request: Request,
+        exchange: Exchange,
+        links: Links,
+        slot: Slot,
+        *,
+        retry_after_s: Callable[[], int],
+        on_end: Callable[[Request, Exchange], None],
+    ) -> None:
+        """Be the way of a request that has come in.
+
+        Args:
+            retry_after_s: when there will be room again in an engine that was full.
+            on_end: is told when it has been answered, or given up.
+        """
+        self._request = request
+        self._exchange = exchange
+        self._links = links
+        self._slot = slot
+        self._retry_after_s = retry_after_s
+        self._on_end = on_end
+        self._num_kept = 0
+        self._is_timed = False
+
+    def enter(self, body: bytes, key: int) -> None:
+        """Send the request into the ring; `key` is whose part it has of the engine."""
+        request, exchange, slot = self._request, self._exchange, self._slot
+        slot.add(Field.BYTES_IN, len(body))
+        message = HttpRequest(exchange.id, request.method, request.path, time.time(), key)
+        sent = Sent(message, body)
+        if not self._links.forward(sent):
+            self.refuse(OVERLOADED)
+            return
+        exchange.sent = sent
+        self._num_kept = len(body)
+        slot.add(Field.KEPT_BYTES, self._num_kept)
+        exchange.on_news = request.on_writable = self._write_news
+        request.on_lost = exchange.drop
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer with an error instead."""
+        self._exchange.status = refusal.status
+        self._exchange.declared_length = self._request.refuse(refusal)
+        self.end()
+
+    def end(self) -> None:
+        """Let go of the request."""
+        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
+        self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
+        self._request.on_lost = self._request.on_writable = nobody
+        self._on_end(self._request, self._exchange)
+
+    def _write_news(self) -> None:
+        """Write what has come, if the client reads; it may be the last."""
+        request, exchange = self._request, self._exchange
+        if exchange.dropped and not exchange.complete:
+            self._slot.add(Field.DISCONNECTS)
+            self._links.abort(exchange.id)
+            if not request.is_given_up:
+                request.break_off()
+            self.end()
+            return
+        if exchange.head is None or not request.is_writable:
+            return
+        data = bytes(exchange.unsent)
+        exchange.unsent.clear()
+        if not exchange.has_begun:
+            self._begin(len(data))
+        self._slot.add(Field.BYTES_OUT, len(data))
+        if not exchange.complete:
+            request.write(data)
+            exchange.write = self._write_piece
+            return
+        request.end(data)
+        self._slot.add(Field.RESPONSES)
+        if self._is_timed:
+            whole = self._slot.histogram(Span.WHOLE)
+            whole.observe(time.monotonic_ns() - request.received_at)
+        self.end()
+
+    def _write_piece(self, data: Frame) -> bool:
+        """Write a piece from the middle of an answer, if the client reads."""
+        if not self._request.is_writable:
+            return False
+        self._request.write(data)
+        self._slot.add(Field.BYTES_OUT, len(data))
+        return True
+
+    def _begin(self, length: int) -> None:
+        """Begin the answer, with its length where that is known."""
+        exchange = self._exchange
+        head = exchange.head
+        assert head is not None
+        exchange.has_begun = True
+        exchange.status = head.status
+        headers = [(b"content-type", head.content_type.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in head.headers]
+        if head.status == TOO_MANY:
+            headers.append((b"retry-after", b"%d" % self._retry_after_s()))
+        if exchange.complete:
+            exchange.declared_length = length
+        else:
+            headers.append((b"cache-control", b"no-cache"))
+        if head.times is not None:
+            self._is_timed = True
+            hops = Hops(self._request.received_at, head.times)
+            hops.observe(self._slot)
+            if not exchange.complete:
+                written_ns = time.monotonic_ns() - head.times.rendered
+                self._slot.histogram(Span.WRITE).observe(written_ns)
+            if exchange.wants_timing:
+                headers.append((b"server-timing", hops.header()))
+        self._request.begin(head.status, headers, length if exchange.complete else None)
