@@ -70,7 +70,7 @@ def send(url: httpx.URL, data: bytes) -> None:
 def load_everything(url: httpx.URL) -> None:
     """Have processes load what they load when it is first asked for."""
     for path, body in [
-        ("/v1/completions", BODIES[1]),
+        ("/v1/completions", BODIES[0]),
         ("/v1/chat/completions", BODIES[2]),
         ("/tokenize", {"prompt": "x"}),
     ]:
