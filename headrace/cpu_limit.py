@@ -8,6 +8,7 @@ standard error. Timers count the CPU time of the process, so a busy machine make
 import faulthandler
 import signal
 from types import FrameType, TracebackType
+from typing import ClassVar
 
 
 class CpuLimitExceeded(BaseException):
@@ -17,12 +18,15 @@ class CpuLimitExceeded(BaseException):
 class CpuLimit:
     """A context in which the main thread may use `seconds` of CPU time."""
 
+    seconds_now: ClassVar[float]  # of the one that is entered
+
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         faulthandler.register(signal.SIGPROF, all_threads=False, chain=True)
+        signal.signal(signal.SIGVTALRM, interrupt)
 
     def __enter__(self) -> None:
-        signal.signal(signal.SIGVTALRM, self._interrupt)
+        CpuLimit.seconds_now = self._seconds
         signal.setitimer(signal.ITIMER_PROF, 2 * self._seconds)
         signal.setitimer(signal.ITIMER_VIRTUAL, self._seconds)
 
@@ -35,7 +39,9 @@ class CpuLimit:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
-    def _interrupt(self, _signal: int, _frame: FrameType | None) -> None:
-        # The exception may be raised within __exit__: from here on no timer must be left.
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        raise CpuLimitExceeded(f"more than {self._seconds:g} s of CPU time")
+
+def interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """Raise the exception of the limit that has been entered."""
+    # It may be raised within __exit__: from here on no timer must be left.
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    raise CpuLimitExceeded(f"more than {CpuLimit.seconds_now:g} s of CPU time")

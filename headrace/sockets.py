@@ -26,6 +26,8 @@ STEP_HIGH_WATER = 8
 WAIT_MS = 500  # for a receiver, until `on_wait` is called
 MAX_DRAINED = 4  # messages that are handled before an event loop does something else
 COPIED_BYTES = 64 << 10  # are copied in less time than it takes to share them
+# As numbers: to join flags of an enumeration takes longer than to send.
+NOBLOCK, SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 Frame = bytes | memoryview
 
 
@@ -75,7 +77,7 @@ class Inbox(Generic[M]):
         """Take a message off the link; return whether there was one."""
         # recv_multipart does the same at three times the cost, as does send_multipart below.
         try:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            frame = self._socket.recv(NOBLOCK, copy=False)
         except zmq.Again:
             return False
         self._unread.append(frame)
@@ -140,7 +142,7 @@ class Outbox:
     def try_send(self, message: Message, bulk: Frame | None = None) -> bool:
         """Send without ever waiting; return False, with nothing sent, where the link is full."""
         try:
-            self._send(self._frames(message, bulk), zmq.NOBLOCK, is_to_copy(bulk))
+            self._send(self._frames(message, bulk), NOBLOCK, is_to_copy(bulk))
         except zmq.Again:
             return False
         return True
@@ -149,7 +151,7 @@ class Outbox:
         """Send frames as one message: all of them, or none."""
         last = frames.pop()
         for frame in frames:
-            self._send_frame(frame, flags | zmq.SNDMORE, copies)
+            self._send_frame(frame, flags | SNDMORE, copies)
         self._send_frame(last, flags, copies)
 
     def _send_frame(self, frame: Frame, flags: int, copies: bool) -> None:
@@ -157,7 +159,7 @@ class Outbox:
             try:
                 self._socket.send(frame, flags, copy=copies)
             except zmq.Again:
-                if flags & zmq.NOBLOCK:
+                if flags & NOBLOCK:
                     raise
                 self._on_wait()
             else:

@@ -89,6 +89,9 @@ class ToolFields(SamplingFields, kw_only=True):
 def check_tools(request: ToolFields) -> None:
     """Refuse tools that cannot be offered, and the choice of one that is not."""
     tools = request.tools or []
+    if not tools:  # nearly always
+        check_choice(request.tool_choice, set())
+        return
     if len(tools) > MAX_TOOLS:
         raise InvalidValue(
             f"tools: must have at most {MAX_TOOLS} entries, not {len(tools)}", "tools"
