@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 # Read when triton is first imported, be it by transformers.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# Threads that spin while they wait for each other take ten times as long beside busy servers.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How fast examples are made says how busy the machine is, and nothing about us.
 settings.register_profile("headrace", suppress_health_check=[HealthCheck.too_slow], deadline=None)

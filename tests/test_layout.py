@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ JSON_CODECS = {"json", "orjson", "msgspec.json"}
 NAMELESS = {"utils", "util", "helpers", "common", "misc", "manager"}
 
 
+@functools.cache
 def tracked(pattern: str) -> list[Path]:
     """Return the files of the repository that match."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -28,10 +30,17 @@ def tracked(pattern: str) -> list[Path]:
     return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
 
 
+@functools.cache
+def parsed(path: Path) -> list[ast.AST]:
+    """Return all nodes of a file that there may be rules about."""
+    kinds = ast.ImportFrom | ast.Import | ast.FunctionDef | ast.AsyncFunctionDef
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+
+
 def imports(path: Path) -> set[str]:
     """Return the dotted names a file imports, however the import is written."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in parsed(path):
         if isinstance(node, ast.ImportFrom):
             names |= {node.module or ""} | {f"{node.module}.{a.name}" for a in node.names}
         elif isinstance(node, ast.Import):
@@ -166,7 +175,7 @@ def test_files_and_functions_stay_short() -> None:
     for path in [*tracked("*.py"), *tracked("csrc/*")]:
         assert len(path.read_text().splitlines()) <= MAX_LINES, path
     for path in tracked("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in parsed(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 assert length <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {length} lines"

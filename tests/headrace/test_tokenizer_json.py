@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import tokenizers
+from demo_in_transformers import demo_tokenizer
 
 from headrace.errors import ModelError
 from headrace.gguf import read_metadata
@@ -74,16 +75,6 @@ def demo() -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_buffer(read_tokenizer_json(path))
 
 
-@functools.cache
-def transformers_demo() -> Any:
-    """What `transformers` makes of the same file with code of its own."""
-    import transformers
-
-    path = find_demo_model()
-    assert path is not None
-    return transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-
-
 def expected_ids(text: str) -> list[int]:
     """Return the ids by `transformers`.
 
@@ -97,7 +88,7 @@ def expected_ids(text: str) -> list[int]:
         pieces += list(run) if is_digit else [run]
     if not pieces:
         return []
-    ids: list[list[int]] = transformers_demo()(pieces, add_special_tokens=False)["input_ids"]
+    ids: list[list[int]] = demo_tokenizer()(pieces, add_special_tokens=False)["input_ids"]
     return [id for piece in ids for id in piece]
 
 

