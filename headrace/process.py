@@ -30,6 +30,7 @@ from headrace.record import Tee
 from headrace.record import begin as begin_record
 from headrace.roles import ROLES, title
 from headrace.stacks import StackFile, write_to
+from headrace.vitals import resident_bytes
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
@@ -86,6 +87,10 @@ class Context:
         heart.start()
         return heart
 
+    def progress(self) -> tuple[int, int]:
+        """Return what changes as long as the process loads something, and not when it hangs."""
+        return self.slot[Field.PROGRESS], resident_bytes(os.getpid())
+
     @property
     def orphaned(self) -> bool:
         """Whether the parent has died."""
@@ -108,6 +113,8 @@ def spawn(
 ) -> Process:
     """Start the process of `seat`. It dies with the calling process, at the latest."""
     stacks = StackFile.create()
+    slot = board.slot(seat.role, seat.index)
+    slot.beat()  # from now on it may be missed
     note = Note(
         role=seat.role,
         index=seat.index,
@@ -131,6 +138,7 @@ def spawn(
             start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
         )
         process.stacks = stacks
+        slot[Field.PID] = process.pid  # before it says so itself
         return process
     finally:
         os.close(fd)

@@ -191,6 +191,7 @@ class Supervisor:
             self._start()
             while not self._stopping and not self._all_ready():
                 self._wait(POLL_S)
+                self._kill_sick()
                 on_progress(self._progress())
             self._is_up = True
             if not self._stopping:

@@ -3,6 +3,7 @@
 from headrace.board import Field, Slot, State
 
 STUCK_S = 8.0
+STARTING_S = 120.0  # of one that does not serve yet; who is long at it beats meanwhile (`heart.py`)
 GAP_S = 2.0  # between looks: a watcher that looks more rarely was itself not running
 
 
@@ -14,7 +15,7 @@ class Vigil:
         self._since_ns = 0  # nobody was watched before
 
     def stuck(self, slots: list[Slot], now_ns: int) -> list[Slot]:
-        """Return who is stuck; to be called often.
+        """Return who is stuck, of processes that live; to be called often.
 
         A machine that stands still stops hearts and watchers alike: silence counts from where the
         watcher was awake.
@@ -22,10 +23,12 @@ class Vigil:
         if now_ns - self._looked_ns > GAP_S * 1e9:
             self._since_ns = now_ns
         self._looked_ns = now_ns
-        limit_ns = now_ns - int(STUCK_S * 1e9)
-        return [
-            slot
-            for slot in slots
-            if slot[Field.STATE] == State.READY
-            and max(slot[Field.HEARTBEAT_NS], self._since_ns) < limit_ns
-        ]
+        return [slot for slot in slots if now_ns - self._heard_ns(slot) > patience_s(slot) * 1e9]
+
+    def _heard_ns(self, slot: Slot) -> int:
+        return max(slot[Field.HEARTBEAT_NS], self._since_ns)
+
+
+def patience_s(slot: Slot) -> float:
+    """Return for how long a process may be silent."""
+    return STUCK_S if slot[Field.STATE] == State.READY else STARTING_S

@@ -23,10 +23,14 @@ def vitals_of(pid: int, proc: Path = PROC) -> Vitals | None:
     try:
         cpu_s = cpu_seconds(proc / str(pid) / "stat")
         busy_s = cpu_seconds(proc / str(pid) / "task" / str(pid) / "stat")
-        resident = int((proc / str(pid) / "statm").read_text().split()[1])
+        return Vitals(cpu_s, busy_s, resident_bytes(pid, proc))
     except OSError:
         return None
-    return Vitals(cpu_s, busy_s, resident * PAGE_BYTES)
+
+
+def resident_bytes(pid: int, proc: Path = PROC) -> int:
+    """Return what a process has in memory, files included."""
+    return int((proc / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
 
 
 def own_bytes(pid: int, proc: Path = PROC) -> int | None:

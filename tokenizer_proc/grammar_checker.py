@@ -46,6 +46,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     grammar: bytes = b""
     error: str = ""
     is_supported: bool = True  # no grammar is, for tokenizers that llguidance does not know
+    may_change: bool = False  # the grammar is not to blame
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 
 import msgspec
@@ -23,6 +24,7 @@ from headrace.tokenizer_proc.grammar_checker import CPU_S, Task, Verdict, read, 
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.stages import Check, Encoding
 
+DEADLINE_S = 60.0  # for a verdict, with all that is loaded before the first
 MAX_KEPT = 128  # verdicts; the one that was asked for longest ago goes first
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Grammars:
 
     def __init__(self, card: ModelCard, follows: bool = True) -> None:
         self._card = card
+        self._deadline_s = DEADLINE_S
         self._follows = follows
         self._kept: OrderedDict[bytes, Check[Verdict]] = OrderedDict()
         self._wanted: queue.SimpleQueue[tuple[Constraint, Check[Verdict]]] = queue.SimpleQueue()
@@ -73,7 +76,7 @@ class Grammars:
     def _check(self, constraint: Constraint) -> Check[Verdict]:
         key = hashlib.blake2b(msgspec.msgpack.encode(constraint), digest_size=16).digest()
         check = self._kept.get(key)
-        if check is None:
+        if check is None or (check.found is not None and check.found.may_change):
             check = self._kept[key] = Check()
             self._wanted.put((constraint, check))
             if len(self._kept) > MAX_KEPT:
@@ -94,13 +97,17 @@ class Grammars:
         process = self._process = self._process or start()
         assert process.stdin is not None
         assert process.stdout is not None
-        verdict = None
+        verdict, began_at = None, time.monotonic()
+        # Who hangs takes no CPU time.
+        killer = threading.Timer(self._deadline_s, process.kill)
+        killer.start()
         with contextlib.suppress(BrokenPipeError):
             if not self._is_told:
                 write(process.stdin, self._task)
                 self._is_told = True
             write(process.stdin, constraint)
             verdict = read(process.stdout, Verdict)
+        killer.cancel()
         if verdict is not None:
             return verdict
         with contextlib.suppress(BrokenPipeError):  # what was not written yet
@@ -108,6 +115,9 @@ class Grammars:
         process.stdout.close()
         code = process.wait()
         self._process, self._is_told = None, False
+        if time.monotonic() - began_at >= self._deadline_s:
+            log.warning("%s hung; it has been ended", self._task.title)
+            return Verdict(error="could not be compiled; try again", may_change=True)
         log.warning("a %s was too much to compile: exit code %d", constraint.kind, code)
         if code == -signal.SIGPROF:
             return Verdict(error=f"takes more than {CPU_S:g} s of CPU time to compile")

@@ -19,10 +19,12 @@ def main(config: VisionConfig, context: Context) -> None:
     answers: StepChannel[FromVision] = StepChannel(config.answer_fd, FromVision)
     arena = Arena(config.arena_fd, config.num_arena_regions)
     area = EmbeddingArea(config.embedding_fd, config.image_row_size)
+    heart = context.keep_beating()  # a batch may be long
+    heart.begin(context.progress)
     from headrace.engine_proc.vision.tower import Tower  # and torch
 
     tower = Tower(config.model_path)
-    heart = context.keep_beating()  # a batch may be long
+    heart.end()
     context.ready()
     while True:
         message = asks.receive(IDLE_S)

@@ -44,8 +44,10 @@ def main(config: WorkerConfig, context: Context) -> None:
     embeds = None
     if config.embedding_fd is not None:
         embeds = EmbeddingArea(config.embedding_fd, config.image_row_size).rows
-    loaded = load(config, progress, join(config, context.index), embeds)
     heart = context.keep_beating()  # a step may be long
+    heart.begin(context.progress)
+    loaded = load(config, progress, join(config, context.index), embeds)
+    heart.end()
     context.ready()
     results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
     while True:

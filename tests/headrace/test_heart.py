@@ -28,6 +28,24 @@ def test_a_heart_stops_when_a_piece_of_work_takes_too_long() -> None:
     assert slot[Field.HEARTBEAT_NS] == last
 
 
+def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
+    now, loaded = 0.0, 0
+    heart = Heart(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
+    heart.begin(lambda: loaded)
+    for _ in range(3):
+        now += MAX_WORK_S
+        loaded += 1
+        assert heart.beat()
+    now += MAX_WORK_S
+    assert heart.beat()
+    now += 1
+    assert not heart.beat()
+    loaded += 1
+    heart.end()
+    now += 1000
+    assert heart.beat()
+
+
 def test_a_heart_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
     times = iter((0.0, MAX_WORK_S + 1))
     heart = Heart(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))

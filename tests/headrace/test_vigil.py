@@ -1,7 +1,9 @@
 """Who is silent for long is stuck, unless it was the watcher that slept."""
 
+import pytest
+
 from headrace.board import Board, Field, Seat, Slot, State
-from headrace.vigil import GAP_S, STUCK_S, Vigil
+from headrace.vigil import GAP_S, STARTING_S, STUCK_S, Vigil
 
 SECOND = 10**9
 
@@ -32,10 +34,12 @@ def test_a_heartbeat_ends_the_silence() -> None:
     assert not looks(vigil, slot, 100 + STUCK_S, 99 + 2 * STUCK_S)
 
 
-def test_who_has_not_begun_to_serve_may_be_silent() -> None:
+@pytest.mark.parametrize("state", [State.ABSENT, State.STARTING, State.DEAD])  # the one before it
+def test_who_has_not_begun_to_serve_may_be_silent_for_longer(state: State) -> None:
     slot = make_slot()
-    slot[Field.STATE] = State.STARTING
-    assert not looks(Vigil(), slot, 100, 1000)
+    slot[Field.STATE] = state
+    stuck = looks(Vigil(), slot, 100, 100 + STARTING_S + 2)
+    assert stuck[0] == 100 + STARTING_S + 0.5
 
 
 def test_a_watcher_that_slept_begins_anew() -> None:

@@ -311,10 +311,11 @@ async def answers_beside_deadly_ones(url: str) -> tuple[list[Any], httpx.Respons
 
 
 def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_path: Path) -> None:
+    """Before, one hangs while it loads."""
     server = RunningServer(
         *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
         *("--admin-api-key", "operator"),
-        env=mutants("worker=deadly_token"),
+        env=mutants("engine=impatient,worker=deadly_token"),
     )
     answers, prompted, saying = asyncio.run(answers_beside_deadly_ones(server.url))
     assert not difference(answers, undisturbed)
@@ -324,7 +325,9 @@ def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_pa
     assert (json.loads(last[6:])["error"]["code"], done) == ("internal_error", "data: [DONE]")
     httpx.post(f"{server.url}/admin/drain", headers=OPERATOR).raise_for_status()
     assert server.wait() == 0
-    capsules = [json.loads(path.read_text()) for path in tmp_path.glob("*-worker-0-*.json")]
+    paths = sorted(tmp_path.glob("*-worker-0-*.json"))
+    hanging, *capsules = [json.loads(path.read_text()) for path in paths]
+    assert hanging["ended"] == "worker 0 is stuck"
     assert 3 <= len(capsules) <= 6
     assert sum(len(capsule["requests_at_hand"]) == 1 for capsule in capsules) >= 4
     worker = next(p for p in capsules[0]["processes"] if p["process"] == "worker 0")

@@ -19,7 +19,7 @@ from headrace.model_card import find_demo_model, read_gguf
 from headrace.output_formats import ThoughtFormat
 from headrace.tokenizer_proc import grammar_checker
 from headrace.tokenizer_proc.grammar_fields import Constraint
-from headrace.tokenizer_proc.grammars import MAX_KEPT, Grammars
+from headrace.tokenizer_proc.grammars import DEADLINE_S, MAX_KEPT, Grammars
 from headrace.tokenizer_proc.stages import Check
 from headrace.tokenizer_proc.thought_grammar import thoughts_of
 
@@ -161,6 +161,19 @@ def test_what_takes_too_long_is_ended_by_the_kernel_and_others_are_served() -> N
     assert refusal(grammars, HOSTILE).args == error.args, "that is known now"
     assert grammars._process is None
     assert compiled(grammars, Constraint("regex", "a"))
+    end(grammars)
+
+
+def test_a_checker_that_hangs_is_ended_and_the_grammar_is_not_blamed() -> None:
+    grammars = Grammars(CARD)
+    first = Constraint("regex", "a")
+    compiled(grammars, Constraint("regex", "b"))
+    assert grammars._process is not None
+    grammars._process.send_signal(signal.SIGSTOP)
+    grammars._deadline_s = 0.1
+    assert str(refusal(grammars, first)) == "field: could not be compiled; try again"
+    grammars._deadline_s = DEADLINE_S
+    assert compiled(grammars, first)
     end(grammars)
 
 

@@ -6,18 +6,28 @@ import signal
 from array import array
 from typing import Any
 
+from headrace import vigil
 from headrace.board import Field
-from headrace.config import DetokenizerConfig, WorkerConfig
+from headrace.config import DetokenizerConfig, EngineConfig, WorkerConfig
 from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
 from headrace.messages import Step, StepResult
 from headrace.process import Context
 
 CEILING_BYTES = 400 << 20  # of detokenizers, see `sitecustomize.py`
+IMPATIENCE_S = 3.0
 DEADLY_TOKEN = 48000  # of the demo model
 
 
+def impatient(config: EngineConfig, context: Context) -> None:
+    """Be an engine that has waited long enough for who has been silent for a moment."""
+    vigil.STARTING_S = IMPATIENCE_S
+    pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)
+
+
 def deadly_token(config: WorkerConfig, context: Context) -> None:
-    """Be a worker that dies of a token."""
+    """Be a worker that dies of a token; the first one hangs before it has loaded anything."""
+    while context.slot[Field.STARTS] == 1:
+        signal.pause()
     run: Any = GenerationRunner.run
 
     def run_or_die(
