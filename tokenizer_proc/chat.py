@@ -1,11 +1,13 @@
 """Chat templates: a conversation as the text the model was trained on.
 
 Templates come with models and are code: they run in Jinja's sandbox, for so much CPU time and no
-more (`cpu_limit.py`), in this process and in no other. The environment follows `transformers`
+more (`cpu_limit.py`), in this process and in no other. Those that come with a request have a limit
+of memory, too. The environment follows `transformers`
 (trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without
 escaping), so that templates written for it render the same.
 """
 
+import contextlib
 import datetime
 import json
 import secrets
@@ -17,12 +19,14 @@ import jinja2.sandbox
 
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
+from headrace.memory_limit import MemoryLimit
 from headrace.tokenizer_proc.message_content import add_text, has_images, parts_of, plain_text
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
 from headrace.tokenizer_proc.tool_requests import as_template_call
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
 PROBE = "headrace"
+TEMPLATE_BYTES = 512 << 20  # that a request's own may take; a body has 32 MB at most
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
 
 # What Python code that a template calls may raise, beside Jinja's own errors.
@@ -114,6 +118,7 @@ class ChatTemplate:
             ModelError: the template is not valid Jinja.
         """
         self._limit = CpuLimit(cpu_s)
+        self._memory = MemoryLimit(TEMPLATE_BYTES)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -200,11 +205,14 @@ class ChatTemplate:
                 "chat_template",
             )
         try:
-            return self._compiled(source)
+            with self._memory:
+                return self._compiled(source)
         except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
             raise InvalidValue(
                 f"chat_template: cannot be compiled: {error}", "chat_template"
             ) from error
+        except MemoryError as error:
+            raise too_much_memory() from error
 
     def _rendered(self, template: "Compiled", variables: dict[str, Any]) -> str:
         try:
@@ -213,6 +221,8 @@ class ChatTemplate:
             raise InvalidValue(
                 f"messages: the chat template takes {error} for them", "messages"
             ) from error
+        except MemoryError as error:
+            raise too_much_memory() from error
         except TEMPLATE_FAILURES as error:
             raise InvalidValue(
                 f"messages: the chat template refuses them: {error}", "messages"
@@ -220,13 +230,20 @@ class ChatTemplate:
 
     def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
         """Render; some templates want the arguments of calls as text, and fail with objects."""
-        with self._limit:
+        with self._limit, contextlib.nullcontext() if template is self._template else self._memory:
             try:
                 return template.code.render(variables)
             except TypeError:
                 if not write_arguments(variables["messages"]):
                     raise
                 return template.code.render(variables)
+
+
+def too_much_memory() -> InvalidValue:
+    """The error for a template that a request has brought."""
+    return InvalidValue(
+        f"chat_template: takes more than {TEMPLATE_BYTES >> 20} MB of memory", "chat_template"
+    )
 
 
 class Compiled(NamedTuple):

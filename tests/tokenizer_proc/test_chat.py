@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from demo_in_transformers import demo_file, demo_tokenizer
 
 from headrace.errors import InvalidValue, ModelError, Unsupported
-from headrace.model_card import find_demo_model, read_gguf
+from headrace.model_card import read_gguf
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.openai_requests import (
     ChatMessage,
@@ -127,12 +128,7 @@ def test_images_are_refused_by_name() -> None:
 
 
 def test_the_demo_models_template_renders_as_in_transformers() -> None:
-    import transformers
-
-    path = find_demo_model()
-    assert path is not None
-    card = read_gguf(path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    card, tokenizer = read_gguf(demo_file()), demo_tokenizer()
     template = ChatTemplate(card.chat_template, card.special_tokens)
     for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
         messages = [ChatMessage(role, f" {role} says\n\n") for role in roles]
@@ -169,12 +165,7 @@ def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
 
 
 def test_the_demo_models_template_continues_as_in_transformers() -> None:
-    import transformers
-
-    path = find_demo_model()
-    assert path is not None
-    card = read_gguf(path)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    card, tokenizer = read_gguf(demo_file()), demo_tokenizer()
     template = ChatTemplate(card.chat_template, card.special_tokens)
     for start in ("Sure: ", "Sure", "Sure\n\n"):
         assert continued(template, "Hi", start) == tokenizer.apply_chat_template(
@@ -199,6 +190,24 @@ def test_a_request_s_template_that_cannot_be_compiled_is_its_error(source: str) 
     with pytest.raises(InvalidValue, match="cannot be compiled") as refused:
         template.render(request)
     assert refused.value.param == "chat_template"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' * 10 ** 12 }}",  # computed when it is compiled
+        "{{ messages[0].content * 10 ** 9 }}",
+        "{% set n = namespace(x=messages[0].content * 999) %}"
+        "{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    ],
+)
+def test_a_request_s_template_has_a_limit_of_memory(source: str) -> None:
+    template = ChatTemplate("x", {}, trusts_requests=True)
+    request = ChatRequest(messages=[ChatMessage("user", "Hi")], chat_template=source)
+    with pytest.raises(InvalidValue, match="takes more than 512 MB of memory") as refused:
+        template.render(request)
+    assert refused.value.param == "chat_template"
+    assert template.render(ChatRequest(messages=[ChatMessage("user", "Hi")])) == "x"
 
 
 # As templates of models that take images have it: content is parts, and nothing else.
