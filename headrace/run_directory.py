@@ -6,12 +6,14 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 from headrace.errors import ConfigError
 
 PREFIX = "headrace-"
 LONGEST_SOCKET = "detokenizer-255.sock"
+YOUNG_S = 60.0
 MAX_SOCKET_PATH = 107  # bytes, of any Unix socket
 
 
@@ -49,7 +51,7 @@ class RunDirectory:
 
 
 def sweep(parent: Path) -> None:
-    """Remove run directories that servers of this user have left: those nobody listens in."""
+    """Remove run directories that killed servers of this user have left."""
     for directory in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # its server may remove it meanwhile
             if (
@@ -61,9 +63,17 @@ def sweep(parent: Path) -> None:
 
 
 def is_abandoned(directory: Path) -> bool:
-    """Whether a run directory has socket files, all of them dead, and no server holds it."""
-    files = list(directory.glob("*.sock"))
-    return bool(files) and not is_held(directory) and not any(map(is_alive, files))
+    """Whether no server holds a run directory, and nobody listens in it.
+
+    One without anything in it may have been made just now, to be held in a moment.
+    """
+    if is_held(directory):
+        return False
+    files = list(directory.iterdir())
+    if not files:
+        return time.time() - directory.stat().st_mtime > YOUNG_S
+    sockets = list(directory.glob("*.sock"))
+    return bool(sockets) and not any(map(is_alive, sockets))
 
 
 def is_held(directory: Path) -> bool:

@@ -93,8 +93,21 @@ def test_one_live_socket_among_dead_ones_keeps_a_directory(
     assert not is_abandoned(tmp_path / "headrace-live")
 
 
-def test_a_directory_without_sockets_may_belong_to_a_server_that_starts(tmp_path: Path) -> None:
-    assert not is_abandoned(tmp_path)
+def test_an_empty_directory_may_belong_to_a_server_that_starts_but_not_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, held = tmp_path / "headrace-left", RunDirectory()
+    left.mkdir()
+    assert not is_abandoned(left)
+    os.utime(left, (0, 0))
+    os.utime(held.path, (0, 0))
+    (tmp_path / "headrace-bench").mkdir()
+    (tmp_path / "headrace-bench/results").touch()
+    os.utime(tmp_path / "headrace-bench", (0, 0))
+    sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"headrace-bench", Path(held.path).name}
+    held.remove()
 
 
 def test_sweep_removes_the_abandoned_and_nothing_else(
