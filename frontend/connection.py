@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.refusals import Refusal, error_body
-from headrace.frontend.request import Request
+from headrace.frontend.request import Request, nobody
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 MIN_BODY_BYTES_PER_S = 500
@@ -31,6 +31,7 @@ class Connection(HttpToolsProtocol):
         arrivals: Arrivals,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
+        on_parting: Callable[[], None] = nobody,
         **uvicorn: Any,
     ) -> None:
         """Be a connection of a server that takes `max_connections`, and may be about to end."""
@@ -39,6 +40,7 @@ class Connection(HttpToolsProtocol):
         self._deadlines = deadlines
         self._arrivals = arrivals
         self._max_connections = max_connections
+        self._on_parting = on_parting
         self._awaits_head = True
         self._num_bytes = 0  # of the head, then of the body, since the last look
         self._num_ignored = 0
@@ -179,6 +181,7 @@ class Connection(HttpToolsProtocol):
             self.cut()
             return
         self._disown()
+        self._on_parting()
         self.transport.write(whole_response(refusal))
         if not self.transport.can_write_eof():  # TLS
             self.transport.close()

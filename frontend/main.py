@@ -40,7 +40,7 @@ GRACE_S = 1  # connections that do not close by then are cut when the server sto
 
 def main(config: FrontendConfig, context: Context) -> None:
     """Serve HTTP until SIGTERM."""
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of each client's bad HTTP
     try:
         uvloop.run(Frontend(config, context).serve())
     finally:
@@ -99,6 +99,7 @@ class Frontend:
             Arrivals(),
             max_connections,
             is_leaving=lambda: self._is_leaving,
+            on_parting=partial(self._slot.add, Field.PARTINGS),
         )
         return uvicorn.Config(
             app,

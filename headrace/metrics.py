@@ -33,6 +33,7 @@ COUNTERS = [
     ("http_responses", "HTTP responses written whole", "frontend", Field.RESPONSES),
     ("http_disconnects", "Clients that left before the end", "frontend", Field.DISCONNECTS),
     ("http_overloads", "Requests refused unread, for overload", "frontend", Field.OVERLOADS),
+    ("http_partings", "Connections ended: bad HTTP, too slow, many", "frontend", Field.PARTINGS),
     ("http_unauthorized", "Requests without a valid key", "frontend", Field.UNAUTHORIZED),
     ("http_received_bytes", "Bytes of request bodies", "frontend", Field.BYTES_IN),
     ("http_sent_bytes", "Bytes of response bodies", "frontend", Field.BYTES_OUT),
