@@ -12,7 +12,7 @@ from headrace.frontend.admin import PREFIX, Admin
 from headrace.frontend.cors import Cors
 from headrace.frontend.door import Door
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.health import PATHS, health_of
+from headrace.frontend.health import PATHS, PING, health_of
 from headrace.frontend.refusals import Refusal
 from headrace.frontend.request import HEAD, JSON, Request
 from headrace.frontend.request_head import RequestHead
@@ -47,7 +47,7 @@ class App:
             self._forwarder.begin(request)
 
     def _tell_health(self, request: Request) -> None:
-        if request.method not in (GET, HEAD):
+        if request.method not in (GET, HEAD) and request.path != PING:
             request.refuse(ONLY_ASKED)
             return
         found = health_of(self._board, request.path, self._door.is_closed, time.monotonic_ns())

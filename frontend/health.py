@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from headrace.board import DETAILS, Board, Field, Slot, State
 
 LIVE, READY, STARTUP = "/health", "/ready", "/startup"
-PATHS = (LIVE, READY, STARTUP)
+PING = "/ping"  # as /health; SageMaker asks so, vLLM and SGLang answer
+PATHS = (LIVE, READY, STARTUP, PING)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ SERVED = {
         *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
     ),
 }
-NOT_COUNTED = ("/metrics", "/version")  # nor are /health and its kin; as with vLLM
+NOT_COUNTED = (
+    *("/metrics", "/version", "/load"),
+    *("/model_info", "/get_model_info", "/server_info", "/get_server_info"),
+)  # nor are /health and its kin; as with vLLM
 METHODS = (GET, POST, "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "OTHER")
 CLIENT_LEFT = 499  # before there was an answer; the number is nginx's
 STATUSES = (200, 400, 401, 404, 405, 413, 429, CLIENT_LEFT, 500, 503)

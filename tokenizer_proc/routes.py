@@ -6,6 +6,7 @@ from headrace.config import TokenizerConfig
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.messages import HttpRequest
 from headrace.metrics import CONTENT_TYPE, render_metrics
+from headrace.tokenizer_proc import about
 from headrace.tokenizer_proc.docs_page import CONTENT_TYPE as HTML
 from headrace.tokenizer_proc.docs_page import docs_page
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
@@ -54,6 +55,11 @@ class Routes:
             "/detokenize": {"POST": tokens.detokenize},
             "/v1/models": {"GET": self._models},
             "/version": {"GET": self._version},
+            "/load": {"GET": self._load},
+            "/model_info": {"GET": self._model_info},
+            "/get_model_info": {"GET": self._model_info},
+            "/server_info": {"GET": self._server_info},
+            "/get_server_info": {"GET": self._server_info},
             "/metrics": {"GET": self._metrics},
             "/openapi.json": {"GET": self._openapi},
             "/docs": {"GET": self._docs},
@@ -89,6 +95,15 @@ class Routes:
 
     def _version(self, _request: HttpRequest, _body: Body) -> Answer:
         return json_answer({"version": __version__})
+
+    def _load(self, _request: HttpRequest, _body: Body) -> Answer:
+        return json_answer(about.load(self._board))
+
+    def _model_info(self, _request: HttpRequest, _body: Body) -> Answer:
+        return json_answer(about.model_info(self._card))
+
+    def _server_info(self, _request: HttpRequest, _body: Body) -> Answer:
+        return json_answer(about.server_info(self._card, self._board))
 
     def _openapi(self, _request: HttpRequest, _body: Body) -> Answer:
         return Answer(200, openapi(self._card.name))

@@ -424,13 +424,17 @@ async def test_who_stops_answers_what_is_open_and_takes_no_more(site: Site) -> N
     assert (early.status, early.body) == (200, b"answered")
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])
 def test_health_needs_no_key(path: str) -> None:
     site = Site(b"right")
     client = site.ask(Client(path=path, method="GET"))
     assert client.status == 503
     assert "engine 0 is absent" in json.loads(client.body)["reasons"]
     os.close(site.board.fd)
+
+
+def test_a_ping_may_be_posted(site: Site) -> None:
+    assert site.ask(Client(path="/ping", method="POST")).status == 503
 
 
 def test_health_is_only_asked_for(site: Site) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.board import HISTOGRAMS, HTTP, Board, Seat, Span
 from headrace.config import ModelCard
 from headrace.histogram import HISTOGRAM_WORDS
-from headrace.http_counts import CLIENT_LEFT, STATUSES, HttpCounts
+from headrace.http_counts import CLIENT_LEFT, NOT_COUNTED, STATUSES, HttpCounts
 from headrace.metrics import render_metrics
 
 CARD = ModelCard(
@@ -80,7 +80,7 @@ def test_requests_are_told_by_method_class_of_status_and_handler(board: Board) -
 
 
 def test_what_monitors_ask_for_is_not_counted(board: Board) -> None:
-    for path in ("/metrics", "/version"):
+    for path in NOT_COUNTED:
         answer(counts(board), GET, path, 200)
     assert not families(board)["http_requests"].samples
     assert not families(board, "sglang")["sglang:http_requests"].samples

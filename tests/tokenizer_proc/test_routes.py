@@ -8,7 +8,7 @@ import pytest
 from byte_encoder import ByteEncoder, finish
 
 from headrace import __version__
-from headrace.board import Board, Seat
+from headrace.board import Board, Field, Seat
 from headrace.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
 from headrace.http_counts import NOT_COUNTED, SERVED, STATUSES
@@ -63,7 +63,7 @@ def make_routes(dialect: str = "vllm") -> Routes:
     )
     tokens = TokenRoutes(card, ChatTemplate(card.chat_template, {}), ByteEncoder())
     embedding = EmbeddingPlanner(card, ByteEncoder(), 1)
-    board = Board.create([Seat("engine", 0)])
+    board = Board.create([Seat("engine", 0), Seat("frontend", 0)])
     return Routes(config, board, FakePlanner(), embedding, tokens)
 
 
@@ -178,6 +178,41 @@ def test_every_status_of_a_refusal_is_counted() -> None:
 
 def test_version_is_the_packages() -> None:
     assert answer("GET", "/version") == (200, {"version": __version__})
+
+
+def test_clients_of_vllm_are_told_how_much_is_asked() -> None:
+    routes = make_routes()
+    routes._board.slot("frontend")[Field.ADMITTED] = 3
+    told = finish(routes.handle(HttpRequest(0, "GET", "/load", 0.0), b""), ByteEncoder())
+    assert isinstance(told, Answer)
+    assert msgspec.json.decode(told.body) == {"server_load": 3}
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+def test_clients_of_sglang_are_told_of_the_model(path: str) -> None:
+    assert answer("GET", path) == (
+        200,
+        {
+            "model_path": "/models/tiny",
+            "tokenizer_path": "/models/tiny",
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": "default",
+        },
+    )
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+def test_clients_of_sglang_are_told_of_the_server(path: str) -> None:
+    routes = make_routes()
+    engine = routes._board.slot("engine")
+    engine[Field.PAGES_TOTAL], engine[Field.PAGE_TOKENS] = 10, 32
+    told = finish(routes.handle(HttpRequest(0, "GET", path, 0.0), b""), ByteEncoder())
+    assert isinstance(told, Answer)
+    found = msgspec.json.decode(told.body)
+    assert (found["served_model_name"], found["context_length"]) == ("org/tiny", 128)
+    assert (found["max_total_num_tokens"], found["version"]) == (320, __version__)
+    assert found["internal_states"] == [{"last_gen_throughput": 0.0}]
 
 
 def test_metrics_are_prometheus_text() -> None:
