@@ -1,10 +1,12 @@
 """One target of `fuzz_targets.py`, for as long as one likes, with inputs bred by what they reach.
 
+Those that reach something new are kept in build/fuzz, where the next run begins; so are those of
+which something dies.
+
 Run:    make fuzz, or python tests/support/fuzz_long.py TARGET and flags of libFuzzer
 """
 
 import sys
-import tempfile
 from pathlib import Path
 
 import atheris
@@ -16,8 +18,9 @@ name, *flags = sys.argv[1:] or [""]
 if name not in TARGETS:
     sys.exit(f"name one of {', '.join(TARGETS)}")
 target = TARGETS[name]
-with tempfile.TemporaryDirectory(prefix="headrace-corpus-") as corpus:
-    for place, seed in enumerate(target.seeds()):
-        (Path(corpus) / str(place)).write_bytes(seed)
-    atheris.Setup([sys.argv[0], corpus, *flags], target.run)
-    atheris.Fuzz()
+corpus = Path("build/fuzz") / name
+corpus.mkdir(parents=True, exist_ok=True)
+for place, seed in enumerate(target.seeds()):
+    (corpus / f"seed-{place}").write_bytes(seed)
+atheris.Setup([sys.argv[0], str(corpus), f"-artifact_prefix={corpus}-", *flags], target.run)
+atheris.Fuzz()
