@@ -217,11 +217,10 @@ def test_streams_go_on_when_a_process_dies(
     assert sum(process.get("open_requests", 0) for process in capsule["processes"]) > 0
 
 
-@pytest.mark.parametrize("victim", ["engine", "worker 0"])
-def test_who_is_stuck_is_replaced(
-    own_server: RunningServer, undisturbed: list[Any], victim: str
+def test_an_engine_that_is_stuck_is_replaced(
+    own_server: RunningServer, undisturbed: list[Any]
 ) -> None:
-    killer = Killer(own_server, victim, [60], signal.SIGSTOP)
+    killer = Killer(own_server, "engine", [60], signal.SIGSTOP)
     assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
     assert killer.killed
     assert not killer.killed[0].is_running()
