@@ -1,18 +1,22 @@
 """What is left of a server that is asked for ten times what it can do?
 
-Method: the demo model. What it can do is measured first: 32 clients, each with a completion of 32
-        tokens followed by the next. Then ten times as many requests a second arrive, at random
-        moments (a Poisson process), for a minute, whether answers come or not; what the server
-        does not take it refuses with a 429. Another process asks for /health meanwhile, and every
-        process's memory is looked at after 15 s and at the end. Goodput is the tokens of answers
-        that were complete in that time, without its first 5 s. A refusal's time is from when the
-        request was due. The load generator shares the cores.
+Method: the demo model. What it can do is measured first: 64 clients, each with a completion of 16
+        to 48 tokens followed by the next, so that no place is ever free. Lengths differ since
+        requests of one length, begun together, go on in step: all end at once, and the next are
+        begun as one. A server makes a tenth more of that, which no traffic is. Then ten times as
+        many requests a second arrive, at random moments (a Poisson process), for a minute, whether
+        answers come or not; what the server does not take it refuses with a 429. Another process
+        asks for /health meanwhile, and every process's memory is looked at after 15 s and at the
+        end. Goodput is the tokens of answers that were complete in that time, without its first
+        5 s. A refusal's time is from when the request was due. The load generator shares the cores.
 Run:    python bench/overload.py --seconds 60
 """
 
 import asyncio
 import json
+import random
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -24,15 +28,26 @@ from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
 NUM_SEQS = 32
-NUM_TOKENS = 32
+NUM_CLIENTS = 2 * NUM_SEQS
+MIN_TOKENS, MAX_TOKENS = 16, 48
+NUM_TOKENS = (MIN_TOKENS + MAX_TOKENS) / 2  # on average
 PEAK_S = 15.0  # about
 RAMP_S = 5.0  # are not counted
 SETTLED_S = 15.0  # until memory is first looked at
 OVERLOAD = 10
+GREEDY = {"temperature": 0, "ignore_eos": True}
 PAUSE_S = 0.02  # between questions for /health: to ask takes of the cores, too
-BODY = json.dumps(
-    {"prompt": "Tell me a story.", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-).encode()
+
+
+def requests(due: Iterable[float]) -> list[Request]:
+    """Return requests that are sent when they are due, each of a length of its own."""
+    lengths = random.Random(0)
+    made = []
+    for index, at in enumerate(due):
+        length = lengths.randint(MIN_TOKENS, MAX_TOKENS)
+        body = {"prompt": "Tell me a story.", "max_tokens": length, **GREEDY}
+        made.append(Request(index, float(at), json.dumps(body).encode()))
+    return made
 
 
 def goodput(outcome: Outcome, until_s: float) -> float:
@@ -45,10 +60,10 @@ def goodput(outcome: Outcome, until_s: float) -> float:
 async def peak(target: Target) -> float:
     """Return how many tokens a second the server can make."""
     for _ in range(2):  # the second is warm
-        once = await run_load(target, [Request(i, 0.0, BODY) for i in range(NUM_SEQS)])
+        once = await run_load(target, requests([0.0] * NUM_CLIENTS))
         seconds = max(record.last for record in once.records) - once.start
-    number = int(PEAK_S / seconds) * NUM_SEQS
-    outcome = await run_load(target, [Request(i, 0.0, BODY) for i in range(number)], NUM_SEQS)
+    number = int(PEAK_S / seconds * NUM_CLIENTS)
+    outcome = await run_load(target, requests([0.0] * number), NUM_CLIENTS)
     assert not any(record.error for record in outcome.records)
     return goodput(outcome, max(record.sent for record in outcome.records) - outcome.start)
 
@@ -56,14 +71,13 @@ async def peak(target: Target) -> float:
 async def overload(target: Target, rate: float, seconds: float) -> Outcome:
     """Send so many requests a second, whatever comes back."""
     due = arrival_times(int(rate * seconds), rate, 1.0, np.random.default_rng(0))
-    requests = [Request(index, float(at), BODY) for index, at in enumerate(due)]
 
     def show(progress: list[Progress]) -> None:
         done = sum(process.num_done for process in progress)
         if sys.stdout.isatty():
-            print(f"\r{done} of {len(requests)} requests are answered ", end="", flush=True)
+            print(f"\r{done} of {len(due)} requests are answered ", end="", flush=True)
 
-    return await run_load(target, requests, show=show)
+    return await run_load(target, requests(due), show=show)
 
 
 def memory(server: Server) -> dict[str, float]:
