@@ -60,7 +60,7 @@ class StepChannel(Generic[M]):
         return cls(fd, kind, look_us)
 
     def send(self, message: Message) -> None:
-        """Write a message. The ring never fills: at most one step is unanswered at a time."""
+        """Write a message. The ring never fills: at most two steps are unanswered at a time."""
         data = self._encoder.encode(message)
         start = self._start_of(self._written)
         if len(data) + LENGTH_BYTES > self._slot_bytes:

@@ -113,7 +113,7 @@ class Workers:
         self._restarts = Restarts()
         self._capsules = Capsules(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
-        self._is_computing = False
+        self._num_computing = 0  # steps
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
@@ -166,24 +166,24 @@ class Workers:
         return bool(self._all) and not self._loading
 
     def start(self, step: Step) -> None:
-        """Let the workers run a step; `finish` has to follow."""
-        self._is_computing = True
+        """Have the workers run a step, after the one they may be at; `finish` has to follow."""
+        self._num_computing += 1
         for worker in self._all:
             worker.send(step)
 
     def masks_written(self) -> None:
-        """Say that the masks of the step that was started are there."""
+        """Say that the masks of the oldest step that was started are there."""
         for worker in self._all:
             worker.send(Masks())
 
     def finish(self) -> StepResult:
-        """Wait for the result of the step that was started.
+        """Wait for the result of the oldest step that was started.
 
         Raises:
             WorkerDied: there will be none.
         """
         result = self._receive()
-        self._is_computing = False
+        self._num_computing -= 1
         self._restarts.worked()
         assert isinstance(result, StepResult)
         return result
@@ -218,10 +218,10 @@ class Workers:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
         self._all[death.rank].make_capsule(self._capsules, death, requests)
-        was_idle = not self._loading and not self._is_computing  # nothing they do was the reason
+        was_idle = not self._loading and not self._num_computing  # nothing they do was the reason
         if is_explained or was_idle:
             self._restarts.worked()
-        self._is_computing = False
+        self._num_computing = 0
         delay_s = self._restarts.delay_s()
         if delay_s is None:
             self._capsules.close()

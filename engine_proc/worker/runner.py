@@ -1,6 +1,7 @@
 """Runs steps on a loaded model: to tokens, or to embeddings."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -33,10 +34,15 @@ class GenerationRunner:
         self._executor = executor
         self._sampler = sampler
         self._embeds = embeds
+        self._drawn = np.empty(0, np.int32)  # in the last step, [rows]
 
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult:
         """Run one step. The masks are asked for when the logits are there."""
-        logits = self._executor.forward(batch_of(step, step.logit_rows, self._embeds))
+        batch = batch_of(step, step.logit_rows, self._embeds)
+        if step.relays:
+            relays = np.frombuffer(step.relays, np.int32)
+            batch = replace(batch, token_ids=relayed(batch.token_ids, relays, self._drawn))
+        logits = self._executor.forward(batch)
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
             logits,
@@ -47,6 +53,7 @@ class GenerationRunner:
             masked_rows,
             masks_of(len(masked_rows)) if len(masked_rows) else NO_MASKS,
         )
+        self._drawn = token_ids
         return StepResult(token_ids.tobytes(), logprobs)
 
 
@@ -78,6 +85,14 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
         rope_positions=None if rope_positions is None else rope_positions.reshape(-1, 3),
         last_seen=optional(step.last_seen),
     )
+
+
+def relayed(token_ids: Int32s, relays: Int32s, drawn: Int32s) -> Int32s:
+    """Return a step's tokens, with those that the step before has drawn in their places."""
+    filled = token_ids.copy()
+    places = np.flatnonzero(relays >= 0)
+    filled[places] = drawn[relays[places]]
+    return filled
 
 
 def optional(column: bytes) -> Int32s | None:

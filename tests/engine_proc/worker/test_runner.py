@@ -108,6 +108,29 @@ def test_a_step_may_want_no_token() -> None:
         run(SamplingRows(), 0).token()
 
 
+def test_tokens_that_the_step_before_draws_take_their_places() -> None:
+    seen = []
+
+    class Watched(Unmoved):
+        def forward(self, batch: Batch) -> Floats:
+            seen.append(batch.token_ids.tolist())
+            return super().forward(batch)
+
+    rows = SamplingRows()
+    for banned in ({}, {0: -9.0}, {0: -9.0, 1: -9.0}):
+        rows.draw(sequence_of([], logit_bias=banned), NO_DRAFTS)
+    runner = GenerationRunner(Watched(), Sampler(len(LOGITS)))
+    step = step_of(rows, 3)  # draws 0, 1, 2
+    runner.run(step)
+    ahead = msgspec.structs.replace(
+        step,
+        token_ids=np.array([0, 3, 0], np.int32).tobytes(),
+        relays=np.array([2, -1, 1], np.int32).tobytes(),
+    )
+    runner.run(ahead)
+    assert seen == [[0, 1, 2], [2, 3, 1]]
+
+
 @pytest.mark.parametrize("rows", [[], [1, 3]])
 def test_each_pooled_row_has_a_vector_of_length_one(rows: list[int]) -> None:
     tokens = np.arange(1, 5, dtype=np.int32)

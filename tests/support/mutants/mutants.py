@@ -3,14 +3,12 @@
 import os
 import pkgutil
 import signal
-from array import array
-from typing import Any
 
 from headrace import vigil
 from headrace.board import Field
 from headrace.config import DetokenizerConfig, EngineConfig, WorkerConfig
-from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
-from headrace.messages import Step, StepResult
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.process import Context
 
 CEILING_BYTES = 400 << 20  # of detokenizers, see `sitecustomize.py`
@@ -28,17 +26,14 @@ def deadly_token(config: WorkerConfig, context: Context) -> None:
     """Be a worker that dies of a token; the first one hangs before it has loaded anything."""
     while context.slot[Field.STARTS] == 1:
         signal.pause()
-    run: Any = GenerationRunner.run
+    forward = CpuExecutor.forward
 
-    def run_or_die(
-        self: GenerationRunner, step: Step, masks_of: MaskSource = no_masks
-    ) -> StepResult:
-        if DEADLY_TOKEN in array("i", step.token_ids):
+    def forward_or_die(self: CpuExecutor, batch: Batch) -> Floats:
+        if DEADLY_TOKEN in batch.token_ids:
             os.kill(os.getpid(), signal.SIGSEGV)
-        result: StepResult = run(self, step, masks_of)
-        return result
+        return forward(self, batch)
 
-    GenerationRunner.run = run_or_die  # type: ignore[method-assign]
+    CpuExecutor.forward = forward_or_die  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
 
 
