@@ -8,25 +8,34 @@ from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.sampling_rows import SamplingRows
 from headrace.messages import Step
 
+UNKNOWN = 0  # a token
+KNOWN = -1  # the row of a relay
+
 
 def build_step(chunks: list[Chunk]) -> Step:
     """Flatten chunks into the message that workers run. See `messages.Step`."""
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
+    relays: dict[int, int] = {}  # rows of the step before, by token
     sampling = SamplingRows()
     max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
     table = []
     for row, chunk in enumerate(chunks):
         sequence, first_row = chunk.sequence, len(token_ids)
         table.append(sequence.pages.tobytes().ljust(max_bytes, b"\0"))
+        known = sequence.tokens[chunk.start : chunk.start + chunk.count]
+        token_ids += known
+        if len(known) < chunk.count:  # the last one is being sampled
+            relays[len(token_ids)] = sequence.row
+            token_ids.append(UNKNOWN)
         if chunk.is_decode:  # nearly always
-            token_ids.append(sequence.tokens[-1])
             positions.append(chunk.start)
             rows_of.append(row)
+            sequence.row = len(logit_rows)
             logit_rows.append(first_row)
-            sampling.draw(sequence, chunk.drafts)
+            sampling.draw(sequence, chunk.start + 1, chunk.drafts)
             continue
-        token_ids += sequence.tokens[chunk.start : chunk.start + chunk.count] + chunk.drafts
+        token_ids += chunk.drafts
         positions.extend(range(chunk.start, chunk.start + chunk.num_tokens))
         rows_of.extend([row] * chunk.num_tokens)
         if sequence.request.embeds:
@@ -39,8 +48,9 @@ def build_step(chunks: list[Chunk]) -> Step:
             for num_drafts in range(len(chunk.drafts) + 1):
                 if sequence.request.grammar:
                     masked_rows.append(len(logit_rows))
+                sequence.row = len(logit_rows)
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
-                sampling.draw(sequence, chunk.drafts[:num_drafts])
+                sampling.draw(sequence, chunk.end + num_drafts, chunk.drafts[:num_drafts])
     images = ImageColumns(chunks)
     return Step(
         token_ids.tobytes(),
@@ -58,7 +68,15 @@ def build_step(chunks: list[Chunk]) -> Step:
         images.embed_rows,
         images.rope_positions,
         images.last_seen,
+        relay_column(relays, len(token_ids)),
     )
+
+
+def relay_column(relays: dict[int, int], num_tokens: int) -> bytes:
+    """Return which row of the step before draws each token, where one does."""
+    if not relays:
+        return b""
+    return array("i", [relays.get(place, KNOWN) for place in range(num_tokens)]).tobytes()
 
 
 def token_types(chunks: list[Chunk]) -> bytes:
@@ -80,7 +98,7 @@ def fill_masks(chunks: list[Chunk], area: MaskArea) -> None:
         sequence = chunk.sequence
         if not sequence.request.grammar or not chunk.is_last:
             continue
-        if sequence.matcher is None:
+        if sequence.matcher is None or sequence.has_ended:
             for row in range(first, first + len(chunk.drafts) + 1):
                 area.allow_all(row)
         else:

@@ -17,6 +17,7 @@ from headrace.config import EngineConfig
 from headrace.engine_proc.accounts import Accounts
 from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.child import WorkerDied
+from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.embedding_pool import EmbeddingPool
@@ -40,6 +41,7 @@ from headrace.messages import (
     GenerateRequest,
     Renew,
     Said,
+    Step,
     StepOutput,
     Stop,
     ToEngine,
@@ -87,6 +89,7 @@ def main(config: EngineConfig, context: Context) -> None:
         engine = Engine(
             *(config, scheduler, pool, detokenizers, context.slot, grammars, images, vision),
             frontends,
+            looks_ahead=looks_ahead(config, ready),
         )
         context.ready()
         while True:
@@ -114,6 +117,11 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
             f"less than one sequence of --max-model-len {config.max_model_len}"
         )
     return PagePool(ready.num_pages, ready.page_tokens)
+
+
+def looks_ahead(config: EngineConfig, ready: WorkerReady) -> bool:
+    """Whether a step is sent while another is computed: as the flag says, or else the workers."""
+    return ready.looks_ahead if config.async_scheduling is None else config.async_scheduling
 
 
 def make_images(config: EngineConfig, arena: Arena | None) -> Images | None:
@@ -160,6 +168,7 @@ class Engine:
         vision: VisionWorker | None = None,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
+        looks_ahead: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -170,6 +179,9 @@ class Engine:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
+        self._max_sent = 2 if looks_ahead else 1
+        self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
+        self._began_at = 0.0  # when the workers were free for the oldest
         self._clock = clock
         self._grammars = grammars
         self._images = images
@@ -324,6 +336,7 @@ class Engine:
         except WorkerDied as death:
             ids = self._scheduler.ids_in_step
             deadly = self._scheduler.recompute()
+            self._sent.clear()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
             workers.replace(death, ids, is_explained=deadly is not None)
@@ -341,27 +354,53 @@ class Engine:
         self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
 
     def step(self, workers: Workers) -> None:
-        """Compute one step. What the last one brought is sent while this one's worker is busy."""
-        chunks = self._scheduler.schedule(self._budget())
-        if not chunks:  # all wait for images
+        """Send a step, then take the result of the oldest, unless another can be sent before.
+
+        What the last one brought is told while the workers are busy.
+        """
+        if self._send(workers) and len(self._sent) < self._max_sent:
             return
+        if self._sent:
+            self._detokenizers.send_ready()
+            self._accounts.settle()
+            self._take_result(workers)
+
+    def _send(self, workers: Workers) -> bool:
+        """Send a step if one can be chosen now."""
+        if not self._sent:
+            self._began_at = time.perf_counter()
+        chunks = self._scheduler.schedule(self._budget())
+        if not chunks:  # all wait for images, or for the step that is being computed
+            return False
         now_ns = time.monotonic_ns()
         for chunk in chunks:
             if not chunk.is_decode:
                 chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
-        started_at = time.perf_counter()
         step = build_step(chunks)
         workers.start(step)
+        self._sent.append((chunks, step))
+        if len(self._sent) == 1:
+            self._make_masks(workers)
+        return True
+
+    def _make_masks(self, workers: Workers) -> None:
+        """Make the masks of the oldest step: all tokens before those it draws are known."""
+        chunks, step = self._sent[0]
         if step.masked_rows:
             fill_masks(chunks, workers.masks)
             workers.masks_written()
-        self._detokenizers.send_ready()
-        self._accounts.settle()
+
+    def _take_result(self, workers: Workers) -> None:
+        """Wait for the oldest step, and take what it has brought."""
         result = workers.finish()
+        chunks, step = self._sent.pop(0)
+        began_at, self._began_at = self._began_at, time.perf_counter()
         num_tokens = len(step.token_ids) // ITEM_BYTES
-        self._step_time.observe(num_tokens, time.perf_counter() - started_at)
+        self._step_time.observe(num_tokens, self._began_at - began_at)
         num_pooled = len(step.pooled_rows) // ITEM_BYTES
         news = self._scheduler.update(chunks, Outcome(result, num_pooled))
+        if self._sent:
+            self._make_masks(workers)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
         self._slot.histogram(Span.STEP).observe(num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
@@ -396,6 +435,7 @@ class Engine:
         self._slot[Field.PAGES_FREE] = self._pool.num_free
         counts = self._scheduler.counts
         self._slot[Field.STEPS] = counts.steps
+        self._slot[Field.STEPS_AHEAD] = counts.steps_ahead
         self._slot[Field.PREEMPTIONS] = counts.preemptions
         self._slot[Field.PREFIX_QUERIES] = counts.prefix_queries
         self._slot[Field.PREFIX_HITS] = counts.prefix_hits

@@ -3,6 +3,7 @@
 import struct
 from array import array
 
+from headrace.engine_proc.chunk import Chunk
 from headrace.messages import StepResult, TokenLogprob
 
 ROW = struct.Struct("<fi")  # logprob, rank
@@ -29,6 +30,20 @@ class Outcome:
         top = [pair for pair in PAIR.iter_unpack(self._logprobs[ROW.size : end])]
         self._logprobs = self._logprobs[end:]
         return TokenLogprob(logprob, rank, top)
+
+    def pass_over(self, chunk: Chunk) -> None:
+        """Go on behind what is of a sequence that has ended since."""
+        sampling = chunk.sequence.request.sampling
+        for _ in chunk.watched:
+            self.token()
+            self.logprob(sampling.prompt_logprobs or 0)
+        if chunk.is_last and chunk.sequence.request.embeds:
+            self.embedding()
+        elif chunk.is_last:
+            for _ in range(len(chunk.drafts) + 1):
+                self.token()
+                if sampling.logprobs is not None:
+                    self.logprob(sampling.logprobs)
 
     def embedding(self) -> bytes:
         """Return the next embedding."""

@@ -20,9 +20,11 @@ class SamplingRows:
         self.bias_tokens = array("i")
         self.bias = array("f")
 
-    def draw(self, sequence: Sequence, drafts: "array[int]") -> None:
-        """Add the row that draws the token after a sequence's tokens and `drafts`."""
-        position = len(sequence.tokens) + len(drafts)
+    def draw(self, sequence: Sequence, position: int, drafts: "array[int]") -> None:
+        """Add the row that draws the token at `position`, after a sequence's tokens and `drafts`.
+
+        The last of its tokens may not be known yet, unless it `looks_back`.
+        """
         if sequence.is_plain:  # only the position in its row changes
             row = sequence.sampling_row
             if not row:
@@ -32,7 +34,7 @@ class SamplingRows:
             return
         history = self._add_history(sequence, drafts)
         bias_start = len(self.bias)
-        self._add_bias(sequence, drafts)
+        self._add_bias(sequence, position, drafts)
         bias = bias_start, len(self.bias) - bias_start
         self.rows += pack(sequence.request.sampling, position, history, bias)
 
@@ -56,13 +58,13 @@ class SamplingRows:
             self.history += sequence.tokens[sequence.num_prompt :] + drafts
         return start, 0, len(self.history) - start
 
-    def _add_bias(self, sequence: Sequence, drafts: "array[int]") -> None:
+    def _add_bias(self, sequence: Sequence, position: int, drafts: "array[int]") -> None:
         sampling = sequence.request.sampling
         if sampling.logit_bias:
             self.bias_tokens.extend(sampling.logit_bias)
             self.bias.extend(sampling.logit_bias.values())
         if sampling.min_tokens or sampling.bad_words:
-            banned = banned_tokens(sequence, drafts)
+            banned = banned_tokens(sequence, position, drafts)
             self.bias_tokens.extend(banned)
             self.bias.extend([BAN] * len(banned))
 
@@ -88,11 +90,12 @@ def pack(
     )
 
 
-def banned_tokens(sequence: Sequence, drafts: "array[int]") -> list[int]:
-    """Return what must not come next: stop tokens that are too early, and ends of bad words."""
+def banned_tokens(sequence: Sequence, position: int, drafts: "array[int]") -> list[int]:
+    """Return what must not come at `position`, after a sequence's tokens and `drafts`: stop tokens
+    that are too early, and ends of bad words."""
     sampling: Sampling = sequence.request.sampling
     banned = [word[-1] for word in sampling.bad_words if ends_with(sequence, drafts, word[:-1])]
-    if sequence.num_generated + len(drafts) < sampling.min_tokens:
+    if position - sequence.num_prompt < sampling.min_tokens:
         banned += sequence.request.stop_token_ids
     return banned
 

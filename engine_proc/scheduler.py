@@ -7,6 +7,11 @@ skipping it would let short prompts starve a long one for ever. When pages run o
 important running sequence gives its pages back and is computed again later (recompute preemption,
 as in vLLM).
 
+A step may be chosen while another is being computed, whose tokens are not known yet: of each
+sequence that samples there one is expected. Who turns out to have ended is passed over in the step
+that was chosen since. Pages that are given back while a step is open are nobody's until it has
+ended, so none is taken from anybody for such a step. Where that does not do, it has to wait.
+
 A prompt is computed up to the first image that has no embedding yet. Then it gives its place to
 others, and waits with its pages until somebody else has no others to take.
 """
@@ -19,6 +24,7 @@ from dataclasses import dataclass, field
 from headrace.engine_proc.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.fair_share import FairShare
 from headrace.engine_proc.images import Images
+from headrace.engine_proc.open_step import OpenStep
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import NO_MARKS, PagePool, chain_digests
 from headrace.engine_proc.placed_image import page_marks, whole_end
@@ -57,6 +63,7 @@ class Counts:
     """What has happened so far."""
 
     steps: int = 0
+    steps_ahead: int = 0  # those that were chosen while another was being computed
     preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache, ...
     prefix_hits: int = 0  # ... and those found
@@ -64,6 +71,10 @@ class Counts:
     right_drafts: int = 0  # ... and those right
     draft_rounds: int = 0  # steps of sequences with guesses
     right_at: list[int] = field(default_factory=lambda: [0] * MAX_LENGTH)  # by place of the guess
+
+
+class MustWait(Exception):
+    """A step cannot be chosen before the one that is being computed has ended."""
 
 
 class Scheduler:
@@ -89,15 +100,15 @@ class Scheduler:
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
         self._num_arrivals = 0
-        self._in_step: list[Chunk] = []  # that is being computed
+        self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
         self._suspects = Suspects()
         self.counts = Counts()
         self._spare = 0  # tokens that a step has room for beyond its budget
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute anything."""
-        return bool(self.running) or self.waiting.has_ready
+        """Whether a step would compute anything, or is being computed."""
+        return bool(self.running or self._open) or self.waiting.has_ready
 
     @property
     def requests(self) -> Iterable[int]:
@@ -111,8 +122,12 @@ class Scheduler:
 
     @property
     def ids_in_step(self) -> list[int]:
-        """The sequences of the step that is being computed."""
-        return [chunk.sequence.id for chunk in self._in_step]
+        """The sequences of the steps that are being computed."""
+        return list({chunk.sequence.id: None for chunk in self._chunks_in_steps})
+
+    @property
+    def _chunks_in_steps(self) -> Iterator[Chunk]:
+        return (chunk for step in self._open for chunk in step.chunks)
 
     @property
     def is_generating(self) -> bool:
@@ -134,24 +149,45 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         sequence.queued_at = self.counts.steps
+        sequence.num_expected = len(sequence.tokens)
         self._digest(sequence, len(sequence.tokens) - 1)
         self.waiting.add(sequence)
 
     def schedule(self, budget: int | None = None) -> list[Chunk]:
         """Choose the chunks of the next step and give them pages.
 
-        Empty only without work, or where all there is needs an image that has not been encoded.
+        Empty only without work, where all there is needs an image that has not been encoded, or
+        where one has to know what the step brings that is being computed.
 
         Args:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
                 long; at least one per running sequence.
         """
+        if self._open and not self._can_look_ahead:
+            return []
         limit = self._limits.max_num_batched_tokens
         budget = limit if budget is None else min(budget, limit)
         self._spare = limit - budget
-        self.counts.steps += 1
-        self._in_step = self._alone(budget) or self._together(budget)
-        return self._in_step
+        try:
+            chunks = self._alone(budget) or self._together(budget)
+        except MustWait:
+            return []
+        if chunks:
+            self.counts.steps += 1
+            self.counts.steps_ahead += bool(self._open)
+            self._open.append(OpenStep(chunks))
+        for chunk in chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.start + chunk.count
+            if chunk.is_last and sequence.num_expected < sequence.num_computable:
+                sequence.num_expected += 1
+        return chunks
+
+    @property
+    def _can_look_ahead(self) -> bool:
+        """Whether a step can be chosen while another is being computed."""
+        is_guessing = self._speculation is not None
+        return not (is_guessing or self._suspects) and self._open[-1].is_foreseeable
 
     def _together(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step for all who can go on."""
@@ -180,7 +216,7 @@ class Scheduler:
             while not self._can_hold(suspect, count):
                 self._preempt(next(s for s in reversed(self.running) if s is not suspect))
             self._hold(suspect, count)
-            return [Chunk(suspect, suspect.num_computed, count, NO_TOKENS)]
+            return [Chunk.of(suspect, suspect.num_computed, count)]
         return []
 
     def _running_chunks(self, budget: int) -> Iterator[Chunk]:
@@ -196,16 +232,16 @@ class Scheduler:
                 drafts = self._drafts(sequence, budget - (len(self.running) - place - 1))
             start = sequence.num_computed
             has_page = start % page_tokens != 0
-            is_decode = sequence.is_plain and len(sequence.tokens) - start == 1
+            is_decode = sequence.is_plain and sequence.num_expected - start == 1
             if is_decode and has_page and not drafts and start >= sequence.num_prompt:
                 place += 1
                 budget -= 1
-                yield Chunk(sequence, start, 1, NO_TOKENS, is_decode=True)
+                yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
             if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, budget)
-            if count <= 0:  # it waits for an image, or for a step with room for a whole one
+            if count <= 0:  # it waits for an image or room for a whole one, or is about to end
                 place += 1
                 continue
             while not self._can_hold(sequence, count):
@@ -217,7 +253,7 @@ class Scheduler:
                 drafts = NO_TOKENS
             place += 1
             self._hold(sequence, count + len(drafts))
-            yield Chunk(sequence, sequence.num_computed, count, drafts)
+            yield Chunk.of(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
@@ -242,7 +278,7 @@ class Scheduler:
             self._hold(sequence, count)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self.waiting.importance)
-            yield Chunk(sequence, sequence.num_computed, count, NO_TOKENS)
+            yield Chunk.of(sequence, sequence.num_computed, count)
             budget -= count
 
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
@@ -286,7 +322,7 @@ class Scheduler:
         found = self._pool.share(sequence.digests[first:end])
         if not found:
             return 0
-        self._pool.give_back(sequence.pages[first:])
+        self._give_back(sequence.pages[first:])
         sequence.pages = sequence.pages[:first] + found
         num_before = sequence.num_computed
         sequence.num_computed = (first + len(found)) * page_tokens
@@ -297,13 +333,13 @@ class Scheduler:
             self.counts.prefix_hits += num_tokens
             sequence.num_cached += num_tokens
 
-    def _remember(self, sequence: Sequence, start: int) -> None:
-        """Make the pages that were filled since `start` tokens findable for others."""
+    def _remember(self, sequence: Sequence, start: int, end: int) -> None:
+        """Make the pages findable for others that were filled with the tokens from `start` on."""
         page_tokens = self._pool.page_tokens
-        first, end = start // page_tokens, sequence.num_computed // page_tokens
-        if self._reuses_prefixes and first < end:
-            self._digest(sequence, sequence.num_computed)
-            for page in range(first, end):
+        first, last = start // page_tokens, end // page_tokens
+        if self._reuses_prefixes and first < last:
+            self._digest(sequence, end)
+            for page in range(first, last):
                 self._pool.remember(sequence.pages[page], sequence.digests[page])
 
     def _missing_pages(self, sequence: Sequence, count: int) -> int:
@@ -324,6 +360,8 @@ class Scheduler:
             sequence.pages.extend(self._pool.take(missing))
 
     def _preempt(self, victim: Sequence) -> None:
+        if self._open:  # it may be in that step
+            raise MustWait
         self.running.remove(victim)
         self._give_up(victim)
         victim.num_preemptions += 1
@@ -336,8 +374,9 @@ class Scheduler:
         Returns:
             A sequence at which workers die, if one is known.
         """
-        deadly = self._suspects.accuse(self._in_step)
-        self._in_step = []
+        deadly = self._suspects.accuse(self._chunks_in_steps)
+        while self._open:
+            self._close(self._open.pop(0))
         while self.running:
             self._preempt(self.running[-1])
         for sequence in self.waiting:
@@ -353,31 +392,47 @@ class Scheduler:
             sequence.num_cached = 0
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.give_back(sequence.pages)
+        self._give_back(sequence.pages)
         sequence.pages = array("i")
         sequence.num_computed = 0
 
+    def _give_back(self, pages: "array[int]") -> None:
+        """Let go of pages, once no open step may write to them."""
+        if self._open:
+            self._open[-1].given_up.append(pages)
+        else:
+            self._pool.give_back(pages)
+
+    def _close(self, step: OpenStep) -> None:
+        for pages in step.given_up:
+            self._pool.give_back(pages)
+
     def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
-        """Account for a step; return what there is to say."""
-        self._in_step = []
+        """Account for the oldest step, which has ended; return what there is to say."""
+        step = self._open.pop(0)
+        assert step.chunks is chunks, "steps end in their order"
         news = []
         for chunk in chunks:
             sequence = chunk.sequence
+            if sequence.has_ended:
+                outcome.pass_over(chunk)
+                continue
             if chunk.is_decode:
                 news.append(self._advance(sequence, outcome.token()))
                 continue
-            is_last = chunk.is_last
-            if sequence.is_watched:
+            if chunk.watched:
                 self._look(chunk, outcome)
             self._shares.charge(sequence.request.key, chunk.count)
-            sequence.num_computed += chunk.count
-            if is_last and sequence.request.embeds:
+            end = chunk.end
+            if chunk.is_last and sequence.request.embeds:
                 news.append(News(sequence, [], FinishReason.STOP, None, outcome.embedding()))
-            elif is_last:
+            elif chunk.is_last:
                 news.append(self._draw(chunk, outcome))
-            self._remember(sequence, chunk.start)
-            if is_last and news[-1].finished is not None:
+                end += max(0, len(news[-1].tokens) - 1)
+            self._remember(sequence, chunk.start, end)
+            if chunk.is_last and news[-1].finished is not None:
                 self._forget(sequence)
+        self._close(step)
         if self._suspects:
             self._suspects.look(chunks[0].sequence)
         return news
@@ -385,11 +440,11 @@ class Scheduler:
     def _advance(self, sequence: Sequence, token: int) -> News:
         """Do what `update` does for a chunk, for one that `is_decode`."""
         sequence.tokens.append(token)
-        sequence.num_computed += 1
         self._shares.charge(sequence.request.key, 1)
         finished = finish_reason(sequence, token)
-        if not sequence.num_computed % self._pool.page_tokens:
-            self._remember(sequence, sequence.num_computed - 1)
+        end = len(sequence.tokens) - 1
+        if not end % self._pool.page_tokens:
+            self._remember(sequence, end - 1, end)
         if finished is not None:
             self._forget(sequence)
         return News(sequence, [token], finished)
@@ -427,6 +482,7 @@ class Scheduler:
         news.logprobs = logprobs
         num_right = max(0, len(news.tokens) - 1)
         sequence.num_computed += num_right
+        sequence.num_expected += num_right
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)
             self.counts.drafts += len(chunk.drafts)
@@ -454,6 +510,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self._release(sequence)
+        sequence.has_ended = True
         self._suspects.forget(sequence)
         if sequence.images:
             assert self._images is not None

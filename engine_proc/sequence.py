@@ -1,6 +1,7 @@
 """The state of one sequence while the engine works on it."""
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.matcher import Matcher
@@ -8,11 +9,14 @@ from headrace.engine_proc.placed_image import PlacedImage, first_unready
 from headrace.engine_proc.rope_positions import RopePositions
 from headrace.messages import GenerateRequest, Sampling, TokenLogprob
 
+PLAIN = Sampling()
 # The fields of `Sampling` for which more has to be known, or told, than the last token.
 MORE = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_words", "min_tokens", "logprobs", "prompt_logprobs"),
 )
+# Those for which the last token has to be known before the row is made that draws the next.
+BACK = ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words")
 
 
 @dataclass(eq=False, slots=True)
@@ -20,7 +24,8 @@ class Sequence:
     """Tokens, how many of them are in the KV cache, and where.
 
     There is no prefill and no decode: `num_computed` catches up with `len(tokens)`, and when it
-    has, the next token is sampled.
+    has, the next token is sampled. While a step is being computed that samples it, the token is
+    expected: what comes after it can be computed, too.
     """
 
     request: GenerateRequest
@@ -29,7 +34,12 @@ class Sequence:
     is_plain: bool  # drawn from the last logits alone, and nothing but the token is told
     arrival: int = 0  # the how-manieth sequence of this engine
     queued_at: int = 0  # the step before which it began to wait
-    num_computed: int = 0
+    looks_back: bool = False  # its rows depend on its tokens, besides the logits; see `BACK`
+    num_computed: int = 0  # what is being computed included
+    num_expected: int = 0  # its tokens, and those that are being sampled
+    num_computable: int = 0  # tokens there will be at most, but for the last: nobody sees that
+    row: int = -1  # of the last step that samples its next token; kept by `build_step`
+    has_ended: bool = False  # what is still being computed of it is nobody's
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
@@ -53,11 +63,17 @@ class Sequence:
         """Start with a prompt of u32 token ids."""
         tokens = array("i")
         tokens.frombytes(prompt)
-        plain = Sampling()
-        is_plain = not (request.embeds or request.grammar) and all(
-            getattr(request.sampling, name) == getattr(plain, name) for name in MORE
+        is_plain = not (request.embeds or request.grammar or asks(request.sampling, MORE))
+        return cls(
+            request,
+            tokens,
+            len(tokens),
+            is_plain,
+            num_expected=len(tokens),
+            looks_back=asks(request.sampling, BACK),
+            num_computable=len(tokens) + request.max_tokens - 1,
+            queued_ns=queued_ns,
         )
-        return cls(request, tokens, len(tokens), is_plain, queued_ns=queued_ns)
 
     def take_after(self, old: "Sequence") -> None:
         """Take over the history of the same sequence."""
@@ -88,8 +104,8 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Tokens not in the KV cache yet; never 0 between steps."""
-        return len(self.tokens) - self.num_computed
+        """Tokens that no step computes yet; 0 while its last one is being sampled."""
+        return self.num_expected - self.num_computed
 
     @property
     def computable_end(self) -> int:
@@ -102,6 +118,16 @@ class Sequence:
         return bool(self.images) and self.computable_end <= self.num_computed
 
     @property
+    def awaits_image(self) -> bool:
+        """Whether one of its images has not been encoded."""
+        return not all(placed.is_ready for placed in self.images)
+
+    @property
     def is_watched(self) -> bool:
         """Whether the log probabilities of its prompt are wanted and have not been told."""
         return self.request.sampling.prompt_logprobs is not None and not self.has_started
+
+
+def asks(sampling: Sampling, names: Iterable[str]) -> bool:
+    """Whether one of these fields is not what it is by default."""
+    return any(getattr(sampling, name) != getattr(PLAIN, name) for name in names)

@@ -34,15 +34,21 @@ class Suspects:
         return iter(self._all)
 
     def accuse(self, chunks: Iterable[Chunk]) -> Sequence | None:
-        """Take note of who was in a step at which workers died; return one that is deadly."""
-        found = [(self._all.setdefault(c.sequence, Suspicion()), c) for c in chunks]
-        for suspicion, chunk in found:
-            suspicion.until = max(suspicion.until, chunk.start + chunk.count)
-        if len(found) != 1:
-            return None
-        suspicion, chunk = found[0]
-        suspicion.num_blamed += 1
-        return chunk.sequence if suspicion.num_blamed == MAX_BLAMED else None
+        """Take note of who was in steps at which workers died; return one that is deadly.
+
+        Who has ended since was there, too, and is not suspected any more.
+        """
+        ends: dict[Sequence, int] = {}
+        for chunk in chunks:
+            ends[chunk.sequence] = max(chunk.end, ends.get(chunk.sequence, 0))
+        for sequence, end in ends.items():
+            if not sequence.has_ended:
+                suspicion = self._all.setdefault(sequence, Suspicion())
+                suspicion.until = max(suspicion.until, end)
+                suspicion.num_blamed += len(ends) == 1
+                if suspicion.num_blamed == MAX_BLAMED:
+                    return sequence
+        return None
 
     def look(self, sequence: Sequence) -> None:
         """Let go of one that is past the place where it was suspected."""

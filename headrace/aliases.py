@@ -223,10 +223,13 @@ ROWS = [
         Refused(WHOLE_PROMPTS),
     ),
     Row(
-        *("overlap", ("--async-scheduling", "--no-async-scheduling"), ()),
-        Already(),
+        *("overlap", ("--async-scheduling",), ()),
+        Switch("async_scheduling", True),
     ),
-    Row("overlap", (), ("--disable-overlap-schedule",), Already()),
+    Row(
+        *("overlap", ("--no-async-scheduling",), ("--disable-overlap-schedule",)),
+        Switch("async_scheduling", False),
+    ),
     Row(
         "all-reduce",
         ("--disable-custom-all-reduce",),

@@ -106,6 +106,7 @@ class Field(enum.IntEnum):
     WAITING_IMAGES = 49  # gauge, to be encoded or being it
     EMBEDDING_ROWS = 50  # gauge, of the embedding area,
     EMBEDDING_ROWS_FREE = 51  # gauge, and those of no image that somebody needs
+    STEPS_AHEAD = 52  # of STEPS, those sent while another was computed
     # vision worker
     ENCODED_IMAGES = 8
     # detokenizer

@@ -77,6 +77,9 @@ class ServerConfig:
         100, "prompts are computed in chunks that let others' tokens come this often; 0 is off"
     )
     enable_prefix_caching: bool = flag(True, "compute a prefix that prompts share once")
+    async_scheduling: bool | None = flag(
+        None, "send a step while another is computed; default: on GPUs"
+    )
     speculative: str = flag(
         "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
     )
@@ -327,6 +330,7 @@ class EngineConfig:
     scheduling_policy: str
     target_itl_ms: int
     enable_prefix_caching: bool
+    async_scheduling: bool | None  # None is as the workers would have it
     speculative: str
     engine: str
     mock_profile: str

@@ -32,10 +32,19 @@ GROUPS = {
 }
 HINTS = get_type_hints(ServerConfig)
 FIELDS = {f.name: f for f in dataclasses.fields(ServerConfig)}
+
+
+def plain_type(hint: Any) -> Any:
+    """Return `int` for `int | None`."""
+    if get_origin(hint) is types.UnionType:
+        return next(t for t in get_args(hint) if t is not types.NoneType)
+    return hint
+
+
 # What each flag means that takes a value or is not ours; our switches mean themselves.
 MEANINGS: dict[str, Meaning] = {
     CONFIG: Same("config"),
-    **{flag_name(name): Same(name) for name in FIELDS if HINTS[name] is not bool},
+    **{flag_name(name): Same(name) for name in FIELDS if plain_type(HINTS[name]) is not bool},
     **ALIASES,
 }
 SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
@@ -56,13 +65,6 @@ def whole(text: str) -> int:
         return int(text if factor == 1 else text[:-1]) * factor
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
-
-
-def plain_type(hint: Any) -> Any:
-    """Return `int` for `int | None`."""
-    if get_origin(hint) is types.UnionType:
-        return next(t for t in get_args(hint) if t is not types.NoneType)
-    return hint
 
 
 def help_of(field: "dataclasses.Field[Any]") -> str:
@@ -104,7 +106,7 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
         group.add_argument("model", metavar="MODEL", nargs="?", help=help)
     elif get_origin(hint) is tuple:
         group.add_argument(name, metavar="TEXT", action="append", help=help)
-    elif hint is bool:
+    elif plain_type(hint) is bool:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
     else:
         read, metavar = (whole, "N") if plain_type(hint) is int else (str, "TEXT")

@@ -520,6 +520,7 @@ class WorkerReady(Message, tag="ready", frozen=True):
     num_pages: int
     page_tokens: int
     whole_prompts: bool = False  # an encoder: all tokens of a text see each other, in one step
+    looks_ahead: bool = False  # a step had better be sent while the one before it is computed
 
 
 ToWorker = Step | Masks

@@ -43,6 +43,7 @@ COUNTERS = [
     ("images", "Images in requests", "tokenizer", Field.IMAGES),
     ("images_found", "Images that need not be prepared again", "tokenizer", Field.FOUND_IMAGES),
     ("engine_steps", "Steps executed", "engine", Field.STEPS),
+    ("engine_steps_ahead", "Steps sent while another was run", "engine", Field.STEPS_AHEAD),
     ("computed_tokens", "Tokens run through the model", "engine", Field.COMPUTED_TOKENS),
     ("generation_tokens", "Tokens generated", "engine", Field.GENERATED_TOKENS),
     ("num_preemptions", "Sequences whose pages were taken back", "engine", Field.PREEMPTIONS),

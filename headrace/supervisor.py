@@ -362,6 +362,7 @@ class Supervisor:
                 scheduling_policy=c.scheduling_policy,
                 target_itl_ms=c.target_itl_ms,
                 enable_prefix_caching=c.enable_prefix_caching,
+                async_scheduling=c.async_scheduling,
                 speculative=c.speculative,
                 engine=c.engine,
                 mock_profile=c.mock_profile,

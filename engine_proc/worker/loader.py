@@ -56,6 +56,7 @@ class Loaded:
     runner: Runner
     num_pages: int
     whole_prompts: bool = False
+    looks_ahead: bool = False  # as in `WorkerReady`
 
 
 def load(

@@ -49,7 +49,9 @@ def main(config: WorkerConfig, context: Context) -> None:
     loaded = load(config, progress, join(config, context.index), embeds)
     heart.end()
     context.ready()
-    results.send(WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts))
+    results.send(
+        WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
+    )
     while True:
         step = steps.receive(IDLE_S)
         if step is not None:

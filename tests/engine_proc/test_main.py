@@ -108,6 +108,83 @@ def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
     assert rig.heard(1)[1] == [7]
 
 
+ahead = pytest.mark.parametrize("rig", [{"looks_ahead": True}], indirect=True)
+
+
+@ahead
+def test_a_step_is_sent_before_the_last_has_its_result(rig: Rig) -> None:
+    rig.take(*(GenerateRequest(FIRST + i, 0, 2 + i, Sampling(), [], b"") for i in range(2)))
+    turns = [rig.turn().copy() for _ in range(4)]
+    assert turns == [["start"], ["start", "finish"], ["start", "finish"], ["finish"]]
+    assert rig.heard()[1] == [7, 7]
+    output, tokens = rig.heard()
+    assert list(output.rows()) == [(FIRST, 1, FinishReason.LENGTH), (FIRST + 1, 1, None)]
+    assert tokens == [7, 7]
+    assert (list(rig.heard()[0].rows()), rig.turn()) == (
+        [(FIRST + 1, 1, FinishReason.LENGTH)],
+        [],
+    ), "nobody is computed past his end"
+    assert (rig.slot[Field.STEPS], rig.slot[Field.STEPS_AHEAD]) == (3, 2)
+
+
+@ahead
+def test_who_ends_while_he_is_computed_says_nothing_more(rig: Rig) -> None:
+    stopping = GenerateRequest(FIRST, 0, 9, Sampling(logprobs=0), [7], b"")
+    rig.take(stopping, generate(request_id(0, 2)))
+    assert [rig.turn().copy() for _ in range(2)] == [["start"], ["start", "finish"]]
+    assert [end for _, _, end in rig.heard()[0].rows()] == [FinishReason.STOP, None]
+    assert rig.turn() == ["finish"]
+    output, tokens = rig.heard()
+    assert list(output.rows()) == [(request_id(0, 2), 1, FinishReason.LENGTH)]
+    assert tokens == [7]
+    assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
+
+
+@ahead
+def test_an_abort_ends_the_step_that_is_computed_for_nobody(rig: Rig) -> None:
+    rig.take(generate())
+    rig.turn()
+    rig.take(Abort(FIRST))
+    assert rig.scheduler.has_work, "its pages are still being written to"
+    assert rig.turn() == ["finish"]
+    assert list(rig.heard()[0].rows()) == [(FIRST, 0, FinishReason.ABORT)]
+    assert not rig.scheduler.has_work
+    assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
+
+
+@ahead
+def test_penalties_wait_for_the_token_before(rig: Rig) -> None:
+    rig.take(generate(repetition_penalty=2.0))
+    assert [rig.turn().copy() for _ in range(4)] == [["start"], ["finish"], ["start"], ["finish"]]
+    assert rig.slot[Field.STEPS_AHEAD] == 0
+
+
+@ahead
+def test_masks_are_made_once_the_token_before_is_known(rig: Rig, compiler: Slow) -> None:
+    compiler.let.set()
+    rig.take(with_grammar(FIRST))
+    receive_compiled(rig)
+    turns = [rig.turn().copy() for _ in range(3)]
+    assert turns == [["start", "masks"], ["start", "finish", "masks"], ["finish"]]
+
+
+@ahead
+def test_both_steps_of_workers_that_die_are_computed_again(rig: Rig) -> None:
+    rig.take(*(GenerateRequest(FIRST + i, 0, 3, Sampling(), [], b"") for i in range(2)))
+    rig.turn()
+    rig.workers.lives = 0
+    assert rig.turn() == ["start", "worker 0 died"]
+    assert rig.workers.blamed == ([FIRST, FIRST + 1], False)
+    assert rig.scheduler.ids_in_step == []
+    rig.workers = Sevens()
+    said = []
+    while rig.scheduler.has_work:
+        rig.turn()
+    while len(said) < 6:
+        said += rig.heard()[1]
+    assert said == [7] * 6
+
+
 def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:
     rig.take(GenerateRequest(FIRST, 0, 3, Sampling(), [], b"plan"))
     rig.step()

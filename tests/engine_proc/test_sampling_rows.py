@@ -20,7 +20,8 @@ def make_sequence(generated: list[int], **options: Any) -> Sequence:
 
 
 def banned(generated: list[int], drafts: list[int], **options: Any) -> list[int]:
-    return banned_tokens(make_sequence(generated, **options), array("i", drafts))
+    sequence = make_sequence(generated, **options)
+    return banned_tokens(sequence, len(sequence.tokens) + len(drafts), array("i", drafts))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_the_prompt_does_not_begin_a_bad_word() -> None:
 
 def columns(sequence: Sequence, drafts: list[int]) -> tuple[list[int], tuple[Any, ...]]:
     rows = SamplingRows()
-    rows.draw(sequence, array("i", drafts))
+    rows.draw(sequence, len(sequence.tokens) + len(drafts), array("i", drafts))
     (row,) = SAMPLING_ROW.iter_unpack(rows.rows)
     return rows.history.tolist(), row[11:14]
 
@@ -79,8 +80,8 @@ def test_without_penalties_there_is_no_history() -> None:
 
 def test_biases_then_bans() -> None:
     rows = SamplingRows()
-    rows.draw(make_sequence([], logit_bias={4: 1.5, 5: -2.0}), array("i"))
-    rows.draw(make_sequence([], logit_bias={6: 1.0}, min_tokens=1), array("i"))
+    rows.draw(make_sequence([], logit_bias={4: 1.5, 5: -2.0}), len(PROMPT), array("i"))
+    rows.draw(make_sequence([], logit_bias={6: 1.0}, min_tokens=1), len(PROMPT), array("i"))
     assert rows.bias_tokens.tolist() == [4, 5, 6, 50, 51]
     assert rows.bias.tolist() == [1.5, -2, 1, BAN, BAN]
     assert [row[14:] for row in SAMPLING_ROW.iter_unpack(rows.rows)] == [(0, 2), (2, 3)]

@@ -1,6 +1,5 @@
 """The scheduler loses no token, repeats none, and keeps every page accounted for."""
 
-from array import array
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -8,7 +7,9 @@ from hypothesis import strategies as st
 from scheduler_rig import (
     MAX_PROMPT,
     MAX_TOKENS,
+    PENALIZED,
     PLAIN,
+    TOLD,
     VOCABULARY,
     WATCHED,
     FakeWorker,
@@ -18,7 +19,6 @@ from scheduler_rig import (
     next_token,
 )
 
-from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import MAX_WATCHED, Limits, Scheduler
@@ -61,7 +61,7 @@ arrivals = st.builds(
     max_tokens=st.integers(1, MAX_TOKENS),
     abort_step=st.none() | st.integers(0, LAST_EVENT),
     stop_step=st.none() | st.integers(0, LAST_EVENT),
-    sampling=st.sampled_from([PLAIN, PLAIN, WATCHED]),
+    sampling=st.sampled_from([PLAIN, PLAIN, WATCHED, TOLD, PENALIZED]),
     priority=st.integers(-1, 1),
     key=st.integers(0, 2),
     salt=st.sampled_from([b"", b"salt"]),
@@ -124,6 +124,7 @@ class Story:
     speculation=st.sampled_from([None, PromptLookup()]),
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
+    depth=st.integers(1, 2),
 )
 def test_every_sequence_says_what_it_would_say_alone(
     script: list[Arrival],
@@ -135,6 +136,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     speculation: PromptLookup | None,
     reuses_prefixes: bool,
     deaths: set[int],
+    depth: int,
 ) -> None:
     longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
     num_pages = -(-longest // page_tokens) + spare_pages
@@ -143,6 +145,7 @@ def test_every_sequence_says_what_it_would_say_alone(
         page_tokens,
         max_num_seqs + spare_budget,
         max_num_seqs,
+        depth,
         policy=policy,
         speculation=speculation,
         reuses_prefixes=reuses_prefixes,
@@ -150,7 +153,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     story = Story(rig, script)
     # Each step computes a token of the most important sequence that runs, however often the
     # others are preempted; hence an end to the number of steps.
-    for step in range(LAST_EVENT + 1 + 24 * (MAX_PROMPT + MAX_TOKENS)):
+    for step in range(LAST_EVENT + 1 + 48 * (MAX_PROMPT + MAX_TOKENS)):
         story.play(step)
         if step in deaths:
             rig.lose()
@@ -319,13 +322,8 @@ def test_guesses_save_steps_and_change_no_token() -> None:
 class RepeatingWorker(FakeWorker):
     """A model that goes on as the text did four tokens ago."""
 
-    def run(self, chunks: list[Chunk]) -> Outcome:
-        drawn = array("i")
-        for chunk in chunks:
-            known = chunk.sequence.tokens + chunk.drafts
-            ends = range(chunk.start + chunk.count, chunk.start + chunk.num_tokens + 1)
-            drawn.extend(known[end - 4] for end in ends)
-        return Outcome(StepResult(drawn.tobytes()), 0)
+    def next_token(self, tokens: list[int]) -> int:
+        return tokens[-4]
 
 
 def test_guesses_end_with_the_text() -> None:

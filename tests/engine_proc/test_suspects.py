@@ -65,6 +65,7 @@ def test_who_survives_alone_goes_on_with_the_others() -> None:
     rig.lose()
     sizes = []
     while rig.scheduler.has_work:
-        sizes.append(len(rig.scheduler.schedule()))
-        rig.scheduler.update(rig.scheduler._in_step, rig.worker.run(rig.scheduler._in_step))
+        chunks = rig.scheduler.schedule()
+        sizes.append(len(chunks))
+        rig.scheduler.update(chunks, rig.worker.run(chunks))
     assert sizes[:4] == [1, 1, 1, 3]

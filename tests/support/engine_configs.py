@@ -16,6 +16,7 @@ CONFIG = EngineConfig(
     scheduling_policy="fcfs",
     target_itl_ms=100,
     enable_prefix_caching=True,
+    async_scheduling=None,
     speculative="off",
     quantization="none",
     engine="auto",

@@ -44,10 +44,11 @@ class Sevens:
         self.lives = lives
         self.masks = MaskArea.create(4, 8)
         self.events: list[str] = []
+        self.steps: list[Step] = []  # without a result
         self.blamed: tuple[list[int], bool] = [], False
 
     def start(self, step: Step) -> None:
-        self.step = step
+        self.steps.append(step)
         self.events.append("start")
 
     def masks_written(self) -> None:
@@ -69,6 +70,7 @@ class Sevens:
         self.check()
         self.lives -= 1
         self.events.append("finish")
+        self.step = self.steps.pop(0)
         num_rows = len(self.step.logit_rows) // 4
         return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
 
@@ -118,7 +120,7 @@ class Slow:
 class Rig:
     """An engine between a tokenizer's outbox and two detokenizers' inboxes."""
 
-    def __init__(self, run_dir: Path, **flags: int) -> None:
+    def __init__(self, run_dir: Path, looks_ahead: bool = False, **flags: int) -> None:
         self.config = engine_config(run_dir=str(run_dir), **flags)
         seat = Seat("engine", 0)
         self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
@@ -145,7 +147,16 @@ class Rig:
             images=self.images,
             vision=self.eyes,  # type: ignore[arg-type]
             clock=lambda: self.now,
+            looks_ahead=looks_ahead,
         )
+        self.workers = Sevens()
+
+    def turn(self) -> list[str]:
+        """Let the engine go round once, with workers that stay; return what they are asked."""
+        self.workers.events.clear()
+        self.engine.go_on(self.workers)  # type: ignore[arg-type]
+        self.links.flush()
+        return self.workers.events
 
     def take(
         self, *messages: ToEngine, prompt: tuple[int, ...] = (1, 2, 3), ids: tuple[int, ...] = ()

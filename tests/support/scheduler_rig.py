@@ -5,15 +5,18 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.engine_proc.batch import build_step
 from headrace.engine_proc.chunk import Chunk
-from headrace.engine_proc.outcome import ROW, Outcome
+from headrace.engine_proc.outcome import PAIR, ROW, Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.messages import (
+    SAMPLING_ROW,
     FinishReason,
     GenerateRequest,
     Sampling,
+    Step,
     StepResult,
     request_id,
 )
@@ -23,6 +26,8 @@ END = 0
 MAX_PROMPT, MAX_TOKENS = 20, 16
 PLAIN = Sampling()
 WATCHED = Sampling(prompt_logprobs=0)
+TOLD = Sampling(logprobs=2)
+PENALIZED = Sampling(repetition_penalty=2)
 
 
 def next_token(tokens: Items[int]) -> int:
@@ -73,28 +78,48 @@ class FakeWorker:
     def __init__(self, pool: PagePool) -> None:
         self._page_tokens = pool.page_tokens
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
+        self._drawn: list[int] = []  # in the last step
 
     def run(self, chunks: list[Chunk]) -> Outcome:
-        """Draw a token for each chunk that reaches the end, and for each guess behind it.
+        """Run a step that was chosen a moment ago."""
+        return Outcome(self.run_step(build_step(chunks)), 0)
+
+    def run_step(self, step: Step) -> StepResult:
+        """Draw a token for each row.
 
         The log probability of a watched token is what would have been said in its place, and how
-        many tokens come before it is its rank.
+        many tokens come before it is its rank, as with a token that was drawn.
         """
-        for chunk in chunks:
-            known = chunk.sequence.tokens + chunk.drafts
-            for position in range(chunk.start, chunk.start + chunk.num_tokens):
-                page = chunk.sequence.pages[position // self._page_tokens]
-                self._cache[page][position % self._page_tokens] = known[position]
-        tokens, logprobs = array("i"), b""
-        for chunk in chunks:
-            cached = [token for page in chunk.sequence.pages for token in self._cache[page]]
-            for position in chunk.watched:
-                tokens.append(chunk.sequence.tokens[position + 1])
-                logprobs += ROW.pack(next_token(cached[: position + 1]), position + 1)
-            if chunk.is_last:
-                ends = range(chunk.start + chunk.count, chunk.start + chunk.num_tokens + 1)
-                tokens.extend(next_token(cached[:end]) for end in ends)
-        return Outcome(StepResult(tokens.tobytes(), logprobs), 0)
+        ids, positions, owners = (
+            array("i", column) for column in (step.token_ids, step.positions, step.sequences)
+        )
+        table = array("i", step.page_table)
+        width = len(table) // (owners[-1] + 1)
+        for place, row in enumerate(array("i", step.relays)):
+            if row >= 0:
+                ids[place] = self._drawn[row]
+        for token, position, owner in zip(ids, positions, owners, strict=True):
+            page = table[width * owner + position // self._page_tokens]
+            self._cache[page][position % self._page_tokens] = token
+        drawn, logprobs, history = [], b"", array("i", step.history)
+        rows = SAMPLING_ROW.iter_unpack(step.rows)
+        for place, row in zip(array("i", step.logit_rows), rows, strict=True):
+            owner = owners[place]
+            pages = table[width * owner : width * (owner + 1)]
+            cached = [token for page in pages for token in self._cache[page]]
+            said = self.next_token(cached[: positions[place] + 1])
+            num_logprobs, target, start, _, length = row[9:14]
+            assert row[1] == positions[place] + 1
+            if length:
+                assert list(history[start : start + length]) == cached[: row[1]]
+            drawn.append(said if target < 0 else target)
+            if num_logprobs >= 0:
+                logprobs += ROW.pack(said, row[1]) + PAIR.pack(said, 0) * num_logprobs
+        self._drawn = drawn
+        return StepResult(array("i", drawn).tobytes(), logprobs)
+
+    def next_token(self, tokens: list[int]) -> int:
+        return next_token(tokens)
 
 
 @dataclass
@@ -105,19 +130,27 @@ class Rig:
     scheduler: Scheduler
     budget: int
     max_num_seqs: int
+    depth: int = 1  # steps that are open at once; with 2, one is sent while another is run
 
     def __post_init__(self) -> None:
         self.worker = FakeWorker(self.pool)
         self.said: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
+        self.open: list[tuple[list[Chunk], Step]] = []
 
     @classmethod
     def make(
-        cls, num_pages: int, page_tokens: int, budget: int, max_num_seqs: int, **options: Any
+        cls,
+        num_pages: int,
+        page_tokens: int,
+        budget: int,
+        max_num_seqs: int,
+        depth: int = 1,
+        **options: Any,
     ) -> "Rig":
         pool = PagePool(num_pages, page_tokens)
         limits = Limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
-        return cls(pool, Scheduler(pool, limits, **options), budget, max_num_seqs)
+        return cls(pool, Scheduler(pool, limits, **options), budget, max_num_seqs, depth)
 
     def add(self, sequence: Sequence) -> None:
         self.said[sequence.id] = []
@@ -125,23 +158,39 @@ class Rig:
 
     def lose(self) -> None:
         """Lose the worker in the middle of a step, and with it all that was computed."""
-        if self.scheduler.has_work:
-            self.worker.run(self.scheduler.schedule())
+        while self.scheduler.has_work and len(self.open) < self.depth and self.start():
+            pass
+        for _, step in self.open:
+            self.worker.run_step(step)
         self.scheduler.recompute()
-        self.worker = FakeWorker(self.pool)
+        self.open.clear()
+        self.worker = self.worker.__class__(self.pool)
         assert not self.scheduler.running
         assert self.pool.num_free == self.pool.num_pages
         self.check_pages()
 
-    def step(self) -> list[News]:
-        """Run one step and check what must hold after each."""
+    def start(self) -> bool:
+        """Send a step, if one can be chosen now, and check what must hold of it."""
         chunks = self.scheduler.schedule()
-        assert chunks, "a step without work"
+        assert chunks or self.open, "a step without work"
+        if not chunks:
+            return False
         assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
-        assert all(chunk.count > 0 for chunk in chunks)
+        assert all(
+            0 < chunk.count <= chunk.sequence.num_computable - chunk.start for chunk in chunks
+        )
         assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
+        self.open.append((chunks, build_step(chunks)))
         self.check_pages()
-        news = self.scheduler.update(chunks, self.worker.run(chunks))
+        return True
+
+    def step(self) -> list[News]:
+        """Send a step, then take the result of the oldest unless another can be sent before."""
+        started = not (self.open and not self.scheduler.has_work) and self.start()
+        if started and len(self.open) < self.depth:
+            return []
+        chunks, step = self.open.pop(0)
+        news = self.scheduler.update(chunks, Outcome(self.worker.run_step(step), 0))
         for item in news:
             assert item.tokens
             self.said[item.sequence.id] += item.tokens
@@ -154,23 +203,38 @@ class Rig:
         return news
 
     def check_pages(self) -> None:
-        """Every page is free or used; only pages behind what is computed are shared."""
-        owned = {page for sequence in self.scheduler.running for page in sequence.pages}
-        assert len(owned) + self.pool.num_free == self.pool.num_pages
+        """Every page is free or used, and no two write to one, whenever they do."""
+        used = {page for sequence in self.scheduler.running for page in sequence.pages}
+        used |= {p for step in self.scheduler._open for pages in step.given_up for p in pages}
+        assert len(used) + self.pool.num_free == self.pool.num_pages
         written = [
             page
             for sequence in self.scheduler.running
             for page in sequence.pages[sequence.num_computed // self.pool.page_tokens :]
         ]
         assert len(written) == len(set(written)), "a page is written by two"
+        self.check_open_steps()
         assert len(self.scheduler.running) <= self.max_num_seqs
         for sequence in self.scheduler.running:
             assert len(sequence.pages) * self.pool.page_tokens >= sequence.num_computed
         waiting = self.scheduler.waiting
         assert waiting.num_tokens == sum(len(sequence.tokens) for sequence in waiting)
         for sequence in waiting:
-            assert not sequence.pages
-            assert sequence.num_computed == 0
+            assert sequence.num_computed == 0 or self.open
+            assert not sequence.pages or self.open
+
+    def check_open_steps(self) -> None:
+        """Nobody else has a page that is being written, or gets it before the step has ended."""
+        writers: dict[int, Sequence] = {}
+        for chunks, step in self.open:
+            table = array("i", step.page_table)
+            width = len(table) // len(chunks)
+            for place, chunk in enumerate(chunks):
+                pages = self.pool.page_tokens
+                first, end = chunk.start // pages, (chunk.start + chunk.num_tokens - 1) // pages
+                for page in table[width * place + first : width * place + end + 1]:
+                    assert self.pool._num_users[page] == 1
+                    assert writers.setdefault(page, chunk.sequence) is chunk.sequence
 
     def run(self) -> None:
         """Step until all is said."""

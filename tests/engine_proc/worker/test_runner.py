@@ -40,6 +40,10 @@ def sequence_of(generated: list[int], **sampling: Any) -> Sequence:
     return sequence
 
 
+def draw(rows: SamplingRows, sequence: Sequence, drafts: "array[int]" = NO_DRAFTS) -> None:
+    rows.draw(sequence, len(sequence.tokens) + len(drafts), drafts)
+
+
 def step_of(rows: SamplingRows, num_rows: int) -> Step:
     tokens = np.arange(max(1, num_rows), dtype=np.int32)
     return Step(
@@ -63,7 +67,7 @@ def run(rows: SamplingRows, num_rows: int) -> Outcome:
 def test_masks_are_asked_for_once_the_logits_are_there() -> None:
     rows = SamplingRows()
     for _ in range(2):
-        rows.draw(sequence_of([]), NO_DRAFTS)
+        draw(rows, sequence_of([]))
     asked = []
 
     def masks_of(num_rows: int) -> Masks:
@@ -77,12 +81,12 @@ def test_masks_are_asked_for_once_the_logits_are_there() -> None:
 
 def test_each_sequence_is_sampled_as_it_asks() -> None:
     rows = SamplingRows()
-    rows.draw(sequence_of([]), NO_DRAFTS)
-    rows.draw(sequence_of([], logit_bias={2: 5.0}), NO_DRAFTS)
-    rows.draw(sequence_of([], min_tokens=1), NO_DRAFTS)  # its stop token is 0
-    rows.draw(sequence_of([0], presence_penalty=1.0), NO_DRAFTS)
-    rows.draw(sequence_of([0, 0], frequency_penalty=1.0), array("i", [1]))
-    rows.draw(sequence_of([0], repetition_penalty=2.0), NO_DRAFTS)  # 1 is in the prompt
+    draw(rows, sequence_of([]))
+    draw(rows, sequence_of([], logit_bias={2: 5.0}))
+    draw(rows, sequence_of([], min_tokens=1))  # its stop token is 0
+    draw(rows, sequence_of([0], presence_penalty=1.0))
+    draw(rows, sequence_of([0, 0], frequency_penalty=1.0), array("i", [1]))
+    draw(rows, sequence_of([0], repetition_penalty=2.0))  # 1 is in the prompt
     outcome = run(rows, 6)
     assert [outcome.token() for _ in range(6)] == [0, 2, 1, 1, 2, 2]
 
@@ -90,8 +94,8 @@ def test_each_sequence_is_sampled_as_it_asks() -> None:
 def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
     rows = SamplingRows()
     rows.watch(sequence_of([], prompt_logprobs=1), 1)
-    rows.draw(sequence_of([]), NO_DRAFTS)
-    rows.draw(sequence_of([], logprobs=2, logit_bias={3: 9.0}), NO_DRAFTS)
+    draw(rows, sequence_of([]))
+    draw(rows, sequence_of([], logprobs=2, logit_bias={3: 9.0}))
     outcome = run(rows, 3)
     assert outcome.token() == 1
     watched = outcome.logprob(1)
@@ -118,7 +122,7 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
 
     rows = SamplingRows()
     for banned in ({}, {0: -9.0}, {0: -9.0, 1: -9.0}):
-        rows.draw(sequence_of([], logit_bias=banned), NO_DRAFTS)
+        draw(rows, sequence_of([], logit_bias=banned))
     runner = GenerationRunner(Watched(), Sampler(len(LOGITS)))
     step = step_of(rows, 3)  # draws 0, 1, 2
     runner.run(step)
