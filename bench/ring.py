@@ -5,8 +5,9 @@ Method: the whole ring, HTTP included, with the mock engine: chats of 64 streame
         what the ring can carry; at 2 ms per step it shows what the ring adds: the best there
         could be at 256 is 128,000 tok/s and 128 ms, and between a stream's tokens 2 ms. Those
         gaps are timed on 4 streams among the 256. Then the same chats with a model of one layer,
-        which costs next to nothing. The load generator shares the cores; it is wrk where that is
-        installed. Processor time is all that a process used, per token of the load.
+        which costs next to nothing, without and with --async-scheduling. The load generator shares
+        the cores; it is wrk where that is installed. Processor time is all that a process used, per
+        token of the load.
 Run:    python bench/ring.py --rounds 3
 """
 
@@ -134,11 +135,21 @@ async def load_steps(rows: Rows, server: Server, seconds: float) -> None:
 
 async def load_tiny(rows: Rows, server: Server, seconds: float) -> None:
     """Measure with the model of one layer."""
+    await load_model(rows, server, seconds, "one layer")
+
+
+async def load_ahead(rows: Rows, server: Server, seconds: float) -> None:
+    """Measure the same with --async-scheduling."""
+    await load_model(rows, server, seconds, "one layer, one step ahead")
+
+
+async def load_model(rows: Rows, server: Server, seconds: float, name: str) -> None:
+    """Measure with a model."""
     for streams in TINY_STREAMS:
         await chat(server.url, streams, WARM_UP_S)
         result = checked(await chat(server.url, streams, seconds))
-        rows.add(f"one layer, {streams} streams", "tok/s", result.tokens_per_s, True)
-        rows.add(f"one layer, {streams} streams, p99", "ms per request", result.p99_ms)
+        rows.add(f"{name}, {streams} streams", "tok/s", result.tokens_per_s, True)
+        rows.add(f"{name}, {streams} streams, p99", "ms per request", result.p99_ms)
 
 
 def main() -> None:
@@ -149,10 +160,12 @@ def main() -> None:
     report = Report("ring", args)
     report.versions["load"] = generator()
     seats = ("--max-num-seqs", str(max(STREAMS)), "--max-num-batched-tokens", "8192")
+    tiny = str(tiny_folder()), "--max-model-len", "4096"
     loads = {
         load_nothing: ("--engine", "mock", "--mock-profile", "zero"),
         load_steps: ("--engine", "mock", "--mock-profile", "2ms"),
-        load_tiny: (str(tiny_folder()), "--max-model-len", "4096"),
+        load_tiny: tiny,
+        load_ahead: (*tiny, "--async-scheduling"),
     }
     rows = Rows()
     with ExitStack() as stack:  # servers that have nothing to do use no core

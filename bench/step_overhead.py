@@ -6,7 +6,9 @@ Method: the engine's own scheduler, step builder, step channel and link to the d
         tokens as are wanted. What the engine waits beyond that is "worker": encoding, waking,
         decoding, both ways. Sampling is not in it. As in the engine, what a step brought is sent
         to the detokenizer while the worker is busy with the next; "send" is how long that takes,
-        and not part of "all". Medians over the steps of a round.
+        and not part of "all". With --async-scheduling the worker has the next step when it is done
+        with one; "one step ahead" is what is left of "all" then: the time from one result to the
+        next, without the 3 ms. Medians over the steps of a round.
 Run:    python bench/step_overhead.py --rounds 5
 """
 
@@ -21,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.main import step_output
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
@@ -49,7 +52,7 @@ PROMPT_TOKENS = 64
 PAGE_TOKENS = 32
 SLOT_BYTES = 1 << 20
 WAIT_S = 1.0
-PARTS = ("schedule", "build step", "worker", "update", "send", "all")
+PARTS = ("schedule", "build step", "worker", "update", "send", "all", "one step ahead")
 
 
 def answer(step: Step) -> StepResult:
@@ -105,10 +108,12 @@ class Engine:
         self._results: StepChannel[FromWorker] = StepChannel.create(FromWorker, SLOT_BYTES)
         self._outbox = Outbox(address(run_dir, "detokenizer"))
         self._outgoing = step_output([])
+        self._sent: list[Chunk] = []  # with `step_ahead`
+        self._result_at = 0.0
         self.fds = (self._steps.fd, self._results.fd)
 
     def step(self) -> list[float]:
-        """Run a step; return the milliseconds of each of `PARTS`."""
+        """Run a step; return the milliseconds of each of `PARTS` but the last."""
         clock = time.perf_counter
         times = [clock()]
         chunks = self._scheduler.schedule()
@@ -119,14 +124,32 @@ class Engine:
         sending_at = clock()
         self._outbox.send(*self._outgoing)
         sent_s = clock() - sending_at
-        while (result := self._results.receive(WAIT_S)) is None:
-            pass
-        assert isinstance(result, StepResult)
+        result = self._result()
         times.append(clock() - STEP_S)
         self._outgoing = step_output(self._scheduler.update(chunks, Outcome(result, num_pooled=0)))
         times.append(clock() - STEP_S)
         seconds = [end - start for start, end in itertools.pairwise(times)]
         return [s * 1e3 for s in (*seconds, sent_s, times[-1] - times[0])]
+
+    def step_ahead(self) -> float:
+        """Send a step and take the result of the one before; return the last of `PARTS`."""
+        chunks = self._scheduler.schedule()
+        self._steps.send(build_step(chunks))
+        self._outbox.send(*self._outgoing)
+        began_at = self._result_at
+        if self._sent:
+            result = self._result()
+            self._result_at = time.perf_counter()
+            news = self._scheduler.update(self._sent, Outcome(result, num_pooled=0))
+            self._outgoing = step_output(news)
+        self._sent = chunks
+        return 1e3 * (self._result_at - began_at - STEP_S)
+
+    def _result(self) -> StepResult:
+        while (result := self._results.receive(WAIT_S)) is None:
+            pass
+        assert isinstance(result, StepResult)
+        return result
 
 
 @contextmanager
@@ -140,15 +163,26 @@ def process(*args: str, fds: tuple[int, ...] = ()) -> Iterator[None]:
         child.wait()
 
 
-def measure(batch: int) -> list[float]:
-    """Return the median milliseconds of each part."""
+@contextmanager
+def engine_of(batch: int) -> Iterator[Engine]:
+    """Run an engine with what it talks to."""
     with tempfile.TemporaryDirectory() as run_dir, process("detokenizer", run_dir):
         engine = Engine(run_dir, batch)
         with process("worker", *map(str, engine.fds), fds=engine.fds):
-            for _ in range(WARM_UP):
-                engine.step()
-            parts = [engine.step() for _ in range(STEPS)]
-    return [statistics.median(column) for column in zip(*parts, strict=True)]
+            yield engine
+
+
+def measure(batch: int) -> list[float]:
+    """Return the median milliseconds of each of `PARTS`."""
+    with engine_of(batch) as engine:
+        for _ in range(WARM_UP):
+            engine.step()
+        parts = [engine.step() for _ in range(STEPS)]
+    with engine_of(batch) as engine:
+        for _ in range(WARM_UP):
+            engine.step_ahead()
+        ahead = [engine.step_ahead() for _ in range(STEPS)]
+    return [statistics.median(column) for column in (*zip(*parts, strict=True), ahead)]
 
 
 def main() -> None:

@@ -23,10 +23,14 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "cut small, odd": Setting(("--max-num-batched-tokens", "13", "--max-num-seqs", "11")),
     "nothing shared": Setting(("--no-enable-prefix-caching",), happens=False),
+    "one step ahead": Setting(
+        ("--async-scheduling", "--max-num-batched-tokens", "13", "--max-num-seqs", "11"),
+        "engine_steps_ahead_total",
+    ),
     "pages for two": Setting(
         (
+            "--async-scheduling",
             *("--max-model-len", "160", "--kv-cache-memory-bytes", str(352 * TOKEN_BYTES)),
             "--no-enable-prefix-caching",
         ),

@@ -313,7 +313,7 @@ def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_pa
     """Before, one hangs while it loads."""
     server = RunningServer(
         *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
-        *("--admin-api-key", "operator"),
+        *("--admin-api-key", "operator", "--async-scheduling"),
         env=mutants("engine=impatient,worker=deadly_token"),
     )
     answers, prompted, saying = asyncio.run(answers_beside_deadly_ones(server.url))
@@ -359,7 +359,7 @@ def test_a_minute_of_chaos_changes_no_answer(undisturbed: list[Any]) -> None:
     rules += [f"stop={role}:{KILLS_PER_S / 10}/s" for role in roles]
     server = RunningServer(
         *("--tokenizer-procs", "2", "--detokenizer-procs", "2", "--kv-cache-dtype", "float32"),
-        *("--max-num-seqs", "8", "--chaos", ",".join(rules)),
+        *("--max-num-seqs", "8", "--async-scheduling", "--chaos", ",".join(rules)),
     )
     memory = Memory()
     end = time.monotonic() + CHAOS_S

@@ -26,8 +26,8 @@ SAMPLED: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RunningServer]:
-    """A server of two workers."""
-    running = RunningServer("--tensor-parallel-size", "2", *EXACT)
+    """A server of two workers, who get each step while they are at the one before."""
+    running = RunningServer("--tensor-parallel-size", "2", "--async-scheduling", *EXACT)
     yield running
     assert running.stop() == 0
 
@@ -63,6 +63,7 @@ def complete_all(server: RunningServer, cases: list[Expected]) -> list[str]:
 def test_greedy_answers_are_the_reference_s(pair: RunningServer, expected: list[Expected]) -> None:
     assert {"headrace: worker 0", "headrace: worker 1"} <= set(pair.ring)
     assert complete_all(pair, expected) == [case.text(NUM_TOKENS) for case in expected]
+    assert pair.metric("engine_steps_ahead_total") > pair.metric("engine_steps_total") / 2
 
 
 def test_samples_and_log_probabilities_are_those_of_one_worker(
