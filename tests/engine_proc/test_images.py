@@ -23,6 +23,7 @@ from headrace.messages import (
     GenerateRequest,
     Image,
     Sampling,
+    Step,
     StepResult,
     Tensor,
     request_id,
@@ -68,7 +69,12 @@ class Rig:
     """A scheduler and its images, a worker and a vision worker that do as they are told."""
 
     def __init__(
-        self, num_rows: int = 64, num_pages: int = 64, budget: int = 64, whole: bool = False
+        self,
+        num_rows: int = 64,
+        num_pages: int = 64,
+        budget: int = 64,
+        whole: bool = False,
+        depth: int = 1,
     ) -> None:
         self.embeddings = EmbeddingPool(num_rows)
         self.released: Counter[int] = Counter()  # by offset
@@ -77,6 +83,9 @@ class Rig:
         limits = Limits(max_num_seqs=3, max_num_batched_tokens=budget)
         self.scheduler = Scheduler(self.pool, limits, images=self.images)
         self.whole = whole
+        self.depth = depth  # steps that are open at once
+        self.open: list[tuple[list[Chunk], Step]] = []
+        self.drawn = array("i")  # in the last step
         self.area = [-1] * num_rows
         self.cache = [[-1] * 4 for _ in range(num_pages)]
         self.pixels: list[int] = []  # which image is at which offset of the arena
@@ -142,35 +151,60 @@ class Rig:
         return losses
 
     def step(self) -> list[Chunk]:
-        """Run a step, if there is something to run; return its chunks."""
+        """Send a step, if there is one, and end the oldest unless another may be sent before.
+
+        Returns:
+            The chunks of the one that was sent.
+        """
         chunks = self.scheduler.schedule()
-        if not chunks:
-            return []
-        step = build_step(chunks)
+        if chunks:
+            self.open.append((chunks, build_step(chunks)))
+            if len(self.open) < self.depth:
+                return chunks
+        if self.open:
+            self._end_step(*self.open.pop(0))
+        return chunks
+
+    def _end_step(self, chunks: list[Chunk], step: Step) -> None:
+        self._compute(step)
+        if self.whole:
+            for chunk in chunks:
+                check_whole(chunk)
+        outcome = Outcome(StepResult(self.drawn.tobytes()), 0)
+        for news in self.scheduler.update(chunks, outcome):
+            news.sequence.has_started = True
+            self.said[news.sequence.id] += news.tokens
+            if news.finished is not None:
+                self.finished.add(news.sequence.id)
+
+    def _compute(self, step: Step) -> None:
+        """Be the worker."""
         inputs = array("i", step.token_ids)
+        for place, row in enumerate(array("i", step.relays)):
+            if row >= 0:
+                inputs[place] = self.drawn[row]
         for place, row in enumerate(array("i", step.embed_rows)):
             if row >= 0:
                 assert inputs[place] == IMAGE
                 inputs[place] = self.area[row]
         assert IMAGE not in inputs
-        positions, start = array("i", step.positions), 0
-        for chunk in chunks:
-            for place in range(start, start + chunk.num_tokens):
-                page, row = divmod(positions[place], 4)
-                self.cache[chunk.sequence.pages[page]][row] = inputs[place]
-            start += chunk.num_tokens
-        drawn = array("i")
-        for chunk in chunks:
-            known = [number for page in chunk.sequence.pages for number in self.cache[page]]
-            drawn.extend([next_token(known[: chunk.start + chunk.count])] * chunk.is_last)
-            if self.whole:
-                check_whole(chunk)
-        for news in self.scheduler.update(chunks, Outcome(StepResult(drawn.tobytes()), 0)):
-            news.sequence.has_started = True
-            self.said[news.sequence.id] += news.tokens
-            if news.finished is not None:
-                self.finished.add(news.sequence.id)
-        return chunks
+        positions, owners = array("i", step.positions), array("i", step.sequences)
+        table = array("i", step.page_table)
+        width = len(table) // (owners[-1] + 1)
+        for place, position in enumerate(positions):
+            page, row = divmod(position, 4)
+            self.cache[table[width * owners[place] + page]][row] = inputs[place]
+        self.drawn = array("i")
+        for place in array("i", step.logit_rows):
+            first = width * owners[place]
+            known = [number for page in table[first : first + width] for number in self.cache[page]]
+            self.drawn.append(next_token(known[: positions[place] + 1]))
+
+    def lose(self) -> None:
+        """Lose the worker, and with it all that was computed."""
+        self.scheduler.recompute()
+        self.open.clear()
+        self.cache = [[-1] * 4 for _ in self.cache]
 
     def run(self) -> None:
         """Go on until all is said."""
@@ -246,8 +280,7 @@ class Story:
         self.rig.ask()
         self.do(self.script.deeds[step] if step < len(self.script.deeds) else "answer")
         if step in self.script.losses:
-            self.rig.scheduler.recompute()
-            self.rig.cache = [[-1] * 4 for _ in self.rig.cache]
+            self.rig.lose()
 
     def do(self, deed: str) -> None:
         """Have the vision worker do something."""
@@ -267,11 +300,14 @@ class Story:
 
 
 @settings(deadline=None)
-@given(SCRIPTS, st.integers(20, 40), st.integers(9, 12), st.integers(8, 32), st.booleans())
+@given(
+    *(SCRIPTS, st.integers(20, 40), st.integers(9, 12), st.integers(8, 32)),
+    *(st.booleans(), st.integers(1, 2)),
+)
 def test_everybody_says_what_he_would_say_alone_and_nothing_leaks(
-    script: Script, num_rows: int, num_pages: int, budget: int, whole: bool
+    script: Script, num_rows: int, num_pages: int, budget: int, whole: bool, depth: int
 ) -> None:
-    rig = Rig(num_rows, num_pages, budget, whole)
+    rig = Rig(num_rows, num_pages, budget, whole, depth)
     story = Story(rig, script)
     step = 0
     while step < 14 or not story.is_over:

@@ -6,6 +6,7 @@ from scheduler_rig import (
     MAX_PROMPT,
     MAX_TOKENS,
     VOCABULARY,
+    Died,
     FakeWorker,
     Rig,
     generate_alone,
@@ -26,26 +27,31 @@ tokens = st.integers(0, VOCABULARY - 1)
     page_tokens=st.integers(1, 5),
     spare_pages=st.integers(0, 12),
     max_num_seqs=st.integers(1, 6),
+    depth=st.integers(1, 2),
 )
 def test_who_comes_to_a_deadly_token_ends_and_nobody_else(
-    prompts: list[list[int]], deadly: int, page_tokens: int, spare_pages: int, max_num_seqs: int
+    prompts: list[list[int]],
+    deadly: int,
+    page_tokens: int,
+    spare_pages: int,
+    max_num_seqs: int,
+    depth: int,
 ) -> None:
     num_pages = -(-(MAX_PROMPT + MAX_TOKENS) // page_tokens) + spare_pages
-    rig = Rig.make(num_pages, page_tokens, budget=8, max_num_seqs=max_num_seqs)
+    rig = Rig.make(num_pages, page_tokens, 8, max_num_seqs, depth)
+    rig.worker = FakeWorker(rig.pool, deadly)
     for counter, prompt in enumerate(prompts):
         rig.add(make_sequence(prompt, MAX_TOKENS, request_id(0, counter)))
     ended = set()
     for _ in range(4 * len(prompts) * (MAX_PROMPT + MAX_TOKENS)):
         if not rig.scheduler.has_work:
             break
-        chunks = rig.scheduler.schedule()
-        computed = [c.sequence.tokens[c.start : c.start + c.count] for c in chunks]
-        if not any(deadly in part for part in computed):
-            for news in rig.scheduler.update(chunks, rig.worker.run(chunks)):
-                rig.said[news.sequence.id] += news.tokens
-        else:
+        try:
+            rig.step()
+        except Died:
             convicted = rig.scheduler.recompute()
-            rig.worker = FakeWorker(rig.pool)
+            rig.worker = FakeWorker(rig.pool, deadly)
+            rig.open.clear()
             if convicted is not None:
                 ended |= {s.id for s in rig.scheduler.abort(convicted.id)}
         rig.check_pages()

@@ -68,6 +68,10 @@ def generate_alone(prompt: list[int], max_tokens: int) -> tuple[list[int], Finis
     return tokens[len(prompt) :], FinishReason.LENGTH
 
 
+class Died(Exception):
+    """A worker came to its deadly token."""
+
+
 class FakeWorker:
     """A model that sees tokens only through pages, as a real one does.
 
@@ -75,7 +79,8 @@ class FakeWorker:
     so a scheduler that shares, forgets or skips a page gets other tokens.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, deadly: int | None = None) -> None:
+        self.deadly = deadly
         self._page_tokens = pool.page_tokens
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
         self._drawn: list[int] = []  # in the last step
@@ -98,6 +103,8 @@ class FakeWorker:
         for place, row in enumerate(array("i", step.relays)):
             if row >= 0:
                 ids[place] = self._drawn[row]
+        if self.deadly in ids:
+            raise Died
         for token, position, owner in zip(ids, positions, owners, strict=True):
             page = table[width * owner + position // self._page_tokens]
             self._cache[page][position % self._page_tokens] = token
