@@ -4,7 +4,7 @@ Every kernel takes a row's sums in an order of its own, so the logits of a token
 whatever its batch mates are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
 from headrace.engine_proc.worker.cuda.gate import act_mul
-from headrace.engine_proc.worker.cuda.linear import linear
+from headrace.engine_proc.worker.cuda.matrices import load_weights
 from headrace.engine_proc.worker.cuda.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.rope_store import HeadNorm, Rotations, rope_store
@@ -29,7 +29,6 @@ SCALINGS = {
     Norm.RMS_ONE_PLUS: Scaling.RMS_ONE_PLUS,
     Norm.LAYER: Scaling.LAYER,
 }
-FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class CudaExecutor:
     Args:
         device: "cpu" where kernels run in Triton's interpreter.
         tiling: other tilings give other bits.
+        progress: called with (weights loaded, weights in all) while loading.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class CudaExecutor:
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         tiling: Tiling = TILING,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.spec = spec
         self.page_tokens = page_tokens
@@ -69,7 +70,8 @@ class CudaExecutor:
         self.tiling = tiling
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
-        self.weights = fuse(spec, weights, self.device, dtype)
+        loaded = load_weights(spec, weights, device=self.device, dtype=dtype, progress=progress)
+        self.matrices, self.weights = loaded.matrices, loaded.tensors
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
         page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
         self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
@@ -87,8 +89,8 @@ class CudaExecutor:
     def logits(self, batch: Batch) -> Tensor:
         """Do as `forward`, and leave the logits on the device, fp32."""
         spec = self.spec
-        weight = self.weights["embed" if spec.tied_head else "head"]
-        logits = linear(self.hidden(self.step_of(batch)), weight).float() * spec.logit_multiplier
+        hidden = self.hidden(self.step_of(batch))
+        logits = self.matrices["head"].apply(hidden).float() * spec.logit_multiplier
         if spec.logit_softcap is not None:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits
@@ -169,7 +171,7 @@ class CudaExecutor:
         """Write keys and values to their pages, then attend to them, [tokens, hidden]."""
         spec, name = self.spec, f"layers.{index}"
         keys, values = self.kv[index]
-        qkv = self.linear(f"{name}.qkv", x)
+        qkv = self.matrices[f"{name}.qkv"].apply(x)
         if spec.qk_norm == QKNorm.FULL:
             num_q, num_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
             for part, weight in ((qkv[:, :num_q], "q_norm"), (qkv[:, num_q:][:, :num_k], "k_norm")):
@@ -196,43 +198,12 @@ class CudaExecutor:
             sinks=self.weights.get(f"{name}.sinks"),
             tiling=self.tiling,
         )
-        return self.linear(f"{name}.o", attended.flatten(1))
+        return self.matrices[f"{name}.o"].apply(attended.flatten(1))
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate_up = self.linear(f"{name}.gate_up", x)
-        return self.linear(f"{name}.down", act_mul(gate_up, self.spec.activation))
-
-    def linear(self, name: str, x: Tensor) -> Tensor:
-        return linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+        gate_up = self.matrices[f"{name}.gate_up"].apply(x)
+        return self.matrices[f"{name}.down"].apply(act_mul(gate_up, self.spec.activation))
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self.weights[name]
         return norm(x, weight, scaling=self.scaling, eps=self.spec.norm_eps, out=out)
-
-
-def fuse(
-    spec: DecoderSpec, weights: Weights, device: torch.device, dtype: torch.dtype
-) -> Mapping[str, Tensor]:
-    """Load weights, some as one: `qkv`, `gate_up`, and `qk_norm` where heads are normed.
-
-    Norms and sinks stay fp32.
-    """
-
-    def load(names: list[str]) -> Tensor:
-        numbers = np.concatenate([weights[name].to_float32() for name in names])
-        is_exact = names[0].endswith(("norm", "sinks"))
-        return torch.from_numpy(numbers).to(device, torch.float32 if is_exact else dtype)
-
-    sources = {name: [name] for name in weights}
-    for index in range(len(spec.layers)):
-        layer = f"layers.{index}."
-        for whole, parts in FUSED.items():
-            for suffix in ("", ".bias"):
-                names = [f"{layer}{part}{suffix}" for part in parts]
-                if names[0] in weights:
-                    sources[f"{layer}{whole}{suffix}"] = names
-                    for name in names:
-                        del sources[name]
-        if spec.qk_norm == QKNorm.PER_HEAD:
-            sources[f"{layer}qk_norm"] = [sources.pop(f"{layer}{x}_norm")[0] for x in "qk"]
-    return {name: load(names) for name, names in sources.items()}

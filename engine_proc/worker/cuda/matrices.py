@@ -1,0 +1,108 @@
+"""Weights on the device: matrices, in whichever format they are held, and what is not multiplied.
+
+Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. Each goes to
+the device piece by piece, so the host never has one decoded as a whole.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.dense_matrix import DenseMatrix
+from headrace.engine_proc.worker.names import weight_shapes
+from headrace.engine_proc.worker.spec import DecoderSpec, QKNorm
+from headrace.engine_proc.worker.weights import StoredTensor, Weights
+
+FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes
+PIECE_NUMBERS = 1 << 22  # decoded at a time: 16 MB of fp32
+
+
+class Matrix(Protocol):
+    """What a layer multiplies with."""
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return `x @ weight.T + bias`, [rows, terms] -> [rows, columns]."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    """A decoder's weights, under our names (see `weights.py`) or those of `FUSED`."""
+
+    matrices: Mapping[str, Matrix]  # with their biases; `head` is there if it is tied, too
+    tensors: Mapping[str, Tensor]  # norms and sinks, fp32; `embed`; `qk_norm`, [2, head_dim]
+
+
+def load_weights(
+    spec: DecoderSpec,
+    weights: Weights,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> DeviceWeights:
+    """Load a decoder's weights, or a worker's share of them.
+
+    Args:
+        dtype: of what is multiplied.
+        progress: called with (weights loaded, weights in all).
+    """
+    matrices: dict[str, Matrix] = {}
+    tensors: dict[str, Tensor] = {}
+    sources = fused(spec)
+    for done, (name, parts) in enumerate(sources.items()):
+        progress(done, len(sources))
+        stored = [weights[part] for part in parts]
+        if name == "embed":
+            tensors[name] = to_device(stored, device, dtype)
+        elif len(stored[0].shape) == 1:
+            numbers = to_device(stored, device, torch.float32)
+            tensors[name] = numbers.view(2, -1) if name.endswith("qk_norm") else numbers
+        else:
+            biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
+            bias = to_device(biases, device, dtype) if biases else None
+            matrices[name] = DenseMatrix(to_device(stored, device, dtype), bias)
+    if spec.tied_head:
+        matrices["head"] = DenseMatrix(tensors["embed"])
+    progress(len(sources), len(sources))
+    return DeviceWeights(matrices, tensors)
+
+
+def fused(spec: DecoderSpec) -> dict[str, Sequence[str]]:
+    """Return which weights are loaded as one, by its name; biases come with their matrices."""
+    sources: dict[str, Sequence[str]] = {}
+    wholes = {part: (whole, parts) for whole, parts in FUSED.items() for part in parts}
+    if spec.qk_norm == QKNorm.PER_HEAD:
+        wholes |= {part: ("qk_norm", ("q_norm", "k_norm")) for part in ("q_norm", "k_norm")}
+    for name in weight_shapes(spec):
+        prefix, dot, local = name.rpartition(".")
+        if local == "bias":
+            continue
+        whole, parts = wholes.get(local, (local, (local,)))
+        sources[prefix + dot + whole] = [prefix + dot + part for part in parts]
+    return sources
+
+
+def to_device(stored: Sequence[StoredTensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Send tensors to the device as one, row after row."""
+    num_rows = sum(tensor.shape[0] for tensor in stored)
+    out = torch.empty(num_rows, *stored[0].shape[1:], device=device, dtype=dtype)
+    first = 0
+    for piece in pieces(stored):
+        numbers = torch.from_numpy(piece.to_float32())
+        out[first : first + len(numbers)] = numbers.to(dtype)
+        first += len(numbers)
+    return out
+
+
+def pieces(stored: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
+    """Cut tensors into rows that are decoded together."""
+    for tensor in stored:
+        num_rows = tensor.shape[0]
+        step = max(1, PIECE_NUMBERS // math.prod(tensor.shape[1:]))
+        for first in range(0, num_rows, step):
+            yield tensor.rows(first, min(first + step, num_rows))
