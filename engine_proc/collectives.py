@@ -34,6 +34,8 @@ class CollectiveFailed(HeadraceError):
 class Collectives(Protocol[T]):
     """One rank of a group, wherever its arrays are. All ranks call the same in the same order."""
 
+    rank: int
+
     def all_reduce(self, x: T) -> T:
         """Return the sum of `x` over the ranks; it may be in `x` itself."""
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core import load_core
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.peers import Peers
@@ -171,7 +172,7 @@ class CpuExecutor:
         rounds_activations: bool = False,
         threads: int | None = None,
         isa: Isa | str = Isa.BEST,
-        peers: Peers | None = None,
+        peers: Peers[ShmAllReduce] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.model = c_void_p()  # for __del__, should anything below raise
@@ -237,7 +238,7 @@ class CpuExecutor:
         if self.model:
             self.core.headrace_cpu_destroy(self.model)
 
-    def join(self, peers: Peers, whole: DecoderSpec) -> None:
+    def join(self, peers: Peers[ShmAllReduce], whole: DecoderSpec) -> None:
         """Take one's place among the workers that run a model."""
         first_tokens = [*(shard.tokens.start for shard in peers.shards), whole.vocab_size]
         self.core.headrace_cpu_join(

@@ -93,6 +93,7 @@ class IpcAllReduce(Collectives[Any]):
         trial: Trial = TRIAL,
     ) -> None:
         self._peers, self._gpu, self._page = peers, gpu, page
+        self.rank = peers.rank
         self._stream, self._fallback = parts.stream, fallback
         self._bound: int | None = None
         self._captures = False  # within `capture`,

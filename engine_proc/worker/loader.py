@@ -118,7 +118,7 @@ def in_core(
     return Loaded(runner, num_pages)
 
 
-def all_page_bytes(spec: DecoderSpec, peers: Peers | None, kv_dtype: KVDtype) -> int:
+def all_page_bytes(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None, kv_dtype: KVDtype) -> int:
     """Return what a page takes in all workers together: the same number in each of them."""
     specs = [spec] if peers is None else [shard_spec(spec, shard) for shard in peers.shards]
     return sum(page_bytes(own, PAGE_TOKENS, kv_dtype) for own in specs)

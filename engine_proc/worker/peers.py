@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.worker.shard import Shard, shard_spec, shard_weights
 from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.engine_proc.worker.weights import Weights
 
+Group = TypeVar("Group", bound=Collectives[Any])
+
 
 @dataclass(frozen=True)
-class Peers:
+class Peers(Generic[Group]):
     """Who has which share, and where they meet."""
 
     shards: Sequence[Shard]  # by rank
-    group: ShmAllReduce  # we are one of its ranks
+    group: Group  # we are one of its ranks
 
     @property
     def shard(self) -> Shard:

@@ -16,6 +16,7 @@ class TorchCollectives(Collectives[Tensor]):
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
+        self.rank = group.rank()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Replace `x` by its sum over the ranks, in an order of the library's, and return it."""

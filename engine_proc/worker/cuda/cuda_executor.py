@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
 from headrace.engine_proc.worker.cuda.gate import act_mul
 from headrace.engine_proc.worker.cuda.matrices import load_weights
@@ -19,7 +19,9 @@ from headrace.engine_proc.worker.cuda.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.rope_store import HeadNorm, Rotations, rope_store
 from headrace.engine_proc.worker.cuda.step_inputs import Slots, prepare_inputs
+from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, Norm, Placement, QKNorm
 from headrace.engine_proc.worker.torch_attention import sequence_rows
 from headrace.engine_proc.worker.weights import Weights
@@ -49,6 +51,8 @@ class CudaExecutor:
         device: "cpu" where kernels run in Triton's interpreter.
         tiling: other tilings give other bits.
         progress: called with (weights loaded, weights in all) while loading.
+        peers: the workers that run the other shares of `spec` and `weights`, which are the whole
+            model's. All run the same steps in the same order; each returns the same.
     """
 
     def __init__(
@@ -62,7 +66,11 @@ class CudaExecutor:
         dtype: torch.dtype = torch.bfloat16,
         tiling: Tiling = TILING,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
+        self.team = Team(spec, peers)
+        if peers is not None:
+            spec, weights = peers.share_of(spec, weights)
         self.spec = spec
         self.page_tokens = page_tokens
         self.device = torch.device(device)
@@ -89,8 +97,8 @@ class CudaExecutor:
     def logits(self, batch: Batch) -> Tensor:
         """Do as `forward`, and leave the logits on the device, fp32."""
         spec = self.spec
-        hidden = self.hidden(self.step_of(batch))
-        logits = self.matrices["head"].apply(hidden).float() * spec.logit_multiplier
+        own = self.matrices["head"].apply(self.hidden(self.step_of(batch)))
+        logits = self.team.all_logits(own).float() * spec.logit_multiplier
         if spec.logit_softcap is not None:
             logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
         return logits
@@ -133,7 +141,7 @@ class CudaExecutor:
 
     def hidden(self, step: Step) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
-        x = F.embedding(step.token_ids, self.weights["embed"])
+        x = self.team.embed(step.token_ids, self.weights["embed"])
         x = x * torch.tensor(self.spec.embedding_multiplier, dtype=self.dtype)
         for index, layer in enumerate(self.spec.layers):
             x = self.layer(index, layer, x, step)
@@ -173,9 +181,7 @@ class CudaExecutor:
         keys, values = self.kv[index]
         qkv = self.matrices[f"{name}.qkv"].apply(x)
         if spec.qk_norm == QKNorm.FULL:
-            num_q, num_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-            for part, weight in ((qkv[:, :num_q], "q_norm"), (qkv[:, num_q:][:, :num_k], "k_norm")):
-                self.norm(f"{name}.{weight}", part, out=part)
+            self.norm_heads(name, qkv)
         head_norm = None
         if spec.qk_norm == QKNorm.PER_HEAD:
             head_norm = HeadNorm(self.scaling, self.weights[f"{name}.qk_norm"], spec.norm_eps)
@@ -198,11 +204,24 @@ class CudaExecutor:
             sinks=self.weights.get(f"{name}.sinks"),
             tiling=self.tiling,
         )
-        return self.matrices[f"{name}.o"].apply(attended.flatten(1))
+        return self.team.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
+
+    def norm_heads(self, name: str, qkv: Tensor) -> None:
+        """Norm queries and keys over all heads, in place."""
+        spec = self.spec
+        num_q, num_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        q, k = qkv[:, :num_q], qkv[:, num_q:][:, :num_k]
+        if self.team.peers is not None:
+            weights = self.weights[f"{name}.q_norm"], self.weights[f"{name}.k_norm"]
+            self.team.norm_heads(q, k, weights, self.scaling, spec.norm_eps)
+            return
+        self.norm(f"{name}.q_norm", q, out=q)
+        self.norm(f"{name}.k_norm", k, out=k)
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
         gate_up = self.matrices[f"{name}.gate_up"].apply(x)
-        return self.matrices[f"{name}.down"].apply(act_mul(gate_up, self.spec.activation))
+        down = self.matrices[f"{name}.down"].apply(act_mul(gate_up, self.spec.activation))
+        return self.team.sum(down)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self.weights[name]

@@ -123,6 +123,37 @@ def norm_kernel(
     tl.store(out + row * out_stride + at, rounded(normed, out.dtype.element_ty), mask=is_number)
 
 
+def square_sums(x: Tensor) -> Tensor:
+    """Return the sum of the squares of each row, [rows], fp32.
+
+    Args:
+        x: [rows, numbers], rows may lie apart.
+    """
+    num_rows, num = x.shape
+    assert x.stride(1) == 1
+    sums = x.new_empty(num_rows, dtype=torch.float32)
+    if num_rows:
+        block = triton.next_power_of_2(num)
+        squares_kernel[(num_rows,)](
+            sums, x, x.stride(0), NUM=num, BLOCK=block, num_warps=4, enable_fp_fusion=False
+        )
+    return sums
+
+
+@triton.jit
+def squares_kernel(
+    sums: tl.tensor,
+    x: tl.tensor,
+    x_stride: tl.tensor,
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    numbers = tl.load(x + row * x_stride + at, mask=at < NUM, other=0.0).to(tl.float32)
+    tl.store(sums + row, tl.sum(numbers * numbers, 0))
+
+
 def reference(x: Tensor, weight: Tensor, *, scaling: Scaling, eps: float) -> Tensor:
     """Do as `norm`, in plain torch."""
     numbers = x.float()
