@@ -77,6 +77,7 @@ def start_worker(
     worker_config = WorkerConfig(
         model_path=config.model_path,
         model_impl=config.model_impl,
+        load_format=config.load_format,
         dtype=config.dtype,
         quantization=config.quantization,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,

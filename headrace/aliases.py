@@ -102,6 +102,7 @@ def from_gib(number: str) -> str:
 WHOLE_PROMPTS = "raise --max-num-batched-tokens and use --target-itl-ms 0"
 KV_DTYPES = spelled({"bf16": "bfloat16"})
 DTYPES = spelled({"float": "float32", "bf16": "bfloat16"})
+LOAD_FORMATS = spelled({"safetensors": "auto", "gguf": "auto"})
 QUANTIZATIONS = spelled({"w8a8_int8": "int8", "gguf": "none"})
 ONE_MACHINE = "run one server per machine, behind a load balancer"
 NO_ADAPTERS = "merge the adapter into the weights and serve those"
@@ -203,7 +204,7 @@ ROWS = [
     ),
     Row(
         *("load format", ("--load-format",), ("--load-format",)),
-        Already(("auto", "safetensors", "gguf"), "weights are safetensors or GGUF"),
+        Same("load_format", LOAD_FORMATS),
     ),
     Row(
         *("download folder", ("--download-dir",), ("--download-dir",)),

@@ -19,6 +19,7 @@ from headrace.sampling_defaults import OPENAI, SamplingDefaults
 T = TypeVar("T")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
+LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only")
 MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
@@ -61,6 +62,9 @@ class ServerConfig:
     engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
     mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
     model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
+    load_format: str = flag(
+        "auto", "dummy needs no weights: random ones, for a folder with config.json", LOAD_FORMATS
+    )
     dtype: str = flag("auto", "arithmetic; auto is the file's, float32 rounds nothing", DTYPES)
     quantization: str = flag(
         "none", "int8 rounds activations, too, and is faster for many tokens", QUANTIZATIONS
@@ -288,6 +292,7 @@ class WorkerConfig:
 
     model_path: str
     model_impl: str
+    load_format: str
     dtype: str
     quantization: str
     kv_cache_memory_bytes: int
@@ -337,6 +342,7 @@ class EngineConfig:
     embedding_size: int | None
     tp: int
     model_impl: str
+    load_format: str
     dtype: str
     quantization: str
     kv_cache_memory_bytes: int

@@ -76,7 +76,10 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     if config.engine == "mock":
         return "nothing: --engine mock runs no model"
     executor, why = pkgutil.resolve_name(FORESEE)(
-        Path(card.path), impl=config.model_impl, quantization=config.quantization
+        Path(card.path),
+        impl=config.model_impl,
+        load_format=config.load_format,
+        quantization=config.quantization,
     )
     return f"{executor}: {why}"
 

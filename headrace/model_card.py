@@ -37,8 +37,12 @@ def find_demo_model() -> Path | None:
     return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
 
 
-def find_model(model: str | None) -> Path:
-    """Return the folder or file of a model, downloading it if it is a hub id."""
+def find_model(model: str | None, load_format: str = "auto") -> Path:
+    """Return the folder or file of a model, downloading it if it is a hub id.
+
+    Args:
+        load_format: "dummy" downloads no weights.
+    """
     if model is None:
         demo = find_demo_model()
         if demo is None:
@@ -49,14 +53,14 @@ def find_model(model: str | None) -> Path:
         return path
     if path.suffix == ".gguf" or path.is_absolute() or model.count("/") > 1:
         raise ModelError(f"{model}: no such file or folder")
-    return download(model)
+    return download(model, has_weights=load_format != "dummy")
 
 
-def download(hub_id: str) -> Path:
+def download(hub_id: str, *, has_weights: bool) -> Path:
     """Fetch a model from the hub, or find it in the local cache; with a progress bar."""
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    patterns = ["*.json", "*.jinja", *(["*.safetensors"] if has_weights else [])]
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as error:  # the hub's errors have no common base
@@ -74,7 +78,7 @@ def read_card(config: ServerConfig) -> ModelCard:
         ConfigError: --max-model-len is more than the model was trained for, or a step has no room
             for what it has to compute at once.
     """
-    path = find_model(config.model)
+    path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:

@@ -369,6 +369,7 @@ class Supervisor:
                 embedding_size=self._card.embedding_size,
                 tp=c.tp,
                 model_impl=c.model_impl,
+                load_format=c.load_format,
                 dtype=c.dtype,
                 quantization=c.quantization,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,

@@ -28,7 +28,7 @@ from headrace.engine_proc.worker.spec import (
     Placement,
     QKNorm,
 )
-from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.weights import Format, Weight, Weights
 from headrace.errors import ModelError
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
@@ -252,7 +252,7 @@ class CpuExecutor:
             peers.shard.owns_keys,
         )
 
-    def load(self, name: str, tensor: StoredTensor, pool: ThreadPoolExecutor) -> list[Future[None]]:
+    def load(self, name: str, tensor: Weight, pool: ThreadPoolExecutor) -> list[Future[None]]:
         """Take one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
         layer, local = split_name(name)
         if len(tensor.shape) == 1:
@@ -272,7 +272,7 @@ class CpuExecutor:
         step = max(LANES, PACK_NUMBERS // num_cols // LANES * LANES)
 
         def pack(first: int) -> None:
-            rows = tensor.rows(first, min(first + step, num_rows))
+            rows = tensor.rows(first, min(first + step, num_rows)).stored()
             if format == Format.Q8_0 != tensor.format:
                 rows = rows.to_q8_0()
             if format == rows.format and format != Format.F32:
@@ -381,7 +381,7 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
             )
 
 
-def packed_format(tensor: StoredTensor, dtype: WeightDtype) -> Format | None:
+def packed_format(tensor: Weight, dtype: WeightDtype) -> Format | None:
     """Return the format in which a stored matrix is held; None is int8, which no file has."""
     stored = tensor.format if tensor.format in FORMATS else Format.F32
     match dtype:

@@ -78,6 +78,7 @@ def load(
         impl=config.model_impl,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
+        load_format=config.load_format,
         group=group,
     )
     if isinstance(model, Model):

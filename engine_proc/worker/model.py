@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.engine_proc.worker import gguf, names, safetensors
+from headrace.engine_proc.worker.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.lower import lower_config
 from headrace.engine_proc.worker.lower_gguf import lower_gguf
 from headrace.engine_proc.worker.lower_vision import lower_vision
@@ -17,6 +18,8 @@ from headrace.errors import BAD_JSON, ModelError
 from headrace.gguf import read_metadata
 from headrace.pooling import Pooling, read_pooling
 from headrace.vision import vision_family
+
+NO_DUMMY = "{path}: --load-format dummy takes decoders that our own code runs, without images"
 
 
 class NotLowered(ModelError):
@@ -33,23 +36,27 @@ class Model:
     pooling: Pooling | None = None  # of an embedding model; None generates
 
 
-def open_model(path: Path | str) -> Model:
+def open_model(path: Path | str, load_format: str = "auto") -> Model:
     """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
 
+    Args:
+        load_format: "dummy" makes weights up, for a folder that may have none.
     Raises:
         NotLowered: the model cannot be executed exactly, by what its config says.
         ModelError: a file is missing, broken, or does not fit the others.
     """
     path = Path(path)
     if path.is_dir():
-        return open_folder(path)
+        return open_folder(path, load_format == "dummy")
+    if load_format == "dummy":
+        raise ModelError(f"{path}: --load-format dummy takes a folder with config.json")
     if path.suffix == ".gguf":
         return open_gguf(path)
     raise ModelError(f"{path}: neither a folder nor a .gguf file")
 
 
-def open_folder(folder: Path) -> Model:
-    """Open a folder with `config.json` and safetensors."""
+def open_folder(folder: Path, is_dummy: bool) -> Model:
+    """Open a folder with `config.json` and safetensors, or with the config alone."""
     config = read_json(folder / "config.json")
     takes_images = vision_family(config) is not None
     generation_path = folder / "generation_config.json"
@@ -59,17 +66,21 @@ def open_folder(folder: Path) -> Model:
     except ModelError as error:
         raise NotLowered(f"{folder}: {error}") from error
     pooling = read_pooling(folder, config)
+    eos = eos_ids(generation) or eos_ids(config)
+    if is_dummy:
+        if takes_images:
+            raise ModelError(NO_DUMMY.format(path=folder))
+        return Model(spec, dummy_weights(spec), eos, pooling)
+    tensors: Weights = safetensors.open_folder(folder, but=names.TOWERS if takes_images else ())
     if takes_images:
-        tensors = names.of_decoder(safetensors.open_folder(folder, but=names.TOWERS))
-    else:
-        tensors = safetensors.open_folder(folder)
+        tensors = names.of_decoder(tensors)
     if pooling is not None and "lm_head.weight" not in tensors:
         spec = replace(spec, tied_head=True)  # it has none, and needs none
     try:
         weights = names.adopt(spec, tensors, names.hugging_face)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
-    return Model(spec, weights, eos_ids(generation) or eos_ids(config), pooling)
+    return Model(spec, weights, eos, pooling)
 
 
 def open_gguf(path: Path) -> Model:

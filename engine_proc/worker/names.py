@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.spec import DecoderSpec, Placement, QKNorm
-from headrace.engine_proc.worker.weights import StoredTensor, Weights
+from headrace.engine_proc.worker.weights import Weight, Weights
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
@@ -19,7 +19,7 @@ class Source(NamedTuple):
     first_row: int = 0
 
 
-Naming = Callable[[DecoderSpec, Mapping[str, StoredTensor]], dict[str, Source]]
+Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, Source]]
 
 
 def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
@@ -66,7 +66,7 @@ def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     return shapes
 
 
-def adopt(spec: DecoderSpec, tensors: Mapping[str, StoredTensor], naming: Naming) -> Weights:
+def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> Weights:
     """Give the tensors of a file our names.
 
     Raises:
@@ -98,16 +98,15 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, StoredTensor], naming: Naming
     return weights
 
 
-def is_redundant(
-    name: str, tensors: Mapping[str, StoredTensor], sources: Mapping[str, Source]
-) -> bool:
+def is_redundant(name: str, tensors: Mapping[str, Weight], sources: Mapping[str, Source]) -> bool:
     """Say whether a left-over tensor adds nothing: RoPE frequencies, or a copy of the embedding.
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; Llama 3 as GGUF
     has `rope_freqs.weight`, which `lower_gguf` has read.
     """
     if name.endswith("lm_head.weight"):
-        return np.array_equal(tensors[name].data, tensors[sources["embed"].tensor].data)
+        embed = tensors[sources["embed"].tensor].stored()
+        return np.array_equal(tensors[name].stored().data, embed.data)
     return name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
 
 
@@ -125,7 +124,7 @@ DECODERS = {
 }
 
 
-def of_decoder(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def of_decoder(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
     """Name the tensors of the decoder within a larger model as if there were nothing else."""
     return {decoder_name(name): tensor for name, tensor in tensors.items()}
 
@@ -158,7 +157,7 @@ HF_LINEAR = {
 }
 
 
-def hugging_face(spec: DecoderSpec, tensors: Mapping[str, StoredTensor]) -> dict[str, Source]:
+def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, Source]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
     names = HF_LAYER | with_biases(HF_LINEAR)
@@ -207,7 +206,7 @@ GGUF_LINEAR = {
 }
 
 
-def gguf(spec: DecoderSpec, tensors: Mapping[str, StoredTensor]) -> dict[str, Source]:
+def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, Source]:
     """Name the tensors of a GGUF file."""
     names = GGUF_LAYER | with_biases(GGUF_LINEAR)
     sources = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.model import Model, NotLowered, open_model, read_json
+from headrace.engine_proc.worker.model import NO_DUMMY, Model, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
 
@@ -23,7 +23,13 @@ log = logging.getLogger(__name__)
 
 
 def open_for(
-    path: Path, *, impl: str, dtype: str, max_model_len: int, group: ShmAllReduce | None = None
+    path: Path,
+    *,
+    impl: str,
+    dtype: str,
+    max_model_len: int,
+    load_format: str = "auto",
+    group: ShmAllReduce | None = None,
 ) -> "Model | TransformersModel | Classifier":
     """Open a model as `--model-impl` says; cross-encoders run in transformers only.
 
@@ -33,6 +39,10 @@ def open_for(
         ModelError: it cannot be opened that way; where both ways were tried, the text has both
             reasons.
     """
+    if load_format == "dummy":
+        if impl == "transformers":
+            raise ModelError(NO_DUMMY.format(path=path))
+        impl = "headrace"
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
         if group is not None:
@@ -43,7 +53,7 @@ def open_for(
     if impl == "transformers":
         return open_with_transformers(path, dtype, max_model_len, group)
     try:
-        model = open_model(path)
+        model = open_model(path, load_format)
     except NotLowered as lowering:
         if impl == "headrace":
             raise

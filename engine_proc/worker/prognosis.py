@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.engine_proc.worker.model import NotLowered, open_model, read_json
+from headrace.engine_proc.worker.model import NO_DUMMY, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
 
@@ -17,13 +17,15 @@ class Prognosis(NamedTuple):
     why: str
 
 
-def foresee(path: Path, *, impl: str, quantization: str) -> Prognosis:
-    """Say what will run a model with `--model-impl` and `--quantization`. No torch is loaded.
+def foresee(path: Path, *, impl: str, load_format: str, quantization: str) -> Prognosis:
+    """Say what will run a model with the flags of these names. No torch is loaded.
 
     Raises:
         ModelError: nothing will. What transformers cannot run it says only when it tries.
     """
-    found = chosen(path, impl)
+    found = chosen(path, impl, load_format)
+    if found.executor == TRANSFORMERS and load_format == "dummy":
+        raise ModelError(NO_DUMMY.format(path=path))
     if found.executor == TRANSFORMERS and quantization != "none":
         raise ModelError(
             f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
@@ -32,7 +34,7 @@ def foresee(path: Path, *, impl: str, quantization: str) -> Prognosis:
     return found
 
 
-def chosen(path: Path, impl: str) -> Prognosis:
+def chosen(path: Path, impl: str, load_format: str) -> Prognosis:
     """Say what `--model-impl` comes to."""
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
@@ -42,7 +44,7 @@ def chosen(path: Path, impl: str) -> Prognosis:
             raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
         return Prognosis(TRANSFORMERS, "--model-impl says so")
     try:
-        model = open_model(path)
+        model = open_model(path, load_format)
     except NotLowered as error:
         if impl == "headrace":
             raise

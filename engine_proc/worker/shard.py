@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.spec import DecoderSpec, Norm, QKNorm
-from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.weights import Format, StoredTensor, Weight, Weights
 from headrace.errors import ModelError
 
 MAX_RANKS = 16
@@ -133,7 +133,7 @@ def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
     )
 
 
-def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str, StoredTensor]:
+def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str, Weight]:
     """Return a worker's weights, as views of the whole model's. Nothing is read."""
     queries, keys = numbers(shard.heads, spec.head_dim), numbers(shard.kv_heads, spec.head_dim)
     row_shares = {
@@ -149,7 +149,7 @@ def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str
     if spec.qk_norm == QKNorm.FULL:
         row_shares |= {"q_norm": queries, "k_norm": keys}
     column_shares = {"o": queries, "down": shard.inner}
-    shares = {}
+    shares: dict[str, Weight] = {}
     for name in weight_shapes(spec):
         tensor = weights[name]
         local, _, bias = name.split(".", 2)[-1].partition(".")

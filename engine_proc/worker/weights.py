@@ -1,8 +1,9 @@
 """Weights under Headrace's own names, as they lie on disk.
 
-A `StoredTensor` is a view into a mapped file: opening a model reads nothing but its header, and
-each executor converts what it loads, once. Readers (`safetensors.py`, `gguf.py`) open files under
-the files' own names, which `names.py` translates into these.
+A `Weight` is a view into a mapped file, or knows how to make what no file has: opening a model
+reads nothing but its header, and each executor converts what it loads, once. Readers
+(`safetensors.py`, `gguf.py`) open files under the files' own names, which `names.py` translates
+into these.
 
 Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
 
@@ -24,6 +25,7 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -89,10 +91,45 @@ class StoredTensor:
         first, last = (lines.shape[1] * column // num_cols for column in (start, stop))
         return StoredTensor(self.format, (num_rows, stop - start), lines[:, first:last])
 
+    def stored(self) -> "StoredTensor":
+        """Return itself, as a `Weight` that is stored as a tensor of its own."""
+        return self
+
     @property
     def lines(self) -> npt.NDArray[np.uint8]:
         """The data by rows, [rows, bytes]."""
         return self.data.reshape(self.shape[0], -1)
 
 
-Weights = Mapping[str, StoredTensor]
+class Weight(Protocol):
+    """A weight as executors see it, whatever it is made from. Only the last two read numbers."""
+
+    @property
+    def format(self) -> Format:
+        """Of what `stored` returns: where there is a choice, one that rounds nothing."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_numbers(self) -> int:
+        """How many numbers of a row cannot be cut apart."""
+        ...
+
+    def rows(self, start: int, stop: int) -> "Weight": ...
+
+    def columns(self, start: int, stop: int) -> "Weight":
+        """Return columns `start` to `stop` of a matrix, whole blocks."""
+        ...
+
+    def stored(self) -> StoredTensor:
+        """Return it as one tensor."""
+        ...
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """Return its numbers, of `shape`."""
+        ...
+
+
+Weights = Mapping[str, Weight]

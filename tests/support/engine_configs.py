@@ -24,6 +24,7 @@ CONFIG = EngineConfig(
     embedding_size=None,
     tp=1,
     model_impl="auto",
+    load_format="auto",
     dtype="auto",
     kv_cache_dtype="auto",
     kv_cache_memory_bytes=0,

@@ -15,7 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.dense_matrix import DenseMatrix
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.spec import DecoderSpec, QKNorm
-from headrace.engine_proc.worker.weights import StoredTensor, Weights
+from headrace.engine_proc.worker.weights import Weight, Weights
 
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes
 PIECE_NUMBERS = 1 << 22  # decoded at a time: 16 MB of fp32
@@ -87,7 +87,7 @@ def fused(spec: DecoderSpec) -> dict[str, Sequence[str]]:
     return sources
 
 
-def to_device(stored: Sequence[StoredTensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+def to_device(stored: Sequence[Weight], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Send tensors to the device as one, row after row."""
     num_rows = sum(tensor.shape[0] for tensor in stored)
     out = torch.empty(num_rows, *stored[0].shape[1:], device=device, dtype=dtype)
@@ -99,7 +99,7 @@ def to_device(stored: Sequence[StoredTensor], device: torch.device, dtype: torch
     return out
 
 
-def pieces(stored: Sequence[StoredTensor]) -> Iterator[StoredTensor]:
+def pieces(stored: Sequence[Weight]) -> Iterator[Weight]:
     """Cut tensors into rows that are decoded together."""
     for tensor in stored:
         num_rows = tensor.shape[0]
