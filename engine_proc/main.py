@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.arena import Arena
 from headrace.board import Field, Slot, Span
-from headrace.config import EngineConfig
+from headrace.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.accounts import Accounts
 from headrace.engine_proc.batch import build_step, fill_masks
 from headrace.engine_proc.child import WorkerDied
@@ -112,8 +112,10 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
     """
     num_tokens = ready.num_pages * ready.page_tokens
     if num_tokens < config.max_model_len:
+        num_bytes = config.kv_cache_memory_bytes
         raise ConfigError(
-            f"--kv-cache-memory-bytes {config.kv_cache_memory_bytes} holds {num_tokens} tokens, "
+            f"--kv-cache-memory-bytes {CPU_KV_BYTES if num_bytes is None else num_bytes} holds "
+            f"{num_tokens} tokens, "
             f"less than one sequence of --max-model-len {config.max_model_len}"
         )
     return PagePool(ready.num_pages, ready.page_tokens)

@@ -134,8 +134,12 @@ ROWS = [
     ),
     Row("context", ("--max-model-len",), ("--context-length",), Same("max_model_len")),
     Row(
-        *("memory", ("--gpu-memory-utilization",), ("--mem-fraction-static",)),
-        Refused("say in bytes what keys and values may take: --kv-cache-memory-bytes"),
+        *("memory", ("--gpu-memory-utilization",), ()),
+        Same("gpu_memory_utilization"),
+    ),
+    Row(
+        *("memory", (), ("--mem-fraction-static",)),
+        Refused("use --gpu-memory-utilization, in whose share steps are counted, too"),
     ),
     Row("KV size", ("--kv-cache-memory-bytes",), (), Same("kv_cache_memory_bytes")),
     Row(

@@ -24,6 +24,7 @@ QUANTIZATIONS = ("none", "int8", "int8_weight_only")
 MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
 MIN_IMAGE_MEMORY_BYTES = 16 << 20
+CPU_KV_BYTES = 2 << 30  # of the KV cache on CPUs, where no flag says otherwise
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -87,7 +88,14 @@ class ServerConfig:
     speculative: str = flag(
         "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
     )
-    kv_cache_memory_bytes: int = flag(2 << 30, "memory of the KV cache, of all workers")
+    gpu_memory_utilization: float = flag(
+        0.9, "share of each GPU that weights, steps and the KV cache may fill"
+    )
+    kv_cache_memory_bytes: int | None = flag(
+        None,
+        f"memory of the KV cache, of all workers; default: on CPUs {CPU_KV_BYTES}, on GPUs what "
+        "--gpu-memory-utilization leaves",
+    )
     kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
@@ -138,6 +146,11 @@ class ServerConfig:
         at_least("max_num_queued", self.max_num_queued, 1)
         at_least("max_queued_tokens", self.max_queued_tokens, 0)
         at_least("target_itl_ms", self.target_itl_ms, 0)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization:g} is not a share; it must "
+                "be above 0 and at most 1"
+            )
         parse_chaos(self.chaos)
         at_least("drain_timeout", self.drain_timeout, 0)
         at_least("stream_interval", self.stream_interval, 1)
@@ -295,7 +308,7 @@ class WorkerConfig:
     load_format: str
     dtype: str
     quantization: str
-    kv_cache_memory_bytes: int
+    kv_cache_memory_bytes: int | None
     kv_cache_dtype: str
     max_model_len: int
     vocab_size: int
@@ -306,6 +319,14 @@ class WorkerConfig:
     group_fd: int | None = None  # where the ranks meet, if there are several
     embedding_fd: int | None = None  # of images, if the model takes some
     image_row_size: int = 0  # numbers of a row there
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 1  # what a step may have, like the next
+    max_num_batched_tokens: int = 1
+
+    @property
+    def cpu_kv_bytes(self) -> int:
+        """Memory of the KV cache, of all workers, on CPUs."""
+        return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,7 +366,7 @@ class EngineConfig:
     load_format: str
     dtype: str
     quantization: str
-    kv_cache_memory_bytes: int
+    kv_cache_memory_bytes: int | None
     kv_cache_dtype: str
     vocab_size: int
     eos_token_ids: list[int]
@@ -355,6 +376,7 @@ class EngineConfig:
     image_token: int | None = None  # as in `ModelCard`, like the next two
     image_row_size: int = 0
     whole_images: bool = False
+    gpu_memory_utilization: float = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headrace import __version__
 from headrace.all_reduce_policy import Topology, describe
-from headrace.config import ModelCard, ServerConfig
+from headrace.config import CPU_KV_BYTES, ModelCard, ServerConfig
 from headrace.core import load_core
 from headrace.errors import HeadraceError
 from headrace.flags import from_flags
@@ -46,6 +46,11 @@ def weight_bytes(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
+
+
+def kv_bytes(config: ServerConfig) -> int:
+    """Return how large the KV cache will be."""
+    return CPU_KV_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
 
 
 def facts(machine: Machine) -> Iterator[tuple[str, str]]:
@@ -116,7 +121,7 @@ def plan(config: ServerConfig, card: ModelCard, executor: str) -> Iterator[tuple
     if card.embeds:
         yield "kind", f"embeddings of {card.embedding_size} numbers"
     else:
-        yield "KV cache", f"{gib(config.kv_cache_memory_bytes)} (--kv-cache-memory-bytes)"
+        yield "KV cache", f"{gib(kv_bytes(config))} (--kv-cache-memory-bytes)"
         template = "from the model" if card.chat_template else "none"
         yield "chat template", template
 
@@ -149,7 +154,7 @@ def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) ->
     """Yield what is wrong with serving a model on a machine."""
     if config.engine == "mock":
         return
-    needed = weight_bytes(Path(card.path)) + (0 if card.embeds else config.kv_cache_memory_bytes)
+    needed = weight_bytes(Path(card.path)) + (0 if card.embeds else kv_bytes(config))
     if needed > machine.free_bytes:
         yield Finding(
             f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import difflib
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -26,7 +26,7 @@ GROUPS = {
     "tp": "processes",
     "max_model_len": "how the model is computed",
     "max_num_seqs": "who runs",
-    "kv_cache_memory_bytes": "memory",
+    "gpu_memory_utilization": "memory",
     "stream_interval": "requests and answers",
     "metrics_dialect": "what is told",
 }
@@ -65,6 +65,21 @@ def whole(text: str) -> int:
         return int(text if factor == 1 else text[:-1]) * factor
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """Return a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number") from None
+
+
+READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+    int: (whole, "N"),
+    float: (number, "X"),
+    str: (str, "TEXT"),
+}
 
 
 def help_of(field: "dataclasses.Field[Any]") -> str:
@@ -109,7 +124,7 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
     elif plain_type(hint) is bool:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
     else:
-        read, metavar = (whole, "N") if plain_type(hint) is int else (str, "TEXT")
+        read, metavar = READERS[plain_type(hint)]
         choices = field.metadata["choices"]
         group.add_argument(name, metavar=metavar, type=read, choices=choices, help=help)
 

@@ -373,6 +373,7 @@ class Supervisor:
                 dtype=c.dtype,
                 quantization=c.quantization,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,
+                gpu_memory_utilization=c.gpu_memory_utilization,
                 kv_cache_dtype=c.kv_cache_dtype,
                 vocab_size=self._card.vocab_size,
                 eos_token_ids=self._card.eos_token_ids,

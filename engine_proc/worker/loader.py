@@ -100,7 +100,7 @@ def in_core(
     if group is not None:
         peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
     kv_dtype = KV[config.kv_cache_dtype]
-    num_pages = config.kv_cache_memory_bytes // all_page_bytes(model.spec, peers, kv_dtype)
+    num_pages = config.cpu_kv_bytes // all_page_bytes(model.spec, peers, kv_dtype)
     num_threads = threads_of_rank(config.num_ranks)
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     executor = CpuExecutor(
@@ -161,7 +161,7 @@ def in_transformers(
         return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
     kv_dtype = KV[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
-    num_pages = config.kv_cache_memory_bytes // sum_over(group, own_bytes)
+    num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)
     executor = TransformersExecutor(
         model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
     )

@@ -53,6 +53,7 @@ def test_flags_have_the_types_of_their_fields() -> None:
 def test_sizes_may_be_short_and_underscores_hyphens() -> None:
     assert changed("--max_model_len", "32k") == {"max_model_len": 32000}
     assert changed("--kv-cache-memory-bytes=4G") == {"kv_cache_memory_bytes": 4 << 30}
+    assert changed("--gpu-memory-utilization", ".5") == {"gpu_memory_utilization": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -102,10 +103,11 @@ def test_flags_of_vllm_and_sglang_are_understood(argv: str, expected: dict[str, 
     ("argv", "text"),
     [
         (
-            "--gpu-memory-utilization 0.9",
-            "--gpu-memory-utilization is not supported; say in bytes ",
+            "--gpu-memory-utilization 1.5",
+            "--gpu-memory-utilization 1.5 is not a share; it must be above 0 and at most 1",
         ),
-        ("--mem-fraction-static=0.8", "--mem-fraction-static is not supported; say in bytes what"),
+        ("--gpu-memory-utilization x", "argument --gpu-memory-utilization: x is not a number"),
+        ("--mem-fraction-static=0.8", "--mem-fraction-static is not supported; use --gpu-mem"),
         ("-pp 2", "-pp 2 is not supported; run one server per machine, behind a load balancer"),
         ("--enable-lora", "--enable-lora is not supported; merge the adapter into the weights"),
         ('--limit-mm-per-prompt {"video":3}', '{"video":3} says nothing of images; use --max-i'),

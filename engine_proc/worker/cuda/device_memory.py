@@ -1,0 +1,82 @@
+"""What a GPU says of its memory, and how much of it a step takes."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from headrace.engine_proc.worker.cuda.memory_plan import Figures, graph_bytes
+
+
+class DeviceMemory(Protocol):
+    """Memory of the GPU that this process uses."""
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Return what is free of it, for any process, and all of it, in bytes."""
+
+    def held(self) -> int:
+        """Return what torch has from the driver, used or not."""
+
+    def peak_held(self) -> int:
+        """Return the most it has had since `trim`."""
+
+    def trim(self) -> None:
+        """Give back what torch has and does not use, and forget the peak."""
+
+
+class TorchMemory:
+    """A `DeviceMemory`, as torch has it."""
+
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        self._device = device
+
+    def free_and_total(self) -> tuple[int, int]:
+        """See `DeviceMemory`. The first call makes the context, which is not free any more."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        return free, total
+
+    def held(self) -> int:
+        """See `DeviceMemory`."""
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak_held(self) -> int:
+        """See `DeviceMemory`."""
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def trim(self) -> None:
+        """See `DeviceMemory`. Work that is under way may still use what looks free: it is ended."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def measure(
+    memory: DeviceMemory,
+    free_before: int,
+    run: Callable[[], object],
+    num_tokens: int,
+    graph_sizes: list[int],
+) -> Figures:
+    """Run the largest step and return what it has shown.
+
+    Args:
+        free_before: what was free when this process had loaded nothing.
+        run: runs the step, of `num_tokens`; once to compile kernels and load libraries, once to be
+            looked at.
+        graph_sizes: tokens of each graph that will be captured.
+    """
+    run()
+    memory.trim()
+    held = memory.held()
+    run()
+    peak = memory.peak_held()
+    memory.trim()
+    free, total = memory.free_and_total()
+    return Figures(
+        total=total,
+        free_before=free_before,
+        free=free,
+        held=held,
+        peak=max(peak, held),
+        graphs=graph_bytes(max(peak - held, 0), num_tokens, graph_sizes),
+    )

@@ -1,0 +1,60 @@
+"""The step that takes the most memory: as many tokens and rows as the flags allow."""
+
+import numpy as np
+
+from headrace.engine_proc.sampling_rows import pack
+from headrace.messages import MAX_LOGPROBS, Sampling, Step
+
+# All that takes memory at once: a row's tokens in order, what it has had, the likeliest.
+ALL_AT_ONCE = Sampling(
+    temperature=1.0,
+    top_p=0.9,
+    top_k=50,
+    min_p=0.01,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
+    repetition_penalty=1.1,
+    logprobs=MAX_LOGPROBS,
+)
+
+
+def largest_step(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    page_tokens: int,
+    embeds: bool = False,
+) -> Step:
+    """Return a step in which every sequence ends at its full length and wants its row.
+
+    All keys are in page 0, so there need be no other.
+    """
+    counts = token_counts(max_num_seqs, max_num_batched_tokens, max_model_len)
+    num_tokens, num_rows = sum(counts), len(counts)
+    positions = [np.arange(max_model_len - count, max_model_len) for count in counts]
+    last_tokens = np.cumsum(counts) - 1
+    rows = b"" if embeds else last_tokens.astype(np.int32).tobytes()
+    sampling = pack(ALL_AT_ONCE, max_model_len, (0, 1, 2), (0, 0))
+    return Step(
+        token_ids=bytes(4 * num_tokens),
+        positions=np.concatenate(positions).astype(np.int32).tobytes(),
+        sequences=np.repeat(np.arange(num_rows, dtype=np.int32), counts).tobytes(),
+        page_table=bytes(4 * num_rows * -(-max_model_len // page_tokens)),
+        logit_rows=rows,
+        rows=b"" if embeds else sampling * num_rows,
+        history=bytes(4 * 2),
+        pooled_rows=last_tokens.astype(np.int32).tobytes() if embeds else b"",
+    )
+
+
+def token_counts(max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int) -> list[int]:
+    """Return how many tokens each sequence has: as few sequences as can be have prompts."""
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    left = max_num_batched_tokens - num_seqs  # beyond the one of each
+    counts = []
+    for _ in range(num_seqs):
+        more = min(left, max_model_len - 1)
+        counts.append(1 + more)
+        left -= more
+    return counts

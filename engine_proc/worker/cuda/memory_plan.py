@@ -1,0 +1,99 @@
+"""How many KV pages a GPU has room for. Pure: what the device says is passed in."""
+
+from dataclasses import dataclass
+
+from headrace.errors import ConfigError
+
+GIB = 1 << 30
+SPARE_BYTES = 256 << 20  # stays free where others leave less than our share: allocators cut
+GRAPH_BYTES = 8 << 20  # of each graph beside the pool that they share; a guess, on the high side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one GPU says when weights are loaded and the largest step has been run, in bytes."""
+
+    total: int
+    free_before: int  # when nothing of this worker was there but its context,
+    free: int  # and now
+    held: int  # by this worker's tensors, weights and all: what torch has from the driver now,
+    peak: int  # and the most it had during the step
+    graphs: int = 0  # that their capture will take
+
+    @property
+    def step(self) -> int:
+        """What a step takes beyond what stays."""
+        return self.peak - self.held
+
+    @property
+    def libraries(self) -> int:
+        """What was taken since the start, and not by tensors: by NCCL, cuBLAS, compiled kernels.
+
+        What other processes take meanwhile counts as ours; what they give back, as nothing.
+        """
+        return max(0, self.free_before - self.free - self.held)
+
+    @property
+    def others(self) -> int:
+        """What other processes had before this one began, and this one's context."""
+        return self.total - self.free_before
+
+    def room(self, share: float) -> int:
+        """Return what keys and values may take: what our share leaves, if that much is free.
+
+        Args:
+            share: of all memory, for this worker alone, whoever else is on the GPU.
+        """
+        ours = int(self.total * share) - self.held - self.libraries - self.step - self.graphs
+        free = self.free - self.step - self.graphs - SPARE_BYTES
+        return max(0, min(ours, free))
+
+
+def graph_bytes(step_bytes: int, num_tokens: int, sizes: list[int]) -> int:
+    """Estimate what the capture of graphs takes: they share a pool, as large as the largest needs.
+
+    Args:
+        step_bytes: what a step of `num_tokens` takes.
+        sizes: tokens of each graph.
+    """
+    largest = max(sizes, default=0)
+    return step_bytes * largest // num_tokens + GRAPH_BYTES * len(sizes)
+
+
+def check_pages(
+    figures: Figures, share: float, *, num_pages: int, page_tokens: int, max_model_len: int
+) -> None:
+    """Raise `ConfigError` if one sequence of full length does not fit; the text says what to do.
+
+    Args:
+        num_pages: of all workers together, as many as the one has that has the least.
+    """
+    num_tokens = num_pages * page_tokens
+    if num_tokens >= max_model_len:
+        return
+    ways = [f"lower --max-model-len {max_model_len} or --max-num-batched-tokens", "raise --tp"]
+    if figures.room(1.0) > figures.room(share):
+        ways.insert(0, f"raise --gpu-memory-utilization {share:g}")
+    elif figures.others > figures.total // 10:
+        ways.insert(0, "end the others")
+    taken = {
+        "weights": figures.held,
+        "the largest step": figures.step,
+        "libraries": figures.libraries,
+        "graphs": figures.graphs,
+        "other processes": figures.others,
+    }
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in taken.items() if size)
+    raise ConfigError(
+        f"the GPU has room for keys and values of {num_tokens} tokens, less than one sequence; of "
+        f"its {figures.total / GIB:.1f} GiB take {parts}: {', '.join(ways)}"
+    )
+
+
+def check_bytes(num_bytes: int, free: int) -> None:
+    """Raise `ConfigError` if so many bytes of pages, as the flag says, are not free."""
+    if num_bytes > free:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes asks for {num_bytes / GIB:.1f} GiB of this GPU, and "
+            f"{free / GIB:.1f} are free; leave it out to have what there is room for"
+        )

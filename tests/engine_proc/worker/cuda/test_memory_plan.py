@@ -1,0 +1,144 @@
+"""Pages are what is left of the GPU's share, and never more than what is free."""
+
+import re
+from array import array
+
+import numpy as np
+import pytest
+
+from headrace.engine_proc.worker.cuda.device_memory import measure
+from headrace.engine_proc.worker.cuda.largest_step import largest_step, token_counts
+from headrace.engine_proc.worker.cuda.memory_plan import (
+    GRAPH_BYTES,
+    SPARE_BYTES,
+    Figures,
+    check_bytes,
+    check_pages,
+    graph_bytes,
+)
+from headrace.engine_proc.worker.runner import batch_of
+from headrace.engine_proc.worker.sampler import ROW
+from headrace.errors import ConfigError
+
+GIB = 1 << 30
+
+
+def figures(**gib: float) -> Figures:
+    """Return those of a GPU of 100 GiB, where a worker has 20, 5 of them libraries' and a step's"""
+    usual = {"total": 100, "free_before": 99, "free": 77, "held": 20, "peak": 23, "graphs": 1}
+    return Figures(**{name: int(size * GIB) for name, size in (usual | gib).items()})
+
+
+@pytest.mark.parametrize(
+    ("gib", "share", "room"),
+    [
+        ({}, 0.9, 90 - 20 - 2 - 3 - 1),
+        ({}, 0.5, 50 - 26),
+        ({}, 1.0, 77 - 3 - 1 - SPARE_BYTES / GIB),  # what the context took is not free
+        ({}, 0.2, 0),
+        # Half the GPU is another's: its half counts against nobody, ...
+        ({"free_before": 50, "free": 28}, 0.4, 40 - 26),
+        # ... but nobody has more than there is.
+        ({"free_before": 50, "free": 28}, 0.9, 28 - 4 - SPARE_BYTES / GIB),
+        # Another gave back 30 meanwhile, or took 10, which counts as ours.
+        ({"free_before": 50, "free": 58}, 0.9, 58 - 4 - SPARE_BYTES / GIB),
+        ({"free": 67}, 0.9, 90 - 20 - 12 - 3 - 1),
+    ],
+)
+def test_room_is_what_the_share_leaves_and_what_is_free(
+    gib: dict[str, float], share: float, room: float
+) -> None:
+    assert figures(**gib).room(share) == pytest.approx(room * GIB, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("gib", "share", "way"),
+    [
+        ({}, 0.2, "raise --gpu-memory-utilization 0.2, lower --max-model-len 4096"),
+        ({"free_before": 24, "free": 1}, 0.9, "end the others, lower --max-model-len 4096"),
+        ({"total": 24, "free_before": 23.5, "free": 1}, 0.9, "lower --max-model-len 4096 or "),
+    ],
+)
+def test_too_little_room_is_said_with_what_to_change(
+    gib: dict[str, float], share: float, way: str
+) -> None:
+    said = figures(**gib)
+    with pytest.raises(ConfigError, match=re.escape(way)) as error:
+        check_pages(said, share, num_pages=127, page_tokens=32, max_model_len=4096)
+    assert "room for keys and values of 4064 tokens, less than one sequence" in str(error.value)
+    assert "weights 20.0, the largest step 3.0" in str(error.value)
+    assert "\n" not in str(error.value)
+    check_pages(said, share, num_pages=128, page_tokens=32, max_model_len=4096)
+
+
+def test_bytes_that_a_flag_asks_for_must_be_free() -> None:
+    check_bytes(GIB, GIB)
+    with pytest.raises(ConfigError, match=r"asks for 2\.0 GiB of this GPU, and 1\.0 are free"):
+        check_bytes(2 * GIB, GIB)
+
+
+def test_graphs_share_the_pool_of_the_largest() -> None:
+    assert graph_bytes(800, 100, [1, 25, 50]) == 400 + 3 * GRAPH_BYTES
+    assert graph_bytes(800, 100, []) == 0
+
+
+class Card:
+    """A GPU of 100 bytes, on which a step takes 30, and the first also leaves 5 for good."""
+
+    def __init__(self) -> None:
+        self.num_held = self.peak = 40
+        self.others = 10
+
+    def free_and_total(self) -> tuple[int, int]:
+        return 100 - self.others - self.num_held, 100
+
+    def held(self) -> int:
+        return self.num_held
+
+    def peak_held(self) -> int:
+        return self.peak
+
+    def trim(self) -> None:
+        self.num_held = self.peak = 40
+
+    def step(self) -> None:
+        self.others = 15
+        self.num_held = self.peak = 70
+
+
+def test_the_largest_step_is_looked_at_when_it_has_run_before() -> None:
+    assert measure(Card(), 90, Card().step, 8, []).peak == 40
+    card = Card()
+    seen = measure(card, 90, card.step, 8, [4])
+    assert seen == Figures(
+        total=100, free_before=90, free=45, held=40, peak=70, graphs=15 + GRAPH_BYTES
+    )
+    assert (seen.step, seen.libraries, seen.others) == (30, 5, 10)
+
+
+@pytest.mark.parametrize(
+    ("limits", "counts"),
+    [
+        ((4, 8, 100), [5, 1, 1, 1]),
+        ((4, 8, 3), [3, 3, 1, 1]),
+        ((4, 100, 3), [3, 3, 3, 3]),
+        ((1, 1, 9), [1]),
+        ((9, 4, 9), [1, 1, 1, 1]),
+    ],
+)
+def test_the_largest_step_has_as_many_rows_and_tokens_as_there_can_be(
+    limits: tuple[int, int, int], counts: list[int]
+) -> None:
+    assert token_counts(*limits) == counts
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    options = dict(zip(names, limits, strict=True))
+    step = largest_step(**options, page_tokens=16)
+    batch = batch_of(step, step.logit_rows)
+    assert len(batch.token_ids) == len(batch.positions) == sum(counts)
+    assert batch.sequences.tolist() == [i for i, count in enumerate(counts) for _ in range(count)]
+    assert batch.positions[batch.logit_rows].tolist() == [limits[2] - 1] * len(counts)
+    assert batch.page_table.shape == (len(counts), -(-limits[2] // 16))
+    assert len(np.frombuffer(step.rows, ROW)) == len(counts)
+    vectors = largest_step(**options, page_tokens=16, embeds=True)
+    assert len(array("i", vectors.pooled_rows)) == len(counts)
+    assert not vectors.rows
