@@ -50,6 +50,8 @@ def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: An
             constants[(place,)] = value
             continue
         signature[parameter.name] = mangle_type(value)
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            value.zero_()  # it may be an output that is an index later on
         number = value.data_ptr() if isinstance(value, torch.Tensor) else value
         if isinstance(number, int) and number % 16 == 0:
             attributes[(place,)] = [["tt.divisibility", 16]]

@@ -2,8 +2,8 @@
 
 A program takes a tile: some consecutive tokens of one sequence, with the query heads of one KV
 head. It takes keys in splits that begin at fixed positions, and splits are merged in order, be it
-by the program itself or, where there are few tiles, by a second kernel after one program per split.
-So what a token gets has the same bits whatever its batch mates, its chunk and the launch.
+by the program itself or, where there are few tiles, by a second kernel after several programs per
+tile. So what a token gets has the same bits whatever its batch mates, its chunk and the launch.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ class Tiling:
     rows: int = 64  # of a tile, a token having one per query head; more where it has more heads
     keys: int = 64  # that are loaded together
     split_keys: int = 512
-    enough_programs: int = 264  # to fill a GPU; with fewer tiles, splits run side by side
+    enough_programs: int = 264  # to fill a GPU; with fewer tiles, splits run side by side,
+    max_partial_bytes: int = 256 << 20  # if what they leave to be merged is no more than this
 
     def num_rows(self, group: int) -> int:
         """Return the rows of a tile, where so many query heads share a KV head."""
@@ -37,9 +38,21 @@ class Tiling:
         """Return a bound of the tiles, from sizes that a captured graph knows."""
         return num_tokens // (self.num_rows(group) // group) + num_sequences
 
-    def num_splits(self, num_programs: int, max_keys: int) -> int:
-        """Return how many programs share a tile, when nobody has more keys than `max_keys`."""
-        return 1 if num_programs >= self.enough_programs else triton.cdiv(max_keys, self.split_keys)
+    def num_splits(self, max_keys: int) -> int:
+        """Return how many splits there are, when nobody has more keys than `max_keys`."""
+        return -(-max_keys // self.split_keys)
+
+    def num_sharing(self, num_programs: int, max_keys: int, split_bytes: int) -> int:
+        """Return how many programs share a tile.
+
+        Args:
+            num_programs: there are without sharing.
+            split_bytes: what one split leaves of all tokens.
+        """
+        num_splits = self.num_splits(max_keys)
+        if split_bytes * num_splits > self.max_partial_bytes:
+            return 1
+        return max(1, min(num_splits, -(-self.enough_programs // num_programs)))
 
 
 TILING = Tiling()
@@ -47,14 +60,16 @@ TILING = Tiling()
 
 @dataclass(frozen=True)
 class Stretches:
-    """Who the tokens of a batch belong to, on the device. Some stretches may be empty."""
+    """Who the tokens of a batch belong to, on the device. Some stretches may be empty.
+
+    A sequence may have tokens and no keys, as padding: they attend to nothing, and get zeros.
+    """
 
     query_starts: Tensor  # [sequences + 1], int32, each sequence's first token in the batch
-    positions: Tensor  # [tokens], int32
+    positions: Tensor  # [tokens], int32; -1 has no keys
     num_keys: Tensor  # [sequences], int32, up to its last token in the batch, that one included
-    slots: Tensor  # [sequences], int32, rows of `page_table`
-    page_table: Tensor  # [slots, max_pages], int32
-    max_keys: int  # no less than any of `num_keys`
+    page_table: Tensor  # [sequences, max_pages], int32
+    max_keys: int  # no less than any of `num_keys`; in a graph, than any that are to come
 
 
 def attend(
@@ -88,9 +103,14 @@ def attend(
     out = q.new_empty(num_tokens, num_heads, head_dim)
     if num_tokens == 0:
         return out
-    num_tiles = tiling.num_tiles(num_tokens, len(stretches.slots), group)
-    num_splits = tiling.num_splits(num_tiles * num_kv_heads, stretches.max_keys)
-    is_split = num_splits > 1
+    num_sequences, max_keys = len(stretches.num_keys), stretches.max_keys
+    num_tiles = tiling.num_tiles(num_tokens, num_sequences, group)
+    num_splits, split_bytes = (
+        tiling.num_splits(max_keys),
+        4 * num_tokens * num_heads * (head_dim + 2),
+    )
+    num_sharing = tiling.num_sharing(num_tiles * num_kv_heads, max_keys, split_bytes)
+    is_split = num_sharing > 1
     num_partial = num_tokens * num_heads * num_splits if is_split else 0
     partial = q.new_empty(num_partial, head_dim + 2, dtype=torch.float32)
     fixed = {
@@ -104,7 +124,7 @@ def attend(
     }
     outputs = (out, partial)
     sinks = q if sinks is None else sinks
-    attention_kernel[(num_tiles, num_kv_heads, num_splits)](
+    attention_kernel[(num_tiles, num_kv_heads, num_sharing)](
         *outputs,
         q,
         keys,
@@ -112,10 +132,10 @@ def attend(
         sinks,
         stretches.query_starts,
         stretches.num_keys,
-        stretches.slots,
         stretches.page_table,
-        len(stretches.slots),
+        num_sequences,
         stretches.page_table.stride(0),
+        num_splits,
         scale,
         GROUP=group,
         PAGE_TOKENS=keys.shape[1],
@@ -144,10 +164,10 @@ def attention_kernel(
     sinks: tl.tensor,
     query_starts: tl.tensor,
     num_keys: tl.tensor,
-    slots: tl.tensor,
     page_table: tl.tensor,
     num_sequences: tl.tensor,
     table_stride: tl.tensor,
+    num_splits: tl.tensor,
     scale: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -177,22 +197,19 @@ def attention_kernel(
     queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
     begin = tl.maximum(first_position + first_query - WINDOW + 1, 0) if WINDOW > 0 else 0
     end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
-    first_split, last_split = begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS
-    if IS_SPLIT:
-        first_split = tl.maximum(first_split, tl.program_id(2))
-        last_split = tl.minimum(last_split, tl.program_id(2))
-    table = page_table + tl.load(slots + sequence).to(tl.int64) * table_stride
     maxima, sums, mixed = attend_splits(
         queries,
         keys + tl.program_id(1) * HEAD_DIM,
         values + tl.program_id(1) * HEAD_DIM,
-        table,
+        page_table + sequence.to(tl.int64) * table_stride,
         first_position + query,
-        first_split,
-        last_split,
+        begin // SPLIT_KEYS + tl.program_id(2),
+        (end - 1) // SPLIT_KEYS,
         begin,
         end,
         scale,
+        partial + place * num_splits * (HEAD_DIM + 2),
+        is_row,
         (NUM_HEADS // GROUP) * HEAD_DIM,
         HEAD_DIM,
         PAGE_TOKENS,
@@ -202,17 +219,14 @@ def attention_kernel(
         BLOCK_DIM,
         WINDOW,
         SOFTCAP,
+        IS_SPLIT,
     )
     if IS_SPLIT:
-        place = (place * tl.num_programs(2) + tl.program_id(2)) * (HEAD_DIM + 2)
-        tl.store(partial + place[:, None] + dim[None, :], mixed, mask=is_number)
-        tl.store(partial + place + HEAD_DIM, maxima, mask=is_row)
-        tl.store(partial + place + HEAD_DIM + 1, sums, mask=is_row)
         return
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
         maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
-    attended = rounded(mixed / tl.where(is_row, sums, 1.0)[:, None], out.dtype.element_ty)
+    attended = rounded(mixed / tl.where(sums > 0, sums, 1.0)[:, None], out.dtype.element_ty)
     tl.store(out + place[:, None] * HEAD_DIM + dim[None, :], attended, mask=is_number)
 
 
@@ -241,7 +255,7 @@ def merge_kernel(
     maxima = tl.full([1], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([1], tl.float32)
     mixed = tl.zeros([1, BLOCK_DIM], tl.float32)
-    for split in range(first_split, tl.minimum(position // SPLIT_KEYS + 1, num_splits)):
+    for split in range(first_split, (position + SPLIT_KEYS) // SPLIT_KEYS):
         at = ((token * NUM_HEADS + head) * num_splits + split) * (HEAD_DIM + 2)
         numbers = tl.load(partial + at + dim[None, :], mask=is_number, other=0.0)
         maximum = tl.load(partial + at + HEAD_DIM + row)
@@ -253,7 +267,7 @@ def merge_kernel(
     at = (token * NUM_HEADS + head) * HEAD_DIM
     tl.store(
         out + at + dim[None, :],
-        rounded(mixed / sums[:, None], out.dtype.element_ty),
+        rounded(mixed / tl.where(sums > 0, sums, 1.0)[:, None], out.dtype.element_ty),
         mask=is_number,
     )
 
@@ -292,6 +306,8 @@ def attend_splits(
     begin: tl.tensor,
     end: tl.tensor,
     scale: tl.tensor,
+    partial: tl.tensor,
+    is_row: tl.tensor,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
@@ -301,12 +317,17 @@ def attend_splits(
     BLOCK_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Attend to some splits, as far as they lie in keys `begin` to `end`, in their order."""
+    """Attend to splits as far as they lie in keys `begin` to `end`: to all of them, in their order.
+
+    If IS_SPLIT, others have their share of them, and each split's numbers are stored by themselves.
+    """
+    dim = tl.arange(0, BLOCK_DIM)
     maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
     sums = tl.zeros([BLOCK_ROWS], tl.float32)
     mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    for split in range(first_split, last_split + 1):
+    for split in range(first_split, last_split + 1, tl.num_programs(2)):
         more_maxima, more_sums, more_mixed = attend_split(
             queries,
             keys,
@@ -325,7 +346,14 @@ def attend_splits(
             WINDOW,
             SOFTCAP,
         )
-        maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
+        if IS_SPLIT:
+            at = partial + split * (HEAD_DIM + 2)
+            is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+            tl.store(at[:, None] + dim[None, :], more_mixed, mask=is_number)
+            tl.store(at + HEAD_DIM, more_maxima, mask=is_row)
+            tl.store(at + HEAD_DIM + 1, more_sums, mask=is_row)
+        else:
+            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     return maxima, sums, mixed
 
 
@@ -440,7 +468,7 @@ def reference(
         rows = slice(starts[sequence], starts[sequence + 1])
         if rows.start == rows.stop:
             continue
-        pages = stretches.page_table[int(stretches.slots[sequence])].long()
+        pages = stretches.page_table[sequence].long()
         pages = pages[: -(-num_keys // keys.shape[1])]
         out[rows] = attend_densely(
             q[rows].float(),

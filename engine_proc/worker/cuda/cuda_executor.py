@@ -5,25 +5,28 @@ whatever its batch mates are.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
+from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.gate import act_mul
+from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.matrices import load_weights
 from headrace.engine_proc.worker.cuda.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.rope_store import HeadNorm, Rotations, rope_store
-from headrace.engine_proc.worker.cuda.step_inputs import Slots, prepare_inputs
+from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
+from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, Norm, Placement, QKNorm
-from headrace.engine_proc.worker.torch_attention import sequence_rows
 from headrace.engine_proc.worker.weights import Weights
 
 SCALINGS = {
@@ -31,6 +34,7 @@ SCALINGS = {
     Norm.RMS_ONE_PLUS: Scaling.RMS_ONE_PLUS,
     Norm.LAYER: Scaling.LAYER,
 }
+LARGEST = Sizes(num_tokens=512, num_sequences=64, num_rows=64)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class CudaExecutor:
 
     Args:
         device: "cpu" where kernels run in Triton's interpreter.
+        largest: no step is larger; more rows than these have logits, but not in graphs.
+        max_model_len: tokens of a sequence; default: the spec's.
         tiling: other tilings give other bits.
         progress: called with (weights loaded, weights in all) while loading.
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
@@ -65,6 +71,8 @@ class CudaExecutor:
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         tiling: Tiling = TILING,
+        largest: Sizes = LARGEST,
+        max_model_len: int | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
@@ -83,52 +91,76 @@ class CudaExecutor:
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
         page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
         self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
+        self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
+        max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
+        self.buffers = StepBuffers(largest, max_pages, self.team.num_tokens, self.device)
+        self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
-        return self.logits(batch).cpu().numpy()
+        return self.logits(batch).to("cpu", copy=True).numpy()
 
     @torch.inference_mode()
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
-        return self.hidden(self.step_of(batch)).float().cpu().numpy()
+        step = self.step_of(self.buffers.send(batch), int(batch.positions.max()) + 1)
+        return self.hidden(step).float().cpu().numpy()
 
+    @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
-        """Do as `forward`, and leave the logits on the device, fp32."""
+        """Do as `forward`, and leave the logits on the device, fp32, until the next step."""
+        sizes = self.buffers.send(batch)
+        bucket = self.buckets.choose(sizes)
+        if bucket is None:
+            return self.compute(sizes, int(batch.positions.max()) + 1)
+        self.graphs[bucket].replay()
+        return self.buffers.logits[: sizes.num_rows]
+
+    def compute(self, sizes: Sizes, max_keys: int) -> Tensor:
+        """Run the step in the buffers, padded to `sizes`. Nobody has more keys than `max_keys`."""
         spec = self.spec
-        own = self.matrices["head"].apply(self.hidden(self.step_of(batch)))
-        logits = self.team.all_logits(own).float() * spec.logit_multiplier
+        own = self.matrices["head"].apply(self.hidden(self.step_of(sizes, max_keys)))
+        logits = self.buffers.logits_of(sizes.num_rows).copy_(self.team.all_logits(own))
+        if spec.logit_multiplier != 1:
+            logits *= spec.logit_multiplier
         if spec.logit_softcap is not None:
-            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+            logits.div_(spec.logit_softcap).tanh_().mul_(spec.logit_softcap)
         return logits
 
-    def step_of(self, batch: Batch) -> Step:
-        """Send a batch to the device, in one copy, and derive the rest there."""
-        rows = sequence_rows(batch) if len(batch.token_ids) else []
-        starts = np.array([*(part.start for part in rows), len(batch.token_ids)], np.int32)
-        firsts = starts[:-1]
-        slots = batch.sequences[firsts]
-        num_computed = np.zeros(len(batch.page_table), np.int32)
-        num_computed[slots] = batch.positions[firsts]
-        fields = (batch.token_ids, starts, slots, num_computed, batch.logit_rows, batch.page_table)
-        sent = torch.from_numpy(np.concatenate([field.reshape(-1) for field in fields]))
-        ends = np.cumsum([field.size for field in fields]).tolist()
-        parts = sent.to(self.device).tensor_split(ends[:-1])
-        ids, query_starts, slots_sent, computed, logit_rows, table = parts
-        page_table = table.view(batch.page_table.shape)
-        state = Slots(page_table, computed, torch.zeros_like(computed))
-        inputs = prepare_inputs(ids, query_starts, slots_sent, state, self.page_tokens)
+    def runs(self, buckets: Buckets) -> dict[Sizes, Run]:
+        """Return what is to be captured so that steps take graphs, the largest first."""
+        max_keys = self.buffers.max_pages * self.page_tokens
+        return {sizes: partial(self.compute, sizes, max_keys) for sizes in buckets}
+
+    @torch.inference_mode()
+    def capture(
+        self,
+        buckets: Buckets,
+        open_maker: Callable[[], GraphMaker],
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Capture graphs for these sizes of steps. See `capture_all`."""
+        self.buffers.clear()
+        self.graphs = capture_all(open_maker, self.runs(buckets), around, progress)
+        self.buckets = buckets
+
+    def step_of(self, sizes: Sizes, max_keys: int) -> Step:
+        """Derive all that kernels need to know of the step in the buffers."""
+        buffers = self.buffers
+        inputs = prepare_inputs(
+            buffers.packed, buffers.drawn, sizes, buffers.max_pages, self.page_tokens
+        )
         stretches = Stretches(
-            query_starts=query_starts,
+            query_starts=inputs.query_starts,
             positions=inputs.positions,
             num_keys=inputs.num_keys,
-            slots=slots_sent,
-            page_table=page_table,
-            max_keys=int(batch.positions.max(initial=0)) + 1,
+            page_table=inputs.page_table,
+            max_keys=max_keys,
         )
         rotations = self.rotations(inputs.positions)
-        return Step(inputs.token_ids, inputs.kv_rows, stretches, logit_rows, rotations)
+        return Step(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations)
 
     def rotations(self, positions: Tensor) -> list[Rotations]:
         """Return the rotations of every kind of layer."""
@@ -142,10 +174,10 @@ class CudaExecutor:
     def hidden(self, step: Step) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
         x = self.team.embed(step.token_ids, self.weights["embed"])
-        x = x * torch.tensor(self.spec.embedding_multiplier, dtype=self.dtype)
+        x = x * self.multiplier
         for index, layer in enumerate(self.spec.layers):
             x = self.layer(index, layer, x, step)
-        return self.norm("norm", x[step.logit_rows])
+        return self.norm("norm", x.index_select(0, step.logit_rows))
 
     def layer(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
         """Run one layer, [tokens, hidden] -> [tokens, hidden], in place where that is quicker."""

@@ -1,74 +1,110 @@
 """What kernels need to know of a step, derived on the device from the little that is sent there.
 
-Slots hold what outlives a step: how many tokens of a sequence have been computed, its pages, and
-the token that was drawn last, so that a step can be launched before the host has seen that token.
+A step goes there as one array of int32: how many tokens, sequences, logit rows and pages per
+sequence it has; then its token ids, of which -1 - r is the token that was drawn for row r of the
+step before; where each sequence's tokens start, and where the last one's end; the position of each
+sequence's first token; the logit rows; the pages, sequence by sequence.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.executor import Batch, Int32s
+
+HEADER = tl.constexpr(4)
 BLOCK = 128
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Sequences, on the device."""
-
-    page_table: Tensor  # [slots, max_pages], int32
-    num_computed: Tensor  # [slots], int32, tokens whose keys are in the pages
-    last_tokens: Tensor  # [slots], int32
-
-
-@dataclass(frozen=True)
 class StepInputs:
-    """A step, token by token."""
+    """A step, token by token.
+
+    Sequences that are missing have no tokens. Tokens that are missing are 0, and belong to a
+    sequence without keys behind all others.
+    """
 
     token_ids: Tensor  # [tokens], int32
-    positions: Tensor  # [tokens], int32
-    kv_rows: Tensor  # [tokens], int64, page * page_tokens + row of the page
-    num_keys: Tensor  # [sequences], int32, up to each one's last token in the step
+    positions: Tensor  # [tokens], int32; -1 is padding
+    kv_rows: Tensor  # [tokens], int64, page * page_tokens + row of the page; -1 is nowhere
+    query_starts: Tensor  # [sequences + 2], int32
+    num_keys: Tensor  # [sequences + 1], int32, up to each one's last token in the step
+    page_table: Tensor  # [sequences + 1, max_pages], int32, as far as a sequence has pages
+    logit_rows: Tensor  # [rows], int32; padding is 0
+
+
+def packed_size(most: Sizes, max_pages: int) -> int:
+    """Return how many numbers the largest step is."""
+    per_sequence = most.num_sequences * (2 + max_pages)
+    return int(HEADER) + most.num_tokens + per_sequence + 1 + most.num_rows
+
+
+def pack(batch: Batch, out: Int32s) -> tuple[Sizes, int]:
+    """Write a step as it is sent; return its sizes, and how many numbers it is."""
+    cuts = np.flatnonzero(batch.sequences[1:] != batch.sequences[:-1]) + 1
+    firsts = np.concatenate([[0], cuts])
+    own = batch.sequences[firsts]
+    ids, table = batch.token_ids, batch.page_table
+    if batch.relays is not None:
+        ids = np.where(batch.relays >= 0, -1 - batch.relays, ids)
+    if len(own) < len(table):
+        table = table[own]
+    sizes = Sizes(len(ids), len(own), len(batch.logit_rows))
+    header = (sizes.num_tokens, sizes.num_sequences, sizes.num_rows, table.shape[1])
+    positions = batch.positions[firsts]
+    columns = (header, ids, firsts, [len(ids)], positions, batch.logit_rows, table.reshape(-1))
+    end = 0
+    for column in columns:
+        start, end = end, end + len(column)
+        out[start:end] = column
+    return sizes, end
 
 
 def prepare_inputs(
-    given_ids: Tensor, query_starts: Tensor, slots: Tensor, state: Slots, page_tokens: int
+    packed: Tensor, drawn: Tensor, sizes: Sizes, max_pages: int, page_tokens: int
 ) -> StepInputs:
     """Derive a step's inputs.
 
     Args:
-        given_ids: [tokens], int32; -1 is the token that was drawn last.
-        query_starts: [sequences + 1], int32. What is behind the last start is padding: token 0 at
-            position 0, whose keys go nowhere.
-        slots: [sequences], int32, of `state`.
+        packed: [numbers], int32, a step that `sizes` hold.
+        drawn: [rows], int32, the tokens of the step before.
     """
-    num_tokens, num_sequences = len(given_ids), len(slots)
-    assert len(query_starts) == num_sequences + 1
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=packed.device)
+
     inputs = StepInputs(
-        token_ids=torch.zeros_like(given_ids),
-        positions=torch.zeros_like(given_ids),
-        kv_rows=torch.full_like(given_ids, -1, dtype=torch.int64),
-        num_keys=torch.empty_like(slots),
+        token_ids=empty(sizes.num_tokens),
+        positions=empty(sizes.num_tokens),
+        kv_rows=empty(sizes.num_tokens, dtype=torch.int64),
+        query_starts=empty(sizes.num_sequences + 2),
+        num_keys=empty(sizes.num_sequences + 1),
+        page_table=empty(sizes.num_sequences + 1, max_pages),
+        logit_rows=empty(sizes.num_rows),
     )
-    if num_tokens and num_sequences:
-        inputs_kernel[(num_sequences,)](
-            inputs.token_ids,
-            inputs.positions,
-            inputs.kv_rows,
-            inputs.num_keys,
-            given_ids,
-            query_starts,
-            slots,
-            state.num_computed,
-            state.last_tokens,
-            state.page_table,
-            state.page_table.stride(0),
-            PAGE_TOKENS=page_tokens,
-            BLOCK=BLOCK,
-            enable_fp_fusion=False,
-        )
+    inputs_kernel[(sizes.num_sequences + 1,)](
+        inputs.token_ids,
+        inputs.positions,
+        inputs.kv_rows,
+        inputs.query_starts,
+        inputs.num_keys,
+        inputs.page_table,
+        inputs.logit_rows,
+        packed,
+        drawn,
+        sizes.num_tokens,
+        sizes.num_sequences,
+        sizes.num_rows,
+        max_pages,
+        PAGE_TOKENS=page_tokens,
+        BLOCK=BLOCK,
+        enable_fp_fusion=False,
+    )
     return inputs
 
 
@@ -77,53 +113,95 @@ def inputs_kernel(
     token_ids: tl.tensor,
     positions: tl.tensor,
     kv_rows: tl.tensor,
-    num_keys: tl.tensor,
-    given_ids: tl.tensor,
     query_starts: tl.tensor,
-    slots: tl.tensor,
-    num_computed: tl.tensor,
-    last_tokens: tl.tensor,
+    num_keys: tl.tensor,
     page_table: tl.tensor,
-    table_stride: tl.tensor,
+    logit_rows: tl.tensor,
+    packed: tl.tensor,
+    drawn: tl.tensor,
+    max_tokens: tl.tensor,
+    max_sequences: tl.tensor,
+    max_rows: tl.tensor,
+    max_pages: tl.tensor,
     PAGE_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     sequence = tl.program_id(0)
-    slot = tl.load(slots + sequence).to(tl.int64)
-    start, end = tl.load(query_starts + sequence), tl.load(query_starts + sequence + 1)
-    first_position = tl.load(num_computed + slot)
-    last_token = tl.load(last_tokens + slot)
+    num_tokens, num_sequences = tl.load(packed), tl.load(packed + 1)
+    num_rows, num_pages = tl.load(packed + 2), tl.load(packed + 3)
+    given_ids = packed + HEADER
+    starts = given_ids + num_tokens
+    first_positions = starts + num_sequences + 1
+    given_rows = first_positions + num_sequences
+    pages = given_rows + num_rows + sequence * num_pages
+    column = tl.arange(0, BLOCK)
+    if sequence >= num_sequences:
+        tl.store(query_starts + sequence, num_tokens)
+        tl.store(num_keys + sequence, 0)
+    if sequence == max_sequences:
+        tl.store(query_starts + sequence + 1, max_tokens)
+        for first in range(num_tokens, max_tokens, BLOCK):
+            token = first + column
+            is_token = token < max_tokens
+            tl.store(token_ids + token, 0, mask=is_token)
+            tl.store(positions + token, -1, mask=is_token)
+            tl.store(kv_rows + token, -1, mask=is_token)
+        for first in range(0, max_rows, BLOCK):
+            row = first + column
+            given = tl.load(given_rows + row, mask=row < num_rows, other=0)
+            tl.store(logit_rows + row, given, mask=row < max_rows)
+    if sequence >= num_sequences:
+        return
+    start, end = tl.load(starts + sequence), tl.load(starts + sequence + 1)
+    first_position = tl.load(first_positions + sequence)
+    tl.store(query_starts + sequence, start)
     tl.store(num_keys + sequence, first_position + end - start)
+    for first in range(0, num_pages, BLOCK):
+        is_page = first + column < num_pages
+        page = tl.load(pages + first + column, mask=is_page, other=0)
+        place = sequence.to(tl.int64) * max_pages + first
+        tl.store(page_table + place + column, page, mask=is_page)
     for first in range(start, end, BLOCK):
-        token = first + tl.arange(0, BLOCK)
+        token = first + column
         is_token = token < end
         given = tl.load(given_ids + token, mask=is_token, other=0)
-        tl.store(token_ids + token, tl.where(given < 0, last_token, given), mask=is_token)
+        relayed = tl.load(drawn - 1 - given, mask=is_token & (given < 0), other=0)
+        tl.store(token_ids + token, tl.where(given < 0, relayed, given), mask=is_token)
         position = first_position + token - start
         tl.store(positions + token, position, mask=is_token)
-        place = page_table + slot * table_stride + position // PAGE_TOKENS
-        page = tl.load(place, mask=is_token, other=0).to(tl.int64)
+        page = tl.load(pages + position // PAGE_TOKENS, mask=is_token, other=0).to(tl.int64)
         tl.store(kv_rows + token, page * PAGE_TOKENS + position % PAGE_TOKENS, mask=is_token)
 
 
 def reference(
-    given_ids: Tensor, query_starts: Tensor, slots: Tensor, state: Slots, page_tokens: int
+    packed: Tensor, drawn: Tensor, sizes: Sizes, max_pages: int, page_tokens: int
 ) -> StepInputs:
     """Do as `prepare_inputs`, in plain torch."""
+    num_tokens, num_sequences, num_rows, num_pages = packed[:4].tolist()
+    counts = (num_tokens, num_sequences + 1, num_sequences, num_rows, num_sequences * num_pages)
+    columns = packed[4 : 4 + sum(counts)].split_with_sizes(counts)
+    ids, starts, first_positions, rows, pages = columns
+    relayed = drawn[(-1 - ids).clamp(min=0).long()]
     inputs = StepInputs(
-        token_ids=torch.zeros_like(given_ids),
-        positions=torch.zeros_like(given_ids),
-        kv_rows=torch.full_like(given_ids, -1, dtype=torch.int64),
-        num_keys=torch.empty_like(slots),
+        token_ids=torch.zeros(sizes.num_tokens).to(packed),
+        positions=torch.full((sizes.num_tokens,), -1).to(packed),
+        kv_rows=torch.full((sizes.num_tokens,), -1, device=packed.device),
+        query_starts=torch.full((sizes.num_sequences + 2,), num_tokens).to(packed),
+        num_keys=torch.zeros(sizes.num_sequences + 1).to(packed),
+        page_table=torch.zeros(sizes.num_sequences + 1, max_pages).to(packed),
+        logit_rows=torch.zeros(sizes.num_rows).to(packed),
     )
-    starts = query_starts.tolist()
-    for sequence, slot in enumerate(slots.tolist()):
-        start, end = starts[sequence], starts[sequence + 1]
-        positions = int(state.num_computed[slot]) + torch.arange(end - start)
-        pages = state.page_table[slot].cpu()[positions // page_tokens].long()
-        given = given_ids[start:end]
-        inputs.token_ids[start:end] = torch.where(given < 0, state.last_tokens[slot], given)
-        inputs.positions[start:end] = positions
-        inputs.kv_rows[start:end] = pages * page_tokens + positions % page_tokens
-        inputs.num_keys[sequence] = int(state.num_computed[slot]) + end - start
+    inputs.token_ids[:num_tokens] = torch.where(ids < 0, relayed, ids)
+    inputs.query_starts[:num_sequences] = starts[:-1]
+    inputs.query_starts[-1] = sizes.num_tokens
+    inputs.page_table[:num_sequences, :num_pages] = pages.view(num_sequences, num_pages)
+    inputs.logit_rows[:num_rows] = rows
+    for sequence in range(num_sequences):
+        tokens = slice(*starts[sequence : sequence + 2].tolist())
+        count = tokens.stop - tokens.start
+        at = first_positions[sequence].long() + torch.arange(count, device=packed.device)
+        page = inputs.page_table[sequence, at // page_tokens].long()
+        inputs.positions[tokens] = at.int()
+        inputs.kv_rows[tokens] = page * page_tokens + at % page_tokens
+        inputs.num_keys[sequence] = first_positions[sequence] + count
     return inputs

@@ -58,8 +58,7 @@ class Case:
             query_starts=torch.cat([torch.zeros(1), counts.cumsum(0)]).int().to(device),
             positions=torch.cat(positions).int().to(device),
             num_keys=(before + counts).int().to(device),
-            slots=slots.int().to(device),
-            page_table=self.table,
+            page_table=self.table[slots],
             max_keys=int((before + counts).max()),
         )
 
@@ -102,16 +101,51 @@ def test_what_lies_behind_the_keys_is_not_read(device: torch.device) -> None:
     torch.testing.assert_close(case.attend([(0, 17, 2)]), clean, atol=0, rtol=0)
 
 
+@pytest.mark.parametrize("enough_programs", [0, 1000])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_who_has_no_keys_gets_zeros(
+    enough_programs: int, sinks: bool, device: torch.device
+) -> None:
+    case = Case(device, sinks=sinks)
+    whole = case.stretches([(0, 17, 2), (1, 0, 3)])
+    whole.num_keys[1], whole.positions[2:] = 0, -1
+    tiling = Tiling(16, 16, 16, enough_programs)
+    q = case.q([(0, 17, 2), (1, 0, 3)])
+    attended = attend(q, case.keys, case.values, whole, tiling=tiling, **case.options)
+    alone = case.attend([(0, 17, 2)], tiling)
+    torch.testing.assert_close(attended[:2], alone, atol=0, rtol=0)
+    assert not attended[2:].any()
+
+
 def test_no_tokens_are_no_work(device: torch.device) -> None:
     assert Case(device).attend([(0, 5, 0)]).shape == (0, 4, 16)
 
 
 @pytest.mark.parametrize(
-    ("num_programs", "max_keys", "num_splits"),
-    [(1, 512, 1), (1, 513, 2), (263, 5120, 10), (264, 5120, 1)],
+    ("num_programs", "max_keys", "split_bytes", "num_sharing"),
+    [
+        (1, 512, 1, 1),
+        (1, 513, 1, 2),
+        (88, 5120, 1, 3),
+        (89, 5120, 1, 3),
+        (264, 5120, 1, 1),
+        (1, 5120, 26 << 20, 1),  # too much to be merged
+    ],
 )
-def test_splits_are_for_few_tiles(num_programs: int, max_keys: int, num_splits: int) -> None:
-    assert Tiling().num_splits(num_programs, max_keys) == num_splits
+def test_few_tiles_are_shared(
+    num_programs: int, max_keys: int, split_bytes: int, num_sharing: int
+) -> None:
+    assert Tiling().num_sharing(num_programs, max_keys, split_bytes) == num_sharing
+
+
+def test_programs_take_turns_with_splits(device: torch.device) -> None:
+    case = Case(device, sinks=True)
+    parts = [(3, 50, 2), (0, 0, 3)]
+    tilings = [Tiling(16, 16, 16, enough_programs=enough) for enough in (0, 16, 1000)]
+    # 1, 2 or 4 programs for a tile that has 4 splits
+    serial, shared, parallel = (case.attend(parts, tiling) for tiling in tilings)
+    torch.testing.assert_close(shared, serial, atol=0, rtol=0)
+    torch.testing.assert_close(parallel, serial, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("group", "num_rows"), [(1, 64), (7, 64), (64, 64), (71, 128)])

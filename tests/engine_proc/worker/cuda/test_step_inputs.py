@@ -2,40 +2,84 @@
 
 import dataclasses
 
+import numpy as np
 import torch
 
-from headrace.engine_proc.worker.cuda.step_inputs import Slots, prepare_inputs, reference
+from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.cuda.step_inputs import (
+    StepInputs,
+    pack,
+    packed_size,
+    prepare_inputs,
+    reference,
+)
+from headrace.engine_proc.worker.executor import Batch
 
 PAGE_TOKENS = 16
+MAX_PAGES = 15
+COUNTS, STARTS = [1, 130, 3], [100, 0, 7]  # more than a block
 
 
-def state(device: torch.device) -> Slots:
-    torch.manual_seed(0)
-    return Slots(
-        page_table=torch.randperm(60).view(4, 15).int().to(device),
-        num_computed=torch.tensor([31, 0, 7, 100]).int().to(device),
-        last_tokens=torch.tensor([5, 6, 7, 8]).int().to(device),
+def step() -> Batch:
+    rng = np.random.default_rng(0)
+    positions = [np.arange(a, a + n) for a, n in zip(STARTS, COUNTS, strict=True)]
+    relays = np.full(sum(COUNTS), -1, np.int32)
+    relays[[0, -1]] = 2, 0
+    return Batch(
+        token_ids=np.arange(sum(COUNTS), dtype=np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        sequences=np.repeat([3, 1, 2], COUNTS).astype(np.int32),  # rows in any order
+        page_table=rng.permutation(48).reshape(4, 12).astype(np.int32),
+        logit_rows=np.array([0, 130, 132, 133], np.int32),
+        relays=relays,
     )
 
 
+def inputs(batch: Batch, padding: Sizes, device: torch.device) -> tuple[StepInputs, StepInputs]:
+    """Prepare a step, and what it should be."""
+    numbers = np.full(400, 77, np.int32)
+    own, end = pack(batch, numbers)
+    assert end <= packed_size(own, MAX_PAGES)
+    sizes = Sizes(
+        own.num_tokens + padding.num_tokens,
+        own.num_sequences + padding.num_sequences,
+        own.num_rows + padding.num_rows,
+    )
+    packed = torch.from_numpy(numbers).to(device)
+    drawn = torch.tensor([50, 51, 52], dtype=torch.int32, device=device)
+    args = (packed, drawn, sizes, MAX_PAGES, PAGE_TOKENS)
+    return prepare_inputs(*args), reference(*args)
+
+
 def test_prompts_tokens_and_padding(device: torch.device) -> None:
-    counts = [1, 130, 0, 3]  # more than a block
-    starts = torch.tensor([0, *counts]).cumsum(0).int().to(device)
-    given = torch.arange(sum(counts) + 2).int().to(device)
-    given[0] = -1
-    slots = torch.tensor([3, 1, 0, 2]).int().to(device)
-    inputs = prepare_inputs(given, starts, slots, state(device), PAGE_TOKENS)
-    expected = reference(given, starts, slots, state(device), PAGE_TOKENS)
-    for field in dataclasses.fields(inputs):
-        assert torch.equal(getattr(inputs, field.name), getattr(expected, field.name)), field.name
-    assert inputs.token_ids[:2].tolist() == [8, 1]
-    assert inputs.positions[[0, 1, 130, 131, -1]].tolist() == [100, 0, 129, 7, 0]
-    assert inputs.kv_rows[-2:].tolist() == [-1, -1]
-    assert inputs.num_keys.tolist() == [101, 130, 31, 10]
+    got, expected = inputs(step(), Sizes(140, 2, 3), device)
+    for field in dataclasses.fields(got):
+        ours, theirs = getattr(got, field.name), getattr(expected, field.name)
+        if field.name == "page_table":  # more is not told
+            ours, theirs = ours[:3, :12], theirs[:3, :12]
+            assert torch.equal(ours.cpu(), torch.from_numpy(step().page_table[[3, 1, 2]]))
+        assert torch.equal(ours, theirs), field.name
+    assert got.token_ids[:2].tolist() == [52, 1]  # the first and the last are relayed
+    assert got.token_ids[133].item() == 50
+    assert got.positions[[0, 1, 130, 131, 134, -1]].tolist() == [100, 0, 129, 7, -1, -1]
+    assert set(got.kv_rows[134:].tolist()) == {-1}
+    assert got.query_starts.tolist() == [0, 1, 131, 134, 134, 134, 274]
+    assert got.num_keys.tolist() == [101, 130, 10, 0, 0, 0]
+    assert got.logit_rows.tolist() == [0, 130, 132, 133, 0, 0, 0]
 
 
-def test_an_empty_step(device: torch.device) -> None:
-    nothing = torch.zeros(0, dtype=torch.int32, device=device)
-    starts = torch.zeros(1, dtype=torch.int32, device=device)
-    inputs = prepare_inputs(nothing, starts, nothing, state(device), PAGE_TOKENS)
-    assert len(inputs.positions) == len(inputs.num_keys) == 0
+def test_a_step_without_padding_or_rows(device: torch.device) -> None:
+    batch = dataclasses.replace(step(), logit_rows=np.empty(0, np.int32), relays=None)
+    got, expected = inputs(batch, Sizes(0, 0, 0), device)
+    assert got.token_ids.tolist() == list(range(134))
+    assert torch.equal(got.kv_rows, expected.kv_rows)
+    assert len(got.logit_rows) == 0
+
+
+def test_a_step_of_nothing_is_all_padding(device: torch.device) -> None:
+    packed = torch.zeros(8, dtype=torch.int32, device=device)
+    got = prepare_inputs(packed, packed, Sizes(3, 2, 2), MAX_PAGES, PAGE_TOKENS)
+    assert got.query_starts.tolist() == [0, 0, 0, 3]
+    assert got.num_keys.tolist() == [0, 0, 0]
+    assert got.kv_rows.tolist() == [-1, -1, -1]
+    assert got.logit_rows.tolist() == [0, 0]

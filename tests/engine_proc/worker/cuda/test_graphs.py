@@ -1,0 +1,213 @@
+"""A step in a graph is the step without it, bit for bit, whatever it is padded to."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from random_decoders import NUM_PAGES, SPEC, batch, random_weights
+from recorded_graphs import NotCapturable, RecordedGraphs, device_tensors
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.attention import Tiling
+from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
+from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.graphs import CudaGraphs, capture_all
+from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.graph_inputs import Recapture
+from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, QKNorm
+
+TINY = dataclasses.replace(
+    SPEC,
+    num_heads=2,
+    num_kv_heads=1,
+    hidden_size=32,
+    intermediate_size=40,
+    layers=(LayerSpec(window=20),),
+    qk_norm=QKNorm.PER_HEAD,
+    attention_sinks=True,
+    logit_softcap=3.0,
+    logit_multiplier=0.5,
+)
+SIZES = [(4, 4, 4), (10, 2, 10), (24, 3, 3)]
+REPLAYS = 1000
+
+
+def make(spec: DecoderSpec, device: torch.device) -> CudaExecutor:
+    return CudaExecutor(
+        spec,
+        random_weights(spec),
+        num_pages=NUM_PAGES,
+        page_tokens=16,
+        device=device,
+        dtype=torch.float32,
+        # Few programs share a tile's splits, and how many depends on the tiles.
+        tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=12),
+        largest=Sizes(32, 4, 10),
+        max_model_len=304,
+    )
+
+
+def capture(executor: CudaExecutor, sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
+    """Capture graphs, on a GPU or its stand-in."""
+    stand_in = partial(RecordedGraphs, list(device_tensors(executor)))
+    open_maker = stand_in if executor.device.type == "cpu" else CudaGraphs
+    executor.capture(Buckets(Sizes(*each) for each in sizes), open_maker)
+
+
+def last_rows(step: Batch) -> Batch:
+    """Want the logits of each sequence's last token."""
+    ends = np.flatnonzero(np.diff(step.sequences, append=-1))
+    return dataclasses.replace(step, logit_rows=ends.astype(np.int32))
+
+
+PROMPTS = last_rows(batch([(0, 0, 17), (2, 0, 3), (1, 0, 2)]))  # in 24 tokens
+STEPS = {
+    "pieces of prompts": PROMPTS,
+    "decodes": batch([(2, 3, 4), (0, 17, 18), (1, 2, 3)]),  # in 4
+    "guesses": batch([(0, 18, 22), (2, 4, 8)]),  # in 10
+    "one alone": batch([(1, 3, 4)]),  # in 4
+    "no rows": dataclasses.replace(batch([(2, 8, 20)]), logit_rows=np.empty(0, np.int32)),
+    "too large": batch([(3, 0, 30)]),  # in none
+    "shuffled": batch([(1, 4, 5), (3, 30, 31), (0, 22, 23)]),
+}
+
+
+def test_a_graph_is_the_step_bit_for_bit(device: torch.device) -> None:
+    graphs, eager = make(TINY, device), make(TINY, device)
+    capture(graphs)
+    assert not graphs.kv.any()  # capturing has left nothing
+    for name, step in STEPS.items():
+        np.testing.assert_array_equal(graphs.forward(step), eager.forward(step), name)
+        # Neither has padding: all other pages are as they were, page 0 among them.
+        assert torch.equal(graphs.kv, eager.kv), name
+
+
+def test_the_token_that_was_drawn_comes_in_on_the_device(device: torch.device) -> None:
+    graphs, eager = make(TINY, device), make(TINY, device)
+    capture(graphs, [(4, 4, 4)])
+    step = batch([(0, 0, 1), (1, 0, 1)])
+    relays = np.array([-1, 2], np.int32)
+    graphs.buffers.drawn[:3] = torch.tensor([3, 1, 9])
+    relayed = dataclasses.replace(step, token_ids=np.array([7, 0], np.int32), relays=relays)
+    known = dataclasses.replace(step, token_ids=np.array([7, 9], np.int32))
+    np.testing.assert_array_equal(graphs.forward(relayed), eager.forward(known))
+
+
+def test_a_thousand_replays_are_one(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("there is no GPU")
+    executor = make(TINY, device)
+    capture(executor)
+    first = {}
+    for name, step in STEPS.items():
+        first[name] = executor.forward(step)
+    free = torch.cuda.mem_get_info()[0]
+    for _ in range(REPLAYS):
+        for step in STEPS.values():
+            executor.logits(step)
+    for name, step in STEPS.items():
+        np.testing.assert_array_equal(executor.forward(step), first[name], name)
+    assert torch.cuda.mem_get_info()[0] == free
+
+
+# What captures graphs
+
+
+class NamedGraphs(RecordedGraphs):
+    """Writes down what is run."""
+
+    def __init__(self, said: list[str]) -> None:
+        super().__init__(())
+        said.append("open")
+
+
+def say(said: list[str], *names: str) -> dict[str, Callable[[], object]]:
+    return {name: partial(said.append, name) for name in names}
+
+
+def test_graphs_are_captured_in_order_after_a_warm_up() -> None:
+    said: list[str] = []
+    told: list[tuple[int, int]] = []
+    graphs = capture_all(
+        partial(NamedGraphs, said), say(said, "a", "b"), progress=lambda *done: told.append(done)
+    )
+    assert said == ["open", "a", "a", "b", "b"]
+    assert list(graphs) == ["a", "b"]
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("num_refusals", [1, 2])
+def test_all_is_captured_again_once(num_refusals: int) -> None:
+    said: list[str] = []
+    left = [Recapture("not shared")] * num_refusals
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        said.append("together")
+        yield
+        if left:
+            raise left.pop()
+
+    def run() -> object:
+        return capture_all(partial(NamedGraphs, said), say(said, "a"), around)
+
+    if num_refusals == 2:
+        with pytest.raises(Recapture):
+            run()
+    else:
+        run()
+    assert said == ["open", "together", "a", "a"] * 2
+
+
+# Its stand-in
+
+
+def item(x: Tensor) -> Tensor:
+    return x * x[0].item()
+
+
+def branch(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def mask(x: Tensor) -> Tensor:
+    return x[x > 0]
+
+
+def host_copy(x: Tensor) -> Tensor:
+    return x + torch.from_numpy(np.ones(3, np.float32))
+
+
+def host_list(x: Tensor) -> Tensor:
+    return x + torch.tensor([1.0, 2.0, 3.0])
+
+
+def to_host(x: Tensor) -> Tensor:
+    return torch.ones(3) * x.cpu()
+
+
+@pytest.mark.parametrize("run", [item, branch, mask, host_copy, host_list, to_host])
+def test_the_stand_in_refuses_what_a_gpu_would(run: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(3)
+    with pytest.raises(NotCapturable):
+        RecordedGraphs([x]).capture(lambda: run(x))
+
+
+def test_the_stand_in_keeps_numbers_and_no_memory() -> None:
+    x, out, factor = torch.ones(3), torch.zeros(3), 2
+    inside = []
+
+    def run() -> None:
+        inside.append(x * factor)
+        out.copy_(inside[0]).add_(1)
+
+    graph = RecordedGraphs([x, out]).capture(run)
+    x.fill_(5)
+    factor = 3
+    graph.replay()
+    assert out.tolist() == [11.0] * 3
+    assert inside[0].isnan().all()
