@@ -16,7 +16,7 @@ from headrace.engine_proc.child import Child, WorkerDied
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.speculation import TOKENS_PER_STEP
+from headrace.engine_proc.speculation import FIRST_LENGTH, TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.messages import (
     MAX_BIASES,
@@ -84,6 +84,9 @@ def start_worker(
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        enforce_eager=config.enforce_eager,
+        cudagraph_capture_sizes=config.cudagraph_capture_sizes,
+        num_guesses=FIRST_LENGTH if config.speculative == "ngram" else 0,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,

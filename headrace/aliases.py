@@ -241,10 +241,17 @@ ROWS = [
         ("--disable-custom-all-reduce",),
         Switch("disable_custom_all_reduce", True),
     ),
-    Row("CUDA graphs off", ("--enforce-eager",), ("--disable-cuda-graph",), Already()),
     Row(
-        *("CUDA graphs", (), ("--cuda-graph-max-bs", "--cuda-graph-bs")),
-        Refused("leave it out: there is nothing to set"),
+        *("CUDA graphs off", ("--enforce-eager",), ("--disable-cuda-graph",)),
+        Switch("enforce_eager", True),
+    ),
+    Row(
+        *("CUDA graphs", ("--cudagraph-capture-sizes",), ("--cuda-graph-bs",)),
+        Same("cudagraph_capture_sizes"),
+    ),
+    Row(
+        *("CUDA graphs", ("--max-cudagraph-capture-size",), ("--cuda-graph-max-bs",)),
+        Refused("say which sizes there are: --cudagraph-capture-sizes"),
     ),
     Row(
         *("scheduling", ("--scheduling-policy",), ("--schedule-policy",)),

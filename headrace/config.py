@@ -53,6 +53,10 @@ class ServerConfig:
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "workers that run the model together, each a share of it")
     disable_custom_all_reduce: bool = flag(False, "sums over GPUs are NCCL's, whatever their size")
+    enforce_eager: bool = flag(False, "no CUDA graphs: GPUs start sooner, and steps take longer")
+    cudagraph_capture_sizes: tuple[int, ...] = flag(
+        (), "tokens of a step that there is a CUDA graph for; may be repeated; default: many"
+    )
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
     tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
     preprocess_procs: int = flag(1, "processes that prepare images, for models that take some")
@@ -151,6 +155,8 @@ class ServerConfig:
                 f"--gpu-memory-utilization {self.gpu_memory_utilization:g} is not a share; it must "
                 "be above 0 and at most 1"
             )
+        for size in self.cudagraph_capture_sizes:
+            at_least("cudagraph_capture_sizes", size, 1)
         parse_chaos(self.chaos)
         at_least("drain_timeout", self.drain_timeout, 0)
         at_least("stream_interval", self.stream_interval, 1)
@@ -322,6 +328,9 @@ class WorkerConfig:
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 1  # what a step may have, like the next
     max_num_batched_tokens: int = 1
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
+    num_guesses: int = 0  # after each sequence's token, as a rule
 
     @property
     def cpu_kv_bytes(self) -> int:
@@ -377,6 +386,8 @@ class EngineConfig:
     image_row_size: int = 0
     whole_images: bool = False
     gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    cudagraph_capture_sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,12 @@ MEANINGS: dict[str, Meaning] = {
     **{flag_name(name): Same(name) for name in FIELDS if plain_type(HINTS[name]) is not bool},
     **ALIASES,
 }
+# Flags that may be followed by several numbers, as vLLM has it.
+SEVERAL = {
+    name
+    for name, meaning in MEANINGS.items()
+    if isinstance(meaning, Same) and HINTS.get(meaning.field) == tuple[int, ...]
+}
 SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 
 
@@ -120,7 +126,8 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
     if field.name == "model":
         group.add_argument("model", metavar="MODEL", nargs="?", help=help)
     elif get_origin(hint) is tuple:
-        group.add_argument(name, metavar="TEXT", action="append", help=help)
+        read, metavar = READERS[get_args(hint)[0]]
+        group.add_argument(name, metavar=metavar, type=read, action="append", help=help)
     elif plain_type(hint) is bool:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
     else:
@@ -175,7 +182,7 @@ def translate(argv: Sequence[str]) -> Iterator[str]:
     Raises:
         ConfigError: a flag asks for what there is not.
     """
-    rest = iter(argv)
+    rest = repeated(argv)
     for argument in rest:
         name, equals, given = argument.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
@@ -184,6 +191,24 @@ def translate(argv: Sequence[str]) -> Iterator[str]:
             yield name + equals + given
         else:
             yield from meant(name, meaning, given if equals else None, rest)
+
+
+def repeated(argv: Sequence[str]) -> Iterator[str]:
+    """Yield a command line where each of several numbers has a flag: `--x 1 2` is `--x=1 --x=2`."""
+    name, has_value = "", True
+    for argument in argv:
+        if name and argument.isdecimal():
+            has_value = True
+            yield f"{name}={argument}"
+            continue
+        if not has_value:
+            yield name
+        name = argument if argument.replace("_", "-") in SEVERAL else ""
+        has_value = not name
+        if not name:
+            yield argument
+    if not has_value:
+        yield name
 
 
 def meant(name: str, meaning: Meaning, given: str | None, rest: Iterator[str]) -> list[str]:

@@ -374,6 +374,8 @@ class Supervisor:
                 quantization=c.quantization,
                 kv_cache_memory_bytes=c.kv_cache_memory_bytes,
                 gpu_memory_utilization=c.gpu_memory_utilization,
+                enforce_eager=c.enforce_eager,
+                cudagraph_capture_sizes=c.cudagraph_capture_sizes,
                 kv_cache_dtype=c.kv_cache_dtype,
                 vocab_size=self._card.vocab_size,
                 eos_token_ids=self._card.eos_token_ids,
