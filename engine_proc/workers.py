@@ -13,6 +13,7 @@ from collections.abc import Callable
 from headrace.capsules import Capsules
 from headrace.config import EngineConfig, WorkerConfig
 from headrace.engine_proc.child import Child, WorkerDied
+from headrace.engine_proc.control_page import ControlPage
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
@@ -69,6 +70,7 @@ def start_worker(
     masks: MaskArea,
     embeddings: EmbeddingArea | None,
     group_fd: int | None,
+    control_fd: int | None,
 ) -> Worker:
     """Start one of the workers."""
     steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
@@ -76,6 +78,7 @@ def start_worker(
     embedding_fd = None if embeddings is None else embeddings.fd
     worker_config = WorkerConfig(
         model_path=config.model_path,
+        device=config.device,
         model_impl=config.model_impl,
         load_format=config.load_format,
         dtype=config.dtype,
@@ -95,10 +98,13 @@ def start_worker(
         mask_fd=masks.fd,
         num_ranks=config.tp,
         group_fd=group_fd,
+        control_fd=control_fd,
+        disable_custom_all_reduce=config.disable_custom_all_reduce,
         embedding_fd=embedding_fd,
         image_row_size=config.image_row_size,
     )
-    fds = tuple(fd for fd in (masks.fd, group_fd, embedding_fd) if fd is not None)
+    shared = (masks.fd, group_fd, control_fd, embedding_fd)
+    fds = tuple(fd for fd in shared if fd is not None)
     slot = context.board.slot("worker", rank)
     return Child(context, slot, worker_config, (steps, results), fds)
 
@@ -122,20 +128,29 @@ class Workers:
         self._start_at = 0.0  # while `_all` is empty
         self._num_computing = 0  # steps
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)
+        self._page: ControlPage | None = None  # of the GPUs of several workers
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
         self._start()
 
     def _start(self) -> None:
         num_ranks = self._config.tp
-        group_fd = ShmAllReduce.create(num_ranks) if num_ranks > 1 else None
+        group_fd = control_fd = None
+        if num_ranks > 1:
+            group_fd = ShmAllReduce.create(num_ranks)
+            self._page = ControlPage.create()
+            control_fd = self._page.fd
         self._all = [
-            start_worker(self._config, self._context, rank, self.masks, self._embeddings, group_fd)
+            start_worker(
+                *(self._config, self._context, rank, self.masks, self._embeddings),
+                *(group_fd, control_fd),
+            )
             for rank in range(num_ranks)
         ]
         self._loading = list(self._all)
-        if group_fd is not None:
-            os.close(group_fd)
+        for fd in (group_fd, control_fd):
+            if fd is not None:
+                os.close(fd)
 
     def wait_ready(self) -> WorkerReady:
         """Wait until all have loaded the model for the first time.
@@ -238,7 +253,9 @@ class Workers:
         self._start_at = self._clock() + delay_s
 
     def stop(self) -> None:
-        """End all workers."""
+        """End all workers, and first what their GPUs wait for."""
+        if self._page is not None:
+            self._page.abort()
         for worker in self._all:
             worker.stop()
         self._all, self._loading = [], []

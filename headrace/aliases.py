@@ -123,6 +123,7 @@ ROWS = [
         *("name", ("--served-model-name",), ("--served-model-name",)),
         Same("served_model_name"),
     ),
+    Row("device", ("--device",), ("--device",), Same("device")),
     Row("dtype", ("--dtype",), ("--dtype",), Same("dtype", DTYPES)),
     Row(
         *("quantization", ("--quantization", "-q"), ("--quantization",)),

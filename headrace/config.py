@@ -17,6 +17,7 @@ from headrace.pooling import Pooling, PoolingKind
 from headrace.sampling_defaults import OPENAI, SamplingDefaults
 
 T = TypeVar("T")
+DEVICES = ("auto", "cpu", "cuda")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
@@ -66,6 +67,7 @@ class ServerConfig:
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
     engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
     mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
+    device: str = flag("auto", "where it is computed; auto is GPUs, if they can do it", DEVICES)
     model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
     load_format: str = flag(
         "auto", "dummy needs no weights: random ones, for a folder with config.json", LOAD_FORMATS
@@ -173,6 +175,11 @@ class ServerConfig:
             raise ConfigError(
                 f"--quantization {self.quantization} says how weights are held; "
                 f"leave out --dtype {self.dtype}"
+            )
+        if self.device == "cuda" and self.model_impl == "transformers":
+            raise ConfigError(
+                "--device cuda runs our own kernels only, and --model-impl transformers asks for "
+                "others; use --device cpu"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
@@ -310,6 +317,7 @@ class WorkerConfig:
     """For a worker. The channels are inherited file descriptors."""
 
     model_path: str
+    device: str
     model_impl: str
     load_format: str
     dtype: str
@@ -322,7 +330,9 @@ class WorkerConfig:
     result_fd: int
     mask_fd: int
     num_ranks: int = 1
-    group_fd: int | None = None  # where the ranks meet, if there are several
+    group_fd: int | None = None  # where the ranks meet, if there are several,
+    control_fd: int | None = None  # and the page of which GPUs know when to give up
+    disable_custom_all_reduce: bool = False
     embedding_fd: int | None = None  # of images, if the model takes some
     image_row_size: int = 0  # numbers of a row there
     gpu_memory_utilization: float = 0.9
@@ -371,6 +381,7 @@ class EngineConfig:
     mock_profile: str
     embedding_size: int | None
     tp: int
+    device: str
     model_impl: str
     load_format: str
     dtype: str
@@ -380,6 +391,7 @@ class EngineConfig:
     vocab_size: int
     eos_token_ids: list[int]
     crash: CrashConfig
+    disable_custom_all_reduce: bool = False
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
     image_token: int | None = None  # as in `ModelCard`, like the next two

@@ -48,8 +48,13 @@ def weight_bytes(path: Path) -> int:
     return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
 
 
+def is_for_gpus(config: ServerConfig, machine: Machine) -> bool:
+    """Whether weights and pages go to GPUs, as far as flags and machine tell."""
+    return config.device == "cuda" or (config.device == "auto" and bool(machine.gpus))
+
+
 def kv_bytes(config: ServerConfig) -> int:
-    """Return how large the KV cache will be."""
+    """Return how large the KV cache will be on CPUs."""
     return CPU_KV_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
 
 
@@ -64,7 +69,7 @@ def facts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "memory", f"{gib(machine.free_bytes)} free of {gib(machine.memory_bytes)}"
     yield "NUMA nodes", str(machine.num_numa_nodes)
     driver = f", driver {machine.driver}" if machine.driver else ""
-    yield "GPUs", f"{', '.join(machine.gpus)}{driver}; not used yet" if machine.gpus else "none"
+    yield "GPUs", f"{', '.join(machine.gpus)}{driver}" if machine.gpus else "none"
     shm = "none" if machine.shm_bytes is None else f"{gib(machine.shm_bytes)} free; not needed"
     yield "/dev/shm", shm
     files = "no limit" if machine.max_files < 0 else str(machine.max_files)
@@ -85,6 +90,10 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
         impl=config.model_impl,
         load_format=config.load_format,
         quantization=config.quantization,
+        device=config.device,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        tp=config.tp,
     )
     return f"{executor}: {why}"
 
@@ -104,7 +113,7 @@ def all_reduce(
         text = describe(num_gpus, find(num_gpus), config.disable_custom_all_reduce)
     except HeadraceError as error:
         text = f"NCCL: {error}"
-    yield "all-reduce", f"{text}; not used yet"
+    yield "all-reduce", text
 
 
 def find_topology(num_gpus: int) -> Topology:
@@ -112,7 +121,16 @@ def find_topology(num_gpus: int) -> Topology:
     return topology(load_nvml(), range(num_gpus))
 
 
-def plan(config: ServerConfig, card: ModelCard, executor: str) -> Iterator[tuple[str, str]]:
+def kv_cache(config: ServerConfig, on_gpus: bool) -> str:
+    """Return how large the KV cache will be, for people."""
+    if on_gpus and config.kv_cache_memory_bytes is None:
+        return f"what --gpu-memory-utilization {config.gpu_memory_utilization:g} leaves"
+    return f"{gib(kv_bytes(config))} (--kv-cache-memory-bytes)"
+
+
+def plan(
+    config: ServerConfig, card: ModelCard, executor: str, on_gpus: bool
+) -> Iterator[tuple[str, str]]:
     """Yield what will be used for a model."""
     yield "name", card.name
     yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
@@ -121,7 +139,7 @@ def plan(config: ServerConfig, card: ModelCard, executor: str) -> Iterator[tuple
     if card.embeds:
         yield "kind", f"embeddings of {card.embedding_size} numbers"
     else:
-        yield "KV cache", f"{gib(kv_bytes(config))} (--kv-cache-memory-bytes)"
+        yield "KV cache", kv_cache(config, on_gpus)
         template = "from the model" if card.chat_template else "none"
         yield "chat template", template
 
@@ -155,7 +173,7 @@ def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) ->
     if config.engine == "mock":
         return
     needed = weight_bytes(Path(card.path)) + (0 if card.embeds else kv_bytes(config))
-    if needed > machine.free_bytes:
+    if needed > machine.free_bytes and not is_for_gpus(config, machine):
         yield Finding(
             f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "
             "lower --kv-cache-memory-bytes, or use --quantization or a smaller model",
@@ -184,14 +202,14 @@ def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
     print()
 
 
-def examine_model(config: ServerConfig, card: ModelCard) -> list[Finding]:
+def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
     """Print what will be used for a model, and return why nothing can run it."""
     findings, executor = [], "nothing"
     try:
         executor = executor_of(config, card)
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
-    report("model", plan(config, card, executor))
+    report("model", plan(config, card, executor, on_gpus))
     return findings
 
 
@@ -204,7 +222,8 @@ def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
     except HeadraceError as error:
         findings.append(Finding(str(error), fatal=True))
     else:
-        findings += [*examine_model(config, card), *wrong_with_model(config, card, machine)]
+        findings += examine_model(config, card, is_for_gpus(config, machine))
+        findings += wrong_with_model(config, card, machine)
     found = packages()
     versions = (f"{name} {version}" for name, version in found.items() if version)
     report("packages", iter([("headrace", __version__), ("its needs", ", ".join(versions))]))

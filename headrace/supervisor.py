@@ -368,6 +368,8 @@ class Supervisor:
                 mock_profile=c.mock_profile,
                 embedding_size=self._card.embedding_size,
                 tp=c.tp,
+                device=c.device,
+                disable_custom_all_reduce=c.disable_custom_all_reduce,
                 model_impl=c.model_impl,
                 load_format=c.load_format,
                 dtype=c.dtype,

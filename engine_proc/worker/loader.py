@@ -1,8 +1,10 @@
 """Loads a model, or a worker's share of it, into what runs it."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ import numpy as np
 from headrace.config import WorkerConfig
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
+from headrace.engine_proc.worker.devices import Device, choose, find_gpus, why_not_on_gpus
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Executor, Floats
 from headrace.engine_proc.worker.model import Model
@@ -46,7 +49,10 @@ KV = {
     "bfloat16": KVDtype.BFLOAT16,
 }
 
+NAMES = {"cpu": "the CPU", "cuda": "GPUs"}
+
 Progress = Callable[[int, int], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,17 +81,34 @@ def load(
     """
     model = open_for(
         Path(config.model_path),
-        impl=config.model_impl,
+        impl="headrace" if config.device == "cuda" else config.model_impl,
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         load_format=config.load_format,
         group=group,
     )
     if isinstance(model, Model):
-        return in_core(config, model, progress, group, embeds)
+        device = device_of(config, images=embeds is not None)
+        log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
+        if device.name == "cpu":
+            return in_core(config, model, progress, group, embeds)
+        from headrace.engine_proc.worker.cuda.loader import load_on_gpu
+
+        return load_on_gpu(config, model, progress, group)
     if embeds is not None:
         raise ModelError(f"{config.model_path}: takes images, which only our own code can")
     return in_transformers(config, model, group)
+
+
+def device_of(config: WorkerConfig, images: bool) -> Device:
+    """Return where one of our decoders runs."""
+    why_not = why_not_on_gpus(
+        quantization=config.quantization,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        images=images,
+    )
+    return choose(config.device, why_not, partial(find_gpus, config.device, config.num_ranks))
 
 
 def in_core(

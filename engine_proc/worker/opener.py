@@ -1,4 +1,4 @@
-"""Opens a model with what can run it: the C++ core where it can, transformers where it must.
+"""Opens a model for our own code where that can run it, with transformers where it must.
 
 Torch is loaded only for the latter.
 """
@@ -64,7 +64,6 @@ def open_for(
             raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
     if model.pooling is not None and model.pooling.kind != PoolingKind.LAST:
         raise wrong_pooling(path, model.pooling.kind)
-    log.info("%s runs in the C++ core", model.spec.architecture)
     return model
 
 

@@ -1,13 +1,16 @@
-"""What will run a model, and why: told from the heads of its files, as `opener.py` will find it."""
+"""What will run a model, and why: told from the heads of its files, as `loader.py` will find it."""
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.engine_proc.worker.devices import choose, find_gpus, why_not_on_gpus
 from headrace.engine_proc.worker.model import NO_DUMMY, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
+from headrace.vision import vision_family
 
-CORE, TRANSFORMERS = "the C++ core", "transformers"
+CORE, KERNELS, TRANSFORMERS = "the C++ core", "kernels on GPUs", "transformers"
 
 
 class Prognosis(NamedTuple):
@@ -17,13 +20,34 @@ class Prognosis(NamedTuple):
     why: str
 
 
-def foresee(path: Path, *, impl: str, load_format: str, quantization: str) -> Prognosis:
-    """Say what will run a model with the flags of these names. No torch is loaded.
+def foresee(
+    path: Path,
+    *,
+    impl: str,
+    load_format: str,
+    quantization: str,
+    device: str = "cpu",
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    tp: int = 1,
+) -> Prognosis:
+    """Say what will run a model with the flags of these names. No torch is loaded without a GPU.
 
     Raises:
         ModelError: nothing will. What transformers cannot run it says only when it tries.
     """
-    found = chosen(path, impl, load_format)
+    found = chosen(path, "headrace" if device == "cuda" else impl, load_format)
+    if found.executor == CORE:
+        config = read_json(path / "config.json") if path.is_dir() else {}
+        why_not = why_not_on_gpus(
+            quantization=quantization,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            images=vision_family(config) is not None,
+        )
+        where = choose(device, why_not, partial(find_gpus, device, tp))
+        executor = CORE if where.name == "cpu" else KERNELS
+        return Prognosis(executor, f"{found.why}; {where.why}")
     if found.executor == TRANSFORMERS and load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
     if found.executor == TRANSFORMERS and quantization != "none":

@@ -80,7 +80,7 @@ def test_a_machine_is_seen_as_its_kernel_says(tmp_path: Path) -> None:
     assert (seen.gpus, seen.driver) == (["NVIDIA H200"], "570.86.15")
     assert seen.shm_bytes is not None
     table = dict(doctor.facts(seen))
-    assert table["GPUs"] == "NVIDIA H200, driver 570.86.15; not used yet"
+    assert table["GPUs"] == "NVIDIA H200, driver 570.86.15"
     assert table["memory"] == "2.0 GiB free of 8.0 GiB"
 
 
@@ -129,7 +129,7 @@ def test_what_sums_over_gpus_is_told_with_its_reason(
 ) -> None:
     machine = replace(WELL, gpus=["NVIDIA H200"] * num_gpus)
     rows = list(doctor.all_reduce(ServerConfig(**flags), machine, find))
-    assert rows == ([] if text is None else [("all-reduce", f"{text}; not used yet")])
+    assert rows == ([] if text is None else [("all-reduce", text)])
 
 
 @pytest.mark.parametrize(
@@ -168,6 +168,8 @@ def test_a_model_that_does_not_fit_cannot_be_served(tmp_path: Path) -> None:
     assert too_large.fatal
     assert "weights and KV cache take 33.0 GiB, and 32.0 GiB are free" in too_large.text
     assert "/v1/chat/completions will refuse" in no_template.text
+    with_gpu = replace(WELL, gpus=["NVIDIA H200"])  # which says itself what it has room for
+    assert not [f for f in doctor.wrong_with_model(ServerConfig(), card, with_gpu) if f.fatal]
     smaller = ServerConfig(kv_cache_memory_bytes=GB)
     assert not [f for f in doctor.wrong_with_model(smaller, card, WELL) if f.fatal]
     assert not list(doctor.wrong_with_model(ServerConfig(engine="mock"), card, WELL))
@@ -177,7 +179,9 @@ def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
     demo = read_card(ServerConfig())
     llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
     card = replace(CARD, path=str(tmp_path))
-    assert doctor.executor_of(ServerConfig(), demo) == "the C++ core: it knows llama models"
+    on_cpu = ServerConfig(device="cpu")
+    told = "the C++ core: it knows llama models; --device says so"
+    assert doctor.executor_of(on_cpu, demo) == told
     assert "runs no model" in doctor.executor_of(ServerConfig(engine="mock"), demo)
     theirs = ServerConfig(model_impl="transformers")
     for config, model_type, why in [
@@ -196,6 +200,21 @@ def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
         assert finding.fatal
     (finding,) = doctor.examine_model(theirs, demo)
     assert "only folders" in finding.text
+
+
+def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = read_card(ServerConfig())
+    config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    told = doctor.executor_of(config, demo)
+    assert told == "kernels on GPUs: it knows llama models; --device says so"
+    assert (
+        "what --gpu-memory-utilization 0.8 leaves"
+        in dict(doctor.plan(config, demo, told, on_gpus=True)).values()
+    )
+    (finding,) = doctor.examine_model(replace(config, kv_cache_dtype="float32"), demo)
+    assert "--kv-cache-dtype float32 is not that of the weights" in finding.text
+    assert finding.fatal
 
 
 def test_a_cross_encoder_runs_in_transformers(tmp_path: Path) -> None:
@@ -223,7 +242,7 @@ def test_the_doctor_tells_and_ends_with_1_where_nothing_can_be_served(
     told = capsys.readouterr().out
     assert "machine:\n  processor " in told
     assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
-    assert "\n  runs in        the C++ core: it knows llama models\n" in told
+    assert "\n  runs in        the C++ core: it knows llama models; " in told
     with pytest.raises(SystemExit) as ended:
         doctor.main(["/no/such/model", "--host", "192.0.2.1"])
     assert ended.value.code == 1

@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction, mangle_type
 
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.attention import Tiling
+from headrace.engine_proc.worker.cuda.bias import add_biases
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
 from headrace.engine_proc.worker.cuda.norm import square_sums
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
@@ -82,6 +83,8 @@ if __name__ == "__main__":
         executor.forward(batch([(0, 0, 80), (1, 0, 2)]))
     logits = torch.zeros(3, 100)
     apply_mask(logits, torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32))
+    starts = torch.tensor([0, 0, 1], dtype=torch.int32)
+    add_biases(logits, starts, starts, starts, torch.ones(3))
     square_sums(torch.zeros(3, 32, dtype=torch.bfloat16))
     whole, real = torch.zeros(3, dtype=torch.int64), torch.ones(3)
     draw(logits, Draws(whole, whole, real, torch.from_numpy(np.int32([3, 0, 1])), real, real))

@@ -23,6 +23,7 @@ CONFIG = EngineConfig(
     mock_profile="zero",
     embedding_size=None,
     tp=1,
+    device="auto",
     model_impl="auto",
     load_format="auto",
     dtype="auto",

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headrace.model_card import find_demo_model
 from headrace.tokenizer_json import read_tokenizer_json
@@ -30,7 +31,37 @@ def make_folder(folder: Path, model_type: str) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(read_tokenizer_json(demo))
+    write_template(folder)
+    return model.to(torch.float32)
+
+
+def make_byte_folder(folder: Path) -> None:
+    """Save a Llama of one layer and 257 tokens, which are bytes: small enough to be interpreted."""
+    torch.manual_seed(0)
+    tokens = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE({token: id for id, token in enumerate(tokens)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(tokens[:1])
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokens),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        eos_token_id=0,
+        bos_token_id=0,
+        initializer_range=0.3,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_template(folder)
+
+
+def write_template(folder: Path) -> None:
+    """Write a chat template beside a model."""
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     settings = {"chat_template": template}
     (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
-    return model.to(torch.float32)

@@ -89,23 +89,38 @@ class CudaExecutor:
         loaded = load_weights(spec, weights, device=self.device, dtype=dtype, progress=progress)
         self.matrices, self.weights = loaded.matrices, loaded.tensors
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
-        page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
-        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
+        self.take_pages(num_pages)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
         self.buffers = StepBuffers(largest, max_pages, self.team.num_tokens, self.device)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
 
+    def take_pages(self, num_pages: int) -> None:
+        """Have so many empty pages from here on. Graphs that there are know the old ones."""
+        spec = self.spec
+        page = (num_pages, self.page_tokens, spec.num_kv_heads, spec.head_dim)
+        self.kv = torch.empty(0)  # what was there is free first
+        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=self.dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """What a page takes over all layers."""
+        return self.kv.nbytes // self.kv.shape[2]
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
-        return self.logits(batch).to("cpu", copy=True).numpy()
+        logits = self.logits(batch).to("cpu", copy=True).numpy()
+        self.team.check()
+        return logits
 
     @torch.inference_mode()
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
         step = self.step_of(self.buffers.send(batch), int(batch.positions.max()) + 1)
-        return self.hidden(step).float().cpu().numpy()
+        vectors = self.hidden(step).float().cpu().numpy()
+        self.team.check()
+        return vectors
 
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:

@@ -31,6 +31,14 @@ class Team:
         """Return the sum over all workers; it may be in `x`."""
         return x if self.peers is None else self.peers.group.all_reduce(x)
 
+    def check(self) -> None:
+        """Raise `CollectiveFailed` if others are gone. Results mean nothing before that.
+
+        What is checked is what the device has done, so the host waits for that first.
+        """
+        if self.peers is not None:
+            self.peers.group.check()
+
     def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
         """Return the embeddings of tokens, [tokens, hidden_size]: each has one worker's row.
 

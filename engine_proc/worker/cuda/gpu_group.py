@@ -1,0 +1,86 @@
+"""Where workers meet that have a GPU each: our own all-reduce, and NCCL behind it."""
+
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
+
+from headrace.all_reduce_policy import MAX_BYTES, Topology
+from headrace.engine_proc.control_page import ControlPage
+from headrace.engine_proc.worker.gpu import Kernels, Memory
+from headrace.engine_proc.worker.host_peers import HostPeers
+from headrace.engine_proc.worker.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+from headrace.engine_proc.worker.joint_steps import Peers
+from headrace.engine_proc.worker.torch_collectives import TorchCollectives
+from headrace.errors import HeadraceError
+from headrace.gpu_links import load_nvml, topology
+
+log = logging.getLogger(__name__)
+
+
+def open_group(peers: HostPeers, control_fd: int, is_disabled: bool) -> IpcAllReduce:
+    """Meet the other workers. The rank's GPU is the current device.
+
+    Args:
+        control_fd: of the page that ends all waits.
+        is_disabled: sums are NCCL's, whatever their size.
+    """
+    device = torch.device("cuda", peers.rank)
+    torch.zeros(1, device=device)  # from here on its context is this thread's
+    store = meeting_place(peers)
+    dist.init_process_group(
+        "nccl", store=store, rank=peers.rank, world_size=peers.world, device_id=device
+    )
+    assert dist.group.WORLD is not None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    links = worst_link([theirs.decode() for theirs in peers.gather(uuid.encode())])
+    return IpcAllReduce(
+        peers,
+        Gpu(uuid, os.uname().nodename, links, MAX_BYTES, is_disabled),
+        ControlPage(control_fd),
+        parts(device, peers.world),
+        TorchCollectives(dist.group.WORLD),
+    )
+
+
+def meeting_place(peers: Peers) -> Store:
+    """Return where NCCL's ranks find each other: a file in memory, of rank 0, without a name."""
+    path = ""
+    if peers.rank == 0:
+        fd = os.memfd_create("headrace-ranks", os.MFD_CLOEXEC)  # open as long as the process lives
+        path = f"/proc/{os.getpid()}/fd/{fd}"
+    return FileStore(peers.gather(path.encode())[0].decode(), peers.world)
+
+
+def worst_link(uuids: Sequence[str]) -> Topology:
+    """Return how these GPUs reach each other."""
+    try:
+        return topology(load_nvml(), uuids)
+    except HeadraceError as error:
+        log.warning("how the GPUs reach each other cannot be told: %s", error)
+        return Topology.NONE
+
+
+def parts(device: torch.device, world: int) -> Parts:
+    """Return what the all-reduce is made of, by cuda-python, which may be missing."""
+
+    def open_memory() -> Memory:
+        from cuda.bindings import driver
+
+        from headrace.engine_proc.worker.ipc_memory import CudaMemory
+
+        return CudaMemory(driver)
+
+    def load_kernels() -> Kernels:
+        from cuda.core import Device
+
+        from headrace.engine_proc.worker.ipc_kernels import CudaKernels, cache_folder, cubin
+
+        Device(device.index).set_current()  # torch's context, which is the primary one
+        major, minor = torch.cuda.get_device_capability(device)
+        return CudaKernels(cubin(f"sm_{major}{minor}", world, cache_folder()))
+
+    return Parts(open_memory, load_kernels, lambda: torch.cuda.current_stream().cuda_stream)

@@ -1,0 +1,20 @@
+"""Which GPUs torch finds."""
+
+import torch
+
+MIN_CAPABILITY = (8, 0)  # of Triton's bf16 products
+
+
+def find(num: int) -> str:
+    """Return why there are not `num` that can be used; "" is that there are."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU; it is built for CUDA {torch.version.cuda}"
+    found = torch.cuda.device_count()
+    if found < num:
+        return f"--tp {num} takes {num} GPUs, and there are {found}"
+    for index in range(num):
+        if torch.cuda.get_device_capability(index) < MIN_CAPABILITY:
+            return f"{torch.cuda.get_device_name(index)} is older than Ampere"
+    return ""

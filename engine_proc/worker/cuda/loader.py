@@ -1,0 +1,135 @@
+"""Loads a model, or a worker's share of it, onto a GPU; in Triton's interpreter, into memory."""
+
+import torch
+from torch import Tensor
+
+from headrace.config import WorkerConfig
+from headrace.engine_proc.collectives import Collectives
+from headrace.engine_proc.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
+from headrace.engine_proc.worker.cuda.device_memory import DeviceMemory, TorchMemory, measure
+from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.gpu_group import open_group
+from headrace.engine_proc.worker.cuda.largest_step import largest_step
+from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
+from headrace.engine_proc.worker.cuda.numbers import INTERPRETED
+from headrace.engine_proc.worker.embedder import Embedder
+from headrace.engine_proc.worker.host_peers import HostPeers
+from headrace.engine_proc.worker.loader import PAGE_TOKENS, Loaded, Progress, threads_of_rank
+from headrace.engine_proc.worker.model import Model
+from headrace.engine_proc.worker.peers import Peers
+from headrace.engine_proc.worker.runner import EmbeddingRunner, Runner
+from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
+from headrace.engine_proc.worker.shard import shards
+from headrace.messages import Step
+
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def load_on_gpu(
+    config: WorkerConfig, model: Model, progress: Progress, group: ShmAllReduce | None
+) -> Loaded:
+    """Load a model that `devices.why_not_on_gpus` has nothing against.
+
+    Args:
+        group: through which workers on GPUs find each other, and interpreted ones sum.
+
+    Raises:
+        ConfigError: the GPU has no room for one sequence, or for what the flags ask for.
+    """
+    host = None if group is None else HostPeers(group)
+    device = torch.device("cpu")
+    if not INTERPRETED:
+        device = torch.device("cuda", 0 if host is None else host.rank)
+        torch.cuda.set_device(device)
+    torch.set_num_threads(threads_of_rank(config.num_ranks))
+    memory = TorchMemory(device) if device.type == "cuda" else None
+    free_before = memory.free_and_total()[0] if memory else 0
+    peers = None
+    if group is not None and host is not None:
+        parts = shards(model.spec, model.weights, group.num_ranks)
+        peers = Peers(parts, collectives_of(config, group, host))
+    executor = CudaExecutor(
+        model.spec,
+        model.weights,
+        num_pages=1,
+        page_tokens=PAGE_TOKENS,
+        device=device,
+        dtype=DTYPES[config.dtype],
+        peers=peers,
+        progress=progress,
+    )
+    runner = runner_of(executor, model, threads_of_rank(config.num_ranks))
+    num_pages = count_pages(config, executor, runner, host, memory, free_before)
+    executor.take_pages(num_pages)
+    return Loaded(runner, num_pages)
+
+
+def collectives_of(
+    config: WorkerConfig, group: ShmAllReduce, host: HostPeers
+) -> Collectives[Tensor]:
+    """Return what sums over the workers: kernels on GPUs, the host itself where it interprets."""
+    if INTERPRETED:
+        return group
+    assert config.control_fd is not None
+    return open_group(host, config.control_fd, config.disable_custom_all_reduce)
+
+
+def runner_of(executor: CudaExecutor, model: Model, num_threads: int) -> Runner:
+    """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
+    if model.pooling is not None:
+        return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
+    on_host = Sampler(model.spec.vocab_size, threads=min(num_threads, MAX_THREADS))
+    return CudaRunner(executor, DeviceSampler(executor.device, on_host))
+
+
+def count_pages(
+    config: WorkerConfig,
+    executor: CudaExecutor,
+    runner: Runner,
+    host: HostPeers | None,
+    memory: DeviceMemory | None,
+    free_before: int,
+) -> int:
+    """Return how many KV pages each worker has, the same number in each of them.
+
+    The largest step is run first, for what it takes, and so that all is compiled.
+
+    Args:
+        memory: None is the host's, of an interpreter.
+        free_before: of it, when nothing was loaded.
+    """
+    own_bytes = executor.page_bytes
+    all_bytes = [own_bytes] if host is None else host.gather_number(own_bytes)
+    if memory is None:
+        return config.cpu_kv_bytes // sum(all_bytes)
+    step = largest_step_of(config, embeds=isinstance(runner, EmbeddingRunner))
+    num_tokens = len(step.token_ids) // 4
+    figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, [])
+    if config.kv_cache_memory_bytes is not None:
+        num_pages = config.kv_cache_memory_bytes // sum(all_bytes)
+        check_bytes(num_pages * own_bytes, figures.room(1.0))
+        return num_pages
+    share = config.gpu_memory_utilization
+    num_pages = figures.room(share) // own_bytes
+    num_pages = num_pages if host is None else min(host.gather_number(num_pages))
+    check_pages(
+        figures,
+        share,
+        num_pages=num_pages,
+        page_tokens=PAGE_TOKENS,
+        max_model_len=config.max_model_len,
+    )
+    return num_pages
+
+
+def largest_step_of(config: WorkerConfig, embeds: bool) -> Step:
+    """Return the largest step that the flags allow."""
+    return largest_step(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        page_tokens=PAGE_TOKENS,
+        embeds=embeds,
+    )

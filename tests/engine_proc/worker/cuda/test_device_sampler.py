@@ -1,0 +1,126 @@
+"""What a step draws on the device is what it draws on the host, rows that ask for more included."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
+from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
+from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
+from headrace.messages import Step
+
+VOCAB_SIZE = 150
+NO_COLUMN = np.empty(0, np.int32)
+PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
+
+
+class Says:
+    """An executor that has its logits already."""
+
+    def __init__(self, logits: Floats) -> None:
+        self.logits = logits
+
+    def forward(self, batch: Batch) -> Floats:
+        return self.logits
+
+    embed = forward
+
+
+def step_of(
+    rows: list[dict[str, Any]],
+    masked_rows: list[int] | None = None,
+    history: list[int] | None = None,
+    biases: dict[int, float] | None = None,
+) -> Step:
+    columns = np.zeros(len(rows), ROW)
+    for index, row in enumerate(rows):
+        fields = {"seed": 7, "position": index, "repetition_penalty": 1, **PLAIN, **row}
+        for name, value in fields.items():
+            columns[name][index] = value
+    one = np.zeros(1, np.int32).tobytes()
+    return Step(
+        *(one, one, one, one),
+        logit_rows=np.zeros(len(rows), np.int32).tobytes(),
+        rows=columns.tobytes(),
+        history=np.array(history or [], np.int32).tobytes(),
+        bias_tokens=np.array([*(biases or {})], np.int32).tobytes(),
+        bias=np.array([*(biases or {}).values()], np.float32).tobytes(),
+        masked_rows=np.array(masked_rows or [], np.int32).tobytes(),
+    )
+
+
+def masks_allowing(*tokens: list[int]) -> MaskSource:
+    def masks(num_rows: int) -> Masks:
+        allowed = np.zeros((num_rows, 160), np.uint8)
+        for row, own in enumerate(tokens):
+            allowed[row, own] = 1
+        return np.packbits(allowed, axis=1, bitorder="little").view(np.uint32)
+
+    return masks
+
+
+STEPS: dict[str, tuple[Step, MaskSource]] = {
+    "nothing": (step_of([]), no_masks),
+    "draws": (step_of([{}, {"temperature": 0}, {"top_k": 3}, {"min_p": 0.1}]), no_masks),
+    "masks": (step_of([{}, {}, {}], masked_rows=[0, 2]), masks_allowing([3, 149], [8])),
+    "biases": (
+        step_of(
+            [{}, {"num_bias": 3}, {"bias_start": 1, "num_bias": 1}], biases={4: 9, 5: 8, 6: -9}
+        ),
+        no_masks,
+    ),
+    "mixed": (
+        step_of(
+            [
+                {"num_logprobs": 2},
+                {},
+                {"num_history": 4, "num_prompt": 1, "frequency_penalty": 3},
+                {"target": 11, "num_logprobs": 0},
+                {"num_bias": 2, "temperature": 0},  # what its mask allows is banned
+                {},
+            ],
+            masked_rows=[0, 4, 5],
+            history=[1, 2, 3, 3],
+            biases={7: -np.inf, 8: -np.inf},
+        ),
+        masks_allowing([5, 6], [7, 8], [9]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.device) -> None:
+    step, masks_of = STEPS[name]
+    num_rows = len(step.logit_rows) // 4
+    logits = np.random.default_rng(3).normal(0, 2, (num_rows, VOCAB_SIZE)).astype(np.float32)
+    host = Sampler(VOCAB_SIZE, threads=1)
+    expected = GenerationRunner(Says(logits), host).run(step, masks_of)
+    sampler = DeviceSampler(device, host)
+    tokens, logprobs = sampler.sample(torch.from_numpy(logits.copy()).to(device), step, masks_of)
+    assert tokens.cpu().numpy().tobytes() == expected.token_ids
+    assert logprobs == expected.logprobs
+
+
+def test_only_rows_that_ask_for_more_are_the_hosts() -> None:
+    step, _ = STEPS["mixed"]
+    rows: npt.NDArray[np.void] = np.frombuffer(step.rows, ROW)
+    assert hard_rows(rows, np.array([0, 4, 5], np.int32)).tolist() == [0, 2, 3, 4]
+    assert hard_rows(rows, NO_COLUMN).tolist() == [0, 2, 3]
+
+
+def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -> None:
+    asked = []
+
+    def masks_of(num_rows: int) -> Masks:
+        asked.append(num_rows)
+        return masks_allowing([5], [6])(num_rows)
+
+    step = msgspec.structs.replace(step_of([{}, {}]), masked_rows=np.int32([0, 1]).tobytes())
+    sampler = DeviceSampler(device, Sampler(VOCAB_SIZE, threads=1))
+    tokens, _ = sampler.sample(torch.zeros(2, VOCAB_SIZE, device=device), step, masks_of)
+    assert (tokens.tolist(), asked) == ([5, 6], [2])

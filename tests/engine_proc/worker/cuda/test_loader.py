@@ -1,0 +1,147 @@
+"""`--device cuda` loads a model into kernels, or says why it cannot."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from embedding_models import LAST, add_modules
+from tiny_models import make_byte_folder
+
+from headrace.config import WorkerConfig
+from headrace.engine_proc.worker.cuda import loader as cuda_loader
+from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
+from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
+from headrace.engine_proc.worker.runner import EmbeddingRunner
+from headrace.errors import ConfigError, ModelError
+from headrace.messages import Step, StepResult
+
+PAGE_BYTES = 2 * PAGE_TOKENS * 16 * 4  # of one layer and one KV head, in fp32
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_byte_folder(folder)
+    return folder
+
+
+def config_of(folder: Path, **changes: Any) -> WorkerConfig:
+    fields: dict[str, Any] = {
+        "model_path": str(folder),
+        "device": "cuda",
+        "model_impl": "auto",
+        "load_format": "auto",
+        "dtype": "float32",
+        "quantization": "none",
+        "kv_cache_memory_bytes": 7 * PAGE_BYTES + 1,
+        "kv_cache_dtype": "auto",
+        "max_model_len": 64,
+        "vocab_size": 257,
+        "step_fd": -1,
+        "result_fd": -1,
+        "mask_fd": -1,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 8,
+    }
+    return WorkerConfig(**(fields | changes))
+
+
+def ignore(done: int, total: int) -> None: ...
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The loader takes all cores."""
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_model_has_the_pages_that_are_asked_for(folder: Path, device: torch.device) -> None:
+    loaded = load(config_of(folder), ignore)
+    assert isinstance(loaded.runner, CudaRunner)
+    assert loaded.num_pages == 7
+
+
+@pytest.mark.usefixtures("threads")
+def test_an_embedding_model_makes_vectors(tmp_path: Path) -> None:
+    make_byte_folder(tmp_path)
+    add_modules(tmp_path, LAST, "Normalize")
+    ours, theirs = (
+        load(config_of(tmp_path, device=device, kv_cache_dtype="float32"), ignore)
+        for device in ("cuda", "cpu")
+    )
+    assert isinstance(ours.runner, EmbeddingRunner)
+    column = torch.tensor([0, 1, 2], dtype=torch.int32).numpy().tobytes()
+    last = torch.tensor([2], dtype=torch.int32).numpy().tobytes()
+    step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=last)
+    found, expected = (
+        torch.frombuffer(bytearray(loaded.runner.run(step).embeddings), dtype=torch.float32)
+        for loaded in (ours, theirs)
+    )
+    assert len(found) == 32
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"quantization": "int8"}, "--quantization int8 is for CPUs; use --device cpu"),
+        ({"kv_cache_dtype": "bfloat16"}, "is not that of the weights, float32"),
+    ],
+)
+def test_what_gpus_cannot_do_is_refused(changes: dict[str, Any], text: str, folder: Path) -> None:
+    with pytest.raises(ModelError, match=text):
+        load(config_of(folder, **changes), ignore)
+
+
+class Gpu:
+    """Memory of a GPU, weights and one page loaded."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def free_and_total(self) -> tuple[int, int]:
+        return self.free, 10 * GIB
+
+    def held(self) -> int:
+        return 2 * GIB
+
+    def peak_held(self) -> int:
+        return 3 * GIB
+
+    def trim(self) -> None: ...
+
+
+class Steps:
+    """A runner that counts them, and an executor whose pages take 1 MiB."""
+
+    page_bytes = 1 << 20
+
+    def __init__(self) -> None:
+        self.num_tokens: list[int] = []
+
+    def run(self, step: Step, _masks_of: Any = None) -> StepResult:
+        self.num_tokens.append(len(step.token_ids) // 4)
+        return StepResult(b"")
+
+
+def count(folder: Path, free: int, **changes: Any) -> int:
+    config, steps = config_of(folder, **changes), Steps()
+    executor: Any = steps
+    num_pages = cuda_loader.count_pages(config, executor, steps, None, Gpu(free), 9 * GIB)
+    assert steps.num_tokens == [8, 8]
+    return num_pages
+
+
+def test_pages_take_what_the_largest_step_leaves(folder: Path) -> None:
+    assert count(folder, 7 * GIB, kv_cache_memory_bytes=None, gpu_memory_utilization=0.5) == 2048
+    assert count(folder, 7 * GIB, kv_cache_memory_bytes=GIB) == 1024
+    with pytest.raises(ConfigError, match="--kv-cache-memory-bytes asks for 8"):
+        count(folder, 7 * GIB, kv_cache_memory_bytes=8 * GIB)
+    with pytest.raises(ConfigError, match="less than one sequence"):
+        count(folder, GIB, kv_cache_memory_bytes=None)

@@ -1,0 +1,94 @@
+"""Where a model runs: what flags ask for, as far as there is a GPU that can do it."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.engine_proc.worker import devices
+from headrace.engine_proc.worker.devices import Device, choose, find_gpus, why_not_on_gpus
+from headrace.errors import ModelError
+
+NO_GPU = "this machine has no NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why_not", "no_gpu", "device"),
+    [
+        ("auto", "", "", Device("cuda", "there is a GPU")),
+        ("auto", "", NO_GPU, Device("cpu", NO_GPU)),
+        ("auto", "it takes images", "", Device("cpu", "it takes images")),
+        ("cuda", "", "", Device("cuda", "--device says so")),
+        ("cpu", "", "", Device("cpu", "--device says so")),
+    ],
+)
+def test_a_gpu_is_used_where_it_can_be(
+    asked: str, why_not: str, no_gpu: str, device: Device
+) -> None:
+    assert choose(asked, why_not, lambda: no_gpu) == device
+
+
+def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match=f"^--device cuda: {NO_GPU}; use --device cpu$"):
+        choose("cuda", "", lambda: NO_GPU)
+    with pytest.raises(ModelError, match="--device cuda: the model takes images"):
+        choose("cuda", why_not_on_gpus(**CAN, images=True), lambda: pytest.fail("nobody asked"))
+
+
+CAN = {"quantization": "none", "dtype": "auto", "kv_cache_dtype": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({}, ""),
+        ({"dtype": "float32", "kv_cache_dtype": "float32"}, ""),
+        ({"kv_cache_dtype": "bfloat16"}, ""),
+        ({"kv_cache_dtype": "float32"}, "--kv-cache-dtype float32"),
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16"),
+        ({"quantization": "int8"}, "--quantization int8 is for CPUs"),
+    ],
+)
+def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
+    why_not = why_not_on_gpus(**{**CAN, **flags}, images=False)
+    assert (text in why_not) == bool(why_not) == bool(text) or why_not == text == ""
+
+
+def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert find_gpus("cuda", 1) == ""
+    assert "is for tests" in find_gpus("auto", 1)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(devices, "NVIDIA", tmp_path / "nothing")
+    assert find_gpus("cuda", 1) == NO_GPU
+    monkeypatch.setattr(devices, "NVIDIA", tmp_path)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
+    assert find_gpus("auto", 1) == "the package torch is missing"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"version": None}, "is built without CUDA"),
+        ({"is_available": False}, "finds no GPU; it is built for CUDA 13.0"),
+        ({"device_count": 1}, "--tp 2 takes 2 GPUs, and there are 1"),
+        ({"get_device_capability": (7, 5)}, "T4 is older than Ampere"),
+        ({}, ""),
+    ],
+)
+def test_what_torch_says_of_gpus(
+    changes: dict[str, object], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from headrace.engine_proc.worker.cuda import gpus
+
+    said = {
+        "is_available": True,
+        "device_count": 2,
+        "get_device_capability": (9, 0),
+        "get_device_name": "T4",
+        **changes,
+    }
+    monkeypatch.setattr(torch.version, "cuda", said.pop("version", "13.0"))
+    for name, value in said.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_args, value=value: value)
+    assert gpus.find(2).endswith(text) and bool(gpus.find(2)) == bool(text)

@@ -1,0 +1,79 @@
+"""`--device cuda`: kernels, in Triton's interpreter, say what the CPU's own code says."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from servers import RunningServer
+from tiny_models import make_byte_folder
+
+TIMEOUT_S = 120
+EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
+SMALL = ("--max-model-len", "128", "--kv-cache-memory-bytes", "4000000")
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}),
+    (COMPLETE, {"prompt": "A prompt of its own", "max_tokens": 5, "temperature": 0}),
+    (COMPLETE, {"prompt": "Hello", "max_tokens": 5, "temperature": 1, "seed": 3, "top_p": 0.8}),
+    (
+        COMPLETE,
+        {
+            "prompt": "x",
+            "max_tokens": 4,
+            "seed": 4,
+            "structured_outputs": {"choice": ["on", "off"]},
+        },
+    ),
+    (COMPLETE, {"prompt": "y", "max_tokens": 4, "seed": 5, "logit_bias": {"66": 50}}),
+    (
+        COMPLETE,
+        {"prompt": "z", "max_tokens": 3, "seed": 6, "frequency_penalty": 1.5, "logprobs": 2},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    make_byte_folder(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_cpu(folder: Path) -> Iterator[RunningServer]:
+    running = RunningServer(str(folder), "--device", "cpu", *EXACT, *SMALL)
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def on_kernels(folder: Path) -> Iterator[RunningServer]:
+    env = {"TRITON_INTERPRET": "1"}
+    running = RunningServer(str(folder), "--device", "cuda", *EXACT, *SMALL, env=env)
+    yield running
+    assert running.stop() == 0
+
+
+def ask(server: RunningServer) -> list[Any]:
+    """Return the choices of all answers, asked at once."""
+
+    def post(request: tuple[str, dict[str, Any]]) -> Any:
+        path, body = request
+        response = httpx.post(f"{server.url}{path}", json=body, timeout=TIMEOUT_S)
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]
+
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        return list(pool.map(post, REQUESTS))
+
+
+def test_texts_are_those_of_the_cpu(on_kernels: RunningServer, on_cpu: RunningServer) -> None:
+    assert "runs on GPUs: --device says so" in on_kernels.log
+    ours, theirs = ask(on_kernels), ask(on_cpu)
+    tops = [choices[-1].pop("logprobs")["token_logprobs"] for choices in (ours, theirs)]
+    assert ours == theirs
+    assert ours[3]["text"] in ("on", "off")
+    assert tops[0] == pytest.approx(tops[1], abs=1e-4)
