@@ -223,6 +223,14 @@ void headrace_shm_abort(void *group, int32_t outcome, int32_t rank) {
     group_of(group).abort({Outcome(outcome), rank, group_of(group).rank()});
 }
 
+void headrace_shm_revive(void *group) {
+    group_of(group).revive();
+}
+
+void headrace_shm_rejoin(void *group) {
+    group_of(group).rejoin();
+}
+
 uint32_t headrace_shm_verdict(void *group) {
     return packed(group_of(group).verdict());
 }

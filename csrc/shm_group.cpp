@@ -261,6 +261,23 @@ void ShmGroup::abort(Verdict verdict) {
     }
 }
 
+// Ranks that were in a collective when it ended may be a round apart.
+void ShmGroup::revive() {
+    uint32_t last = line(0).round.load(std::memory_order_acquire);
+    for (int rank = 1; rank < num_ranks_; ++rank) {
+        const uint32_t round = line(rank).round.load(std::memory_order_acquire);
+        last = reached(round, last) ? round : last;
+    }
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+        line(rank).round.store(last, std::memory_order_release);
+    }
+    header().verdict.store(0, std::memory_order_release);
+}
+
+void ShmGroup::rejoin() {
+    round_ = line(rank_).round.load(std::memory_order_acquire);
+}
+
 Verdict ShmGroup::meet(uint64_t meta) {
     const Verdict before = verdict();
     if (!before.ok()) {

@@ -11,8 +11,8 @@
 //
 // No wait is without end. A rank looks awake for a while if every rank can have a core, yields,
 // and sleeps; every 50 ms it looks whether those it waits for are alive. Whoever finds one dead, or
-// in another collective, writes the verdict. All waits return then, and the group is of no more
-// use.
+// in another collective, writes the verdict. All waits return then, and the group is of no
+// use until it is revived.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -75,8 +75,8 @@ public:
     const char *half_of(int rank) { return half(rank, round_); } // of the round that was last
 
     // Publish `own_half` as a part of the collective that `meta` describes, and wait for the
-    // others. `meta` is the same on all ranks or this is a mismatch. Once it has failed, it always
-    // fails.
+    // others. `meta` is the same on all ranks or this is a mismatch. Once it has failed, it
+    // fails until the group is revived.
     Verdict meet(uint64_t meta);
 
     // What a rank said it does in the last round it published.
@@ -86,6 +86,11 @@ public:
     void abort(Verdict);
 
     Verdict verdict() const;
+
+    // Make the group of use again after an abort. Nobody may be in a collective; before the next,
+    // every rank rejoins.
+    void revive();
+    void rejoin();
 
 private:
     struct Line;

@@ -30,11 +30,13 @@ from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import PromptLookup
+from headrace.engine_proc.step_limit import StepLimit
 from headrace.engine_proc.step_time import StepTime
 from headrace.engine_proc.vision_worker import VisionWorker, num_area_rows
 from headrace.engine_proc.waiting_queue import Policy
 from headrace.engine_proc.workers import Workers
 from headrace.errors import ConfigError
+from headrace.exit_status import ExitStatus
 from headrace.messages import (
     Abort,
     FinishReason,
@@ -42,6 +44,7 @@ from headrace.messages import (
     Renew,
     Said,
     Step,
+    StepFailed,
     StepOutput,
     Stop,
     ToEngine,
@@ -184,6 +187,7 @@ class Engine:
         self._max_sent = 2 if looks_ahead else 1
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
+        self._step_limit = StepLimit()
         self._clock = clock
         self._grammars = grammars
         self._images = images
@@ -337,11 +341,14 @@ class Engine:
                 workers.check()
         except WorkerDied as death:
             ids = self._scheduler.ids_in_step
-            deadly = self._scheduler.recompute()
+            is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
+            if is_for_memory:
+                self._step_limit.failed(self._scheduler.tokens_in_step)
+            deadly = self._scheduler.recompute(blames=not is_for_memory)
             self._sent.clear()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
-            workers.replace(death, ids, is_explained=deadly is not None)
+            workers.replace(death, ids, is_explained=is_for_memory or deadly is not None)
             self._can_step = False
             self._show()
 
@@ -371,7 +378,7 @@ class Engine:
         """Send a step if one can be chosen now."""
         if not self._sent:
             self._began_at = time.perf_counter()
-        chunks = self._scheduler.schedule(self._budget())
+        chunks = self._scheduler.schedule(self._step_limit.within(self._budget()))
         if not chunks:  # all wait for images, or for the step that is being computed
             return False
         now_ns = time.monotonic_ns()
@@ -395,9 +402,13 @@ class Engine:
     def _take_result(self, workers: Workers) -> None:
         """Wait for the oldest step, and take what it has brought."""
         result = workers.finish()
+        if isinstance(result, StepFailed):
+            self._retry(workers, result.why)
+            return
         chunks, step = self._sent.pop(0)
         began_at, self._began_at = self._began_at, time.perf_counter()
         num_tokens = len(step.token_ids) // ITEM_BYTES
+        self._step_limit.worked()
         self._step_time.observe(num_tokens, self._began_at - began_at)
         num_pooled = len(step.pooled_rows) // ITEM_BYTES
         news = self._scheduler.update(chunks, Outcome(result, num_pooled))
@@ -413,6 +424,27 @@ class Engine:
         self._show()
         self._accounts.take(news, time.monotonic_ns())
         self._tell(news)
+
+    def _retry(self, workers: Workers, why: str) -> None:
+        """Have the oldest step, for which there was no memory, computed in smaller ones.
+
+        The one that was sent after it fails, too. Whoever is alone in one that cannot be cut, with
+        a whole image or an encoder's text, fails for good.
+        """
+        chunks, step = self._sent[0]
+        for _ in self._sent[1:]:
+            workers.finish()
+        self._sent.clear()
+        self._scheduler.retry()
+        workers.resume()
+        limit, num_tokens = self._step_limit.num_tokens, len(step.token_ids) // ITEM_BYTES
+        self._step_limit.failed(num_tokens)
+        log.warning("%s; at most %s in the next", why, self._step_limit.num_tokens)
+        sequence = chunks[0].sequence
+        is_whole = len(chunks) == 1 and limit is not None and num_tokens > limit
+        if is_whole and not sequence.has_ended:
+            self._fail(sequence, "its tokens have to be in one step, which is too large")
+        self._show()
 
     def _budget(self) -> int | None:
         """Return how many tokens to compute, so that texts being generated do not stall."""

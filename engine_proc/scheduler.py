@@ -130,6 +130,12 @@ class Scheduler:
         return (chunk for step in self._open for chunk in step.chunks)
 
     @property
+    def tokens_in_step(self) -> int:
+        """How many tokens the largest of them has."""
+        sizes = (sum(chunk.num_tokens for chunk in step.chunks) for step in self._open)
+        return max(sizes, default=0)
+
+    @property
     def is_generating(self) -> bool:
         """Whether somebody waits for the next token of a text."""
         return any(sequence.num_missing == 1 for sequence in self.running)
@@ -161,7 +167,7 @@ class Scheduler:
 
         Args:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
-                long; at least one per running sequence.
+                long or too much memory. With less than one per running sequence the last wait.
         """
         if self._open and not self._can_look_ahead:
             return []
@@ -262,7 +268,7 @@ class Scheduler:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None:
                 return
-            if self._limits.whole_prompts and sequence.num_missing > budget:
+            if self._limits.whole_prompts and sequence.num_missing > budget and self.running:
                 return
             num_reused = self._reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image
@@ -368,13 +374,27 @@ class Scheduler:
         self._queue(victim)
         self.counts.preemptions += 1
 
-    def recompute(self) -> Sequence | None:
+    def retry(self) -> None:
+        """Have what is in the open steps computed in the next ones: nothing comes of these."""
+        while self._open:
+            step = self._open.pop()
+            for chunk in step.chunks:
+                sequence = chunk.sequence
+                if not sequence.has_ended:
+                    sequence.num_computed = min(sequence.num_computed, chunk.start)
+                    sequence.num_expected = len(sequence.tokens)
+            self._close(step)
+
+    def recompute(self, blames: bool = True) -> Sequence | None:
         """Begin all sequences again from their tokens: the keys and values are lost.
+
+        Args:
+            blames: it may be a sequence's fault.
 
         Returns:
             A sequence at which workers die, if one is known.
         """
-        deadly = self._suspects.accuse(self._chunks_in_steps)
+        deadly = self._suspects.accuse(self._chunks_in_steps) if blames else None
         while self._open:
             self._close(self._open.pop(0))
         while self.running:

@@ -122,6 +122,14 @@ class ShmAllReduce(Collectives[Any]):
         about = self.rank if rank is None else rank
         self._core.headrace_shm_abort(self._group, outcome, about)
 
+    def revive(self) -> None:
+        """Make the group of use again after an `abort`. No rank may be in a collective."""
+        self._core.headrace_shm_revive(self._group)
+
+    def rejoin(self) -> None:
+        """Go on as this rank in a group that was revived, before anything else."""
+        self._core.headrace_shm_rejoin(self._group)
+
     def check(self) -> None:
         """Raise `CollectiveFailed` if the group has come to its end."""
         self._end(self._core.headrace_shm_verdict(self._group))
@@ -204,6 +212,8 @@ def core() -> ctypes.CDLL:
         "broadcast": (uint32, [pointer, pointer, uint64, int32]),
         "barrier": (uint32, [pointer]),
         "abort": (None, [pointer, int32, int32]),
+        "revive": (None, [pointer]),
+        "rejoin": (None, [pointer]),
         "verdict": (uint32, [pointer]),
         "meta": (uint64, [pointer, int32]),
         "waits": (None, [pointer, pointer]),

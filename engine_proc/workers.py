@@ -16,7 +16,7 @@ from headrace.engine_proc.child import Child, WorkerDied
 from headrace.engine_proc.control_page import ControlPage
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.speculation import FIRST_LENGTH, TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.messages import (
@@ -25,7 +25,9 @@ from headrace.messages import (
     SAMPLING_ROW,
     FromWorker,
     Masks,
+    Resume,
     Step,
+    StepFailed,
     StepResult,
     ToWorker,
     WorkerReady,
@@ -129,6 +131,7 @@ class Workers:
         self._num_computing = 0  # steps
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)
         self._page: ControlPage | None = None  # of the GPUs of several workers
+        self._group: ShmAllReduce | None = None  # where they meet, to watch
         self._all: list[Worker] = []
         self._loading: list[Worker] = []
         self._start()
@@ -148,6 +151,9 @@ class Workers:
             for rank in range(num_ranks)
         ]
         self._loading = list(self._all)
+        self._group = None
+        if group_fd is not None:
+            self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
         for fd in (group_fd, control_fd):
             if fd is not None:
                 os.close(fd)
@@ -198,7 +204,7 @@ class Workers:
         for worker in self._all:
             worker.send(Masks())
 
-    def finish(self) -> StepResult:
+    def finish(self) -> StepResult | StepFailed:
         """Wait for the result of the oldest step that was started.
 
         Raises:
@@ -206,13 +212,25 @@ class Workers:
         """
         result = self._receive()
         self._num_computing -= 1
-        self._restarts.worked()
-        assert isinstance(result, StepResult)
+        if isinstance(result, StepResult):
+            self._restarts.worked()
+        assert not isinstance(result, WorkerReady)
         return result
 
+    def resume(self) -> None:
+        """Have the workers run steps again after one that has failed; all have answered all."""
+        if self._group is not None:
+            self._group.revive()
+        for worker in self._all:
+            worker.send(Resume())
+
     def _receive(self) -> FromWorker:
-        """Wait until all have said something, which must be the same."""
-        first, *others = [self._receive_from(worker) for worker in self._all]
+        """Wait until all have said something, which must be the same, unless one has failed."""
+        said = [self._receive_from(worker) for worker in self._all]
+        failures = dict.fromkeys(each.why for each in said if isinstance(each, StepFailed))
+        if failures:
+            return StepFailed("; ".join(failures))
+        first, *others = said
         assert all(other == first for other in others), "workers disagree"
         return first
 
@@ -259,3 +277,6 @@ class Workers:
         for worker in self._all:
             worker.stop()
         self._all, self._loading = [], []
+        if self._group is not None:
+            self._group.close()
+            self._group = None

@@ -490,6 +490,10 @@ class Masks(Message, tag="masks", frozen=True):
     """
 
 
+class Resume(Message, tag="resume", frozen=True):
+    """A step has failed; those sent after this are to be run again: engine -> every worker."""
+
+
 # How one row is sampled. Its noise is a function of seed and position, the new token's, so batch
 # mates never change a result.
 #   u64 seed, position
@@ -514,6 +518,15 @@ class StepResult(Message, tag="result", frozen=True):
     embeddings: bytes = b""  # f32, one vector per pooled row
 
 
+class StepFailed(Message, tag="failed", frozen=True):
+    """There was no memory for a step: worker -> engine, for it and all that are sent after it.
+
+    Nothing of it counts. It works on all workers or on none: one failure is everybody's.
+    """
+
+    why: str
+
+
 class WorkerReady(Message, tag="ready", frozen=True):
     """The worker has loaded its weights and mapped its pages: worker 0 -> engine, once."""
 
@@ -523,8 +536,8 @@ class WorkerReady(Message, tag="ready", frozen=True):
     looks_ahead: bool = False  # a step had better be sent while the one before it is computed
 
 
-ToWorker = Step | Masks
-FromWorker = StepResult | WorkerReady
+ToWorker = Step | Masks | Resume
+FromWorker = StepResult | StepFailed | WorkerReady
 
 
 # Between the engine and its vision worker, in shared memory

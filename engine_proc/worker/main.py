@@ -14,10 +14,11 @@ from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.worker.attempts import Attempts
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.sampler import Masks
 from headrace.exit_status import ExitStatus
-from headrace.messages import FromWorker, Step, ToWorker, WorkerReady
+from headrace.messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 from headrace.process import Context
 
 IDLE_S = 0.5
@@ -46,7 +47,9 @@ def main(config: WorkerConfig, context: Context) -> None:
         embeds = EmbeddingArea(config.embedding_fd, config.image_row_size).rows
     heart = context.keep_beating()  # a step may be long
     heart.begin(context.progress)
-    loaded = load(config, progress, join(config, context.index), embeds)
+    group = join(config, context.index)
+    loaded = load(config, progress, group, embeds)
+    attempts = Attempts(loaded.runner, group, is_alone=config.num_ranks == 1)
     heart.end()
     context.ready()
     results.send(
@@ -54,11 +57,12 @@ def main(config: WorkerConfig, context: Context) -> None:
     )
     while True:
         step = steps.receive(IDLE_S)
-        if step is not None:
-            assert isinstance(step, Step)
+        if isinstance(step, Resume):
+            attempts.resume()
+        elif isinstance(step, Step):  # masks are those of a step that has failed
             try:
                 heart.begin()
-                results.send(loaded.runner.run(step, masks_of))
+                results.send(attempts.run(step, masks_of))
                 heart.end()
             except CollectiveFailed as failure:
                 context.slot.last_words = str(failure)

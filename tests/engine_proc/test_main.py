@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, generate
+from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
 from headrace.board import Field, Span
 from headrace.engine_proc.grammars import Grammars
@@ -183,6 +183,75 @@ def test_both_steps_of_workers_that_die_are_computed_again(rig: Rig) -> None:
     while len(said) < 6:
         said += rig.heard()[1]
     assert said == [7] * 6
+
+
+def test_a_step_without_memory_is_computed_in_smaller_ones(rig: Rig) -> None:
+    other = request_id(0, 2)
+    rig.take(generate(), generate(other), prompt=tuple(range(20)))
+    workers = Small(16)
+    for _ in range(6):
+        rig.engine.go_on(workers)  # type: ignore[arg-type]
+    rig.links.flush()
+    # Of both 20 at once, then of 20, and of 10; the prefix of 16 that they share is computed once.
+    assert workers.sizes == [40, 20, 10, 10, 5, 1]
+    assert workers.events.count("resume") == 2
+    told = [(list(output.rows()), tokens) for output, tokens in (rig.heard() for _ in range(3))]
+    assert told == [
+        ([(FIRST, 1, None)], [7]),
+        ([(FIRST, 1, FinishReason.LENGTH), (other, 1, None)], [7, 7]),
+        ([(other, 1, FinishReason.LENGTH)], [7]),
+    ]
+    assert not rig.scheduler.has_work
+
+
+@ahead
+def test_both_steps_of_workers_without_memory_are_computed_again(rig: Rig) -> None:
+    other = request_id(0, 2)
+    plain = [GenerateRequest(id, 0, 3, Sampling(), [], b"plan") for id in (FIRST, other)]
+    rig.take(*plain, prompt=tuple(range(20)))
+    rig.workers = workers = Small(16)
+    while rig.scheduler.has_work:
+        rig.turn()
+    # The second 2 are the step that was sent after that of 20, whose tokens it would have had.
+    assert workers.sizes[:3] == [40, 2, 20]
+    assert max(workers.sizes[4:]) == 10
+    said: dict[int, int] = {}
+    while sum(said.values()) < 6:
+        output, tokens = rig.heard()
+        assert set(tokens) == {7}
+        for id, count, _ in output.rows():
+            said[id] = said.get(id, 0) + count
+    assert said == {FIRST: 3, other: 3}
+    assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
+
+
+def test_workers_that_end_for_want_of_memory_blame_nobody(rig: Rig) -> None:
+    rig.take(generate(), generate(request_id(0, 2)), prompt=tuple(range(20)))
+    dying = [Small(0, dies=True) for _ in range(4)]
+    for workers in dying:
+        rig.engine.go_on(workers)  # type: ignore[arg-type]
+    assert [workers.sizes for workers in dying] == [[40], [20], [10], [5]]
+    assert all(workers.blamed[1] for workers in dying)
+    assert len(rig.scheduler.waiting) == 2
+    for _ in range(20):
+        rig.step()
+    assert not rig.scheduler.has_work
+
+
+def test_what_cannot_be_cut_and_has_no_memory_fails_alone(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ready=WorkerReady(16, 16, whole_prompts=True))
+    other = request_id(0, 2)
+    rig.take(generate(), prompt=tuple(range(20)))
+    rig.take(generate(other), prompt=tuple(range(9)))
+    workers = Small(12)
+    for _ in range(4):
+        rig.engine.go_on(workers)  # type: ignore[arg-type]
+    rig.links.flush()
+    assert workers.sizes == [29, 20, 9, 1]
+    output, _ = rig.heard()
+    assert output.failed == {FIRST: b"plan %d" % FIRST}
+    assert [id for id, _, _ in rig.heard()[0].rows()] == [other]
+    rig.close()
 
 
 def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:

@@ -124,6 +124,7 @@ class Story:
     speculation=st.sampled_from([None, PromptLookup()]),
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
+    failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     depth=st.integers(1, 2),
 )
 def test_every_sequence_says_what_it_would_say_alone(
@@ -136,6 +137,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     speculation: PromptLookup | None,
     reuses_prefixes: bool,
     deaths: set[int],
+    failures: set[int],
     depth: int,
 ) -> None:
     longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
@@ -157,6 +159,8 @@ def test_every_sequence_says_what_it_would_say_alone(
         story.play(step)
         if step in deaths:
             rig.lose()
+        if step in failures:
+            rig.fail()
         if rig.scheduler.has_work:
             rig.step()
         elif step > LAST_EVENT:

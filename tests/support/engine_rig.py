@@ -16,12 +16,14 @@ from headrace.engine_proc.images import Images, Losses
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.outcome import ROW
+from headrace.exit_status import ExitStatus
 from headrace.messages import (
     Encode,
     Encoded,
     GenerateRequest,
     Sampling,
     Step,
+    StepFailed,
     StepOutput,
     StepResult,
     ToDetokenizer,
@@ -66,13 +68,39 @@ class Sevens:
         self.blamed = requests, is_explained
         self.lives = -1
 
-    def finish(self) -> StepResult:
+    def finish(self) -> StepResult | StepFailed:
         self.check()
         self.lives -= 1
         self.events.append("finish")
         self.step = self.steps.pop(0)
         num_rows = len(self.step.logit_rows) // 4
         return StepResult(array("i", [7] * num_rows).tobytes(), ROW.pack(0, 1) * num_rows)
+
+
+class Small(Sevens):
+    """The same with memory for steps of so many tokens; or they die of those that have more."""
+
+    def __init__(self, num_tokens: int, dies: bool = False) -> None:
+        super().__init__()
+        self.num_tokens = num_tokens
+        self.dies = dies
+        self.sizes: list[int] = []
+        self.has_failed = False
+
+    def finish(self) -> StepResult | StepFailed:
+        self.sizes.append(len(self.steps[0].token_ids) // 4)
+        if self.sizes[-1] <= self.num_tokens and not self.has_failed:
+            return super().finish()
+        if self.dies:
+            raise WorkerDied("no memory", code=ExitStatus.SHORT_OF)
+        self.has_failed = True
+        del self.steps[0]
+        return StepFailed("no memory")
+
+    def resume(self) -> None:
+        assert not self.steps
+        self.has_failed = False
+        self.events.append("resume")
 
 
 class Eyes:
@@ -120,7 +148,13 @@ class Slow:
 class Rig:
     """An engine between a tokenizer's outbox and two detokenizers' inboxes."""
 
-    def __init__(self, run_dir: Path, looks_ahead: bool = False, **flags: int) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        looks_ahead: bool = False,
+        ready: WorkerReady = READY,
+        **flags: int,
+    ) -> None:
         self.config = engine_config(run_dir=str(run_dir), **flags)
         seat = Seat("engine", 0)
         self.board = Board.create([seat, *(Seat("detokenizer", i) for i in range(2))])
@@ -130,12 +164,12 @@ class Rig:
         self.detokenizers: list[Inbox[ToDetokenizer]] = [
             Inbox(address(str(run_dir), "detokenizer", i), ToDetokenizer) for i in range(2)
         ]
-        pool = make_pool(READY, self.config)
+        pool = make_pool(ready, self.config)
         self.released: list[int] = []  # places in the arena
         self.images = Images(
             EmbeddingPool(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
         )
-        self.scheduler = make_scheduler(pool, READY, self.config, self.images)
+        self.scheduler = make_scheduler(pool, ready, self.config, self.images)
         self.eyes = Eyes()
         self.now = 0.0
         self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)

@@ -11,6 +11,7 @@ from headrace.engine_proc.outcome import PAIR, ROW, Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.step_limit import StepLimit
 from headrace.messages import (
     SAMPLING_ROW,
     FinishReason,
@@ -141,6 +142,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.worker = FakeWorker(self.pool)
+        self.limit = StepLimit()
         self.said: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.open: list[tuple[list[Chunk], Step]] = []
@@ -176,9 +178,22 @@ class Rig:
         assert self.pool.num_free == self.pool.num_pages
         self.check_pages()
 
+    def fail(self) -> None:
+        """Have no memory for a step, of which something may have been written."""
+        while self.scheduler.has_work and len(self.open) < self.depth and self.start():
+            pass
+        if not self.open:
+            return
+        chunks, step = self.open[0]
+        self.worker.run_step(step)
+        self.scheduler.retry()
+        self.open.clear()
+        self.limit.failed(sum(chunk.num_tokens for chunk in chunks))
+        self.check_pages()
+
     def start(self) -> bool:
         """Send a step, if one can be chosen now, and check what must hold of it."""
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.schedule(self.limit.within(None))
         assert chunks or self.open, "a step without work"
         if not chunks:
             return False
@@ -197,6 +212,7 @@ class Rig:
         if started and len(self.open) < self.depth:
             return []
         chunks, step = self.open.pop(0)
+        self.limit.worked()
         news = self.scheduler.update(chunks, Outcome(self.worker.run_step(step), 0))
         for item in news:
             assert item.tokens

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from mutants.mutants import DEADLY_TOKEN
+from mutants.mutants import DEADLY_TOKEN, mutants
 from servers import RunningServer, wait_until
 
 from headrace.exit_status import ExitStatus
@@ -171,11 +171,6 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
     answers = asyncio.run(read_all(own_server.url))
     assert not difference(asyncio.run(read_all(own_server.url)), answers), "they can be repeated"
     return answers
-
-
-def mutants(which: str) -> dict[str, str]:
-    """Return the environment of a server with some processes of `support/mutants`."""
-    return {"MUTANTS": which, "PYTHONPATH": str(Path(__file__).parents[1] / "support/mutants")}
 
 
 def capsule_of(crashes: Path, process: psutil.Process) -> Any:

@@ -1,12 +1,14 @@
 """Nine heads and three KV heads, run by two workers: uneven shares, and the same text."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from mutants.mutants import mutants
 from reference import NUM_TOKENS, Expected
 from servers import RunningServer
 
@@ -26,10 +28,16 @@ SAMPLED: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RunningServer]:
-    """A server of two workers, who get each step while they are at the one before."""
-    running = RunningServer("--tensor-parallel-size", "2", "--async-scheduling", *EXACT)
+    """Two workers who get each step while they are at the one before; one is short of memory."""
+    running = RunningServer(
+        *("--tensor-parallel-size", "2", "--async-scheduling", *EXACT),
+        env=mutants("worker=short_of_memory"),
+    )
     yield running
     assert running.stop() == 0
+    assert re.search(
+        r"there is no memory for a step of \d\d+ tokens: said the mutant; at most", running.log
+    )
 
 
 @pytest.fixture(scope="module")

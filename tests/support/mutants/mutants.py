@@ -3,6 +3,7 @@
 import os
 import pkgutil
 import signal
+from pathlib import Path
 
 from headrace import vigil
 from headrace.board import Field
@@ -14,6 +15,12 @@ from headrace.process import Context
 CEILING_BYTES = 400 << 20  # of detokenizers, see `sitecustomize.py`
 IMPATIENCE_S = 3.0
 DEADLY_TOKEN = 48000  # of the demo model
+FITTING_TOKENS = 24  # in a step, where more have no memory
+
+
+def mutants(which: str) -> dict[str, str]:
+    """Return the environment of a server with some of these processes."""
+    return {"MUTANTS": which, "PYTHONPATH": str(Path(__file__).parent)}
 
 
 def impatient(config: EngineConfig, context: Context) -> None:
@@ -34,6 +41,19 @@ def deadly_token(config: WorkerConfig, context: Context) -> None:
         return forward(self, batch)
 
     CpuExecutor.forward = forward_or_die  # type: ignore[method-assign]
+    pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
+
+
+def short_of_memory(config: WorkerConfig, context: Context) -> None:
+    """Be workers of which the last has no memory for steps of more than some tokens."""
+    forward = CpuExecutor.forward
+
+    def forward_or_fail(self: CpuExecutor, batch: Batch) -> Floats:
+        if context.index == config.num_ranks - 1 and len(batch.token_ids) > FITTING_TOKENS:
+            raise MemoryError("said the mutant")
+        return forward(self, batch)
+
+    CpuExecutor.forward = forward_or_fail  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
 
 

@@ -1,0 +1,44 @@
+"""How many tokens a step may have once there was no memory for one. Pure."""
+
+HOLD_STEPS = 64  # that work before a larger one is tried
+MAX_HOLD_STEPS = 4096
+
+
+class StepLimit:
+    """Half of what failed, and half of that; twice as much each time many steps have worked.
+
+    A size that fails again soon is tried less and less often.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens: int | None = None  # None is no limit
+        self._too_many = 0  # the most that there was no memory for
+        self._hold = HOLD_STEPS
+        self._num_worked = 0
+
+    def failed(self, num_tokens: int) -> None:
+        """Take note of a step for which there was no memory."""
+        if self.num_tokens is not None:
+            num_tokens = min(num_tokens, self.num_tokens)
+            self._hold = min(2 * self._hold, MAX_HOLD_STEPS)
+        self._too_many = max(self._too_many, num_tokens)
+        self.num_tokens = max(1, num_tokens // 2)
+        self._num_worked = 0
+
+    def worked(self) -> None:
+        """Take note of a step that was computed."""
+        if self.num_tokens is None:
+            return
+        self._num_worked += 1
+        if self._num_worked < self._hold:
+            return
+        self._num_worked = 0
+        self.num_tokens *= 2
+        if self.num_tokens >= self._too_many:
+            self.num_tokens = None
+
+    def within(self, budget: int | None) -> int | None:
+        """Return a budget of tokens that keeps to the limit. None is as many as there can be."""
+        if budget is None or self.num_tokens is None:
+            return self.num_tokens if budget is None else budget
+        return min(budget, self.num_tokens)
