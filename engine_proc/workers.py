@@ -87,6 +87,8 @@ def start_worker(
         quantization=config.quantization,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         gpu_memory_utilization=config.gpu_memory_utilization,
+        profile_dir=config.profile_dir,
+        nvtx=config.nvtx,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enforce_eager=config.enforce_eager,

@@ -1,7 +1,7 @@
 """`/admin`: what operators see and do, with a key of their own.
 
 What is told comes from the board and the kernel; what is asked for is noted on the board, for the
-supervisor (`wishes.py`). Names have no characters that JSON would escape.
+supervisor and the workers (`wishes.py`). Names have no characters that JSON would escape.
 """
 
 import time
@@ -12,12 +12,19 @@ from headrace.board import Board, Field, Slot, State
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.refusals import Refusal
 from headrace.vitals import vitals_of
-from headrace.wishes import RENEWABLE, STOP, wish
+from headrace.wishes import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
 
 PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
-METHODS = {PROCESSES: "GET", RESTART: "POST", DRAIN: "POST"}
+PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
+METHODS = {PROCESSES: "GET", RESTART: "POST", DRAIN: "POST", **dict.fromkeys(PROFILES, "POST")}
 
+NO_PROFILES = Refusal(
+    404,
+    "this server keeps no profiles; start it with --profile-dir",
+    "invalid_request_error",
+    "no_profile_dir",
+)
 CLOSED = Refusal(
     403,
     "this server has no key for /admin; start it with --admin-api-key",
@@ -32,6 +39,11 @@ WRONG_KEY = Refusal(
 )
 
 
+def is_for_operators(path: str) -> bool:
+    """Whether `Admin` answers what is asked at a path."""
+    return path.startswith(PREFIX) or path in PROFILES
+
+
 @dataclass(frozen=True)
 class Done:
     """An answer, as JSON."""
@@ -41,9 +53,17 @@ class Done:
 
 
 class Admin:
-    """What there is at `PREFIX`. Without a key nobody may come in."""
+    """What there is at `PREFIX`, and profiles. Without a key nobody may come in.
 
-    def __init__(self, keyring: Keyring, board: Board, slot: Slot, supervisor: int) -> None:
+    Args:
+        supervisor: its process id.
+        profiles: whether workers keep some.
+    """
+
+    def __init__(
+        self, keyring: Keyring, board: Board, slot: Slot, supervisor: int, profiles: bool
+    ) -> None:
+        self._profiles = profiles
         self._keyring = keyring
         self._board = board
         self._slot = slot
@@ -64,6 +84,8 @@ class Admin:
             return Done(200, self._processes())
         if path == DRAIN:
             return self._wish(STOP)
+        if path in PROFILES:
+            return self._wish(PROFILES[path]) if self._profiles else NO_PROFILES
         asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         if any(name != "role" or value not in RENEWABLE for name, value in asked):
             return invalid(

@@ -8,7 +8,7 @@ that are not let in.
 import time
 
 from headrace.board import Board
-from headrace.frontend.admin import PREFIX, Admin
+from headrace.frontend.admin import Admin, is_for_operators
 from headrace.frontend.cors import Cors
 from headrace.frontend.door import Door
 from headrace.frontend.forwarder import Forwarder
@@ -41,7 +41,7 @@ class App:
             return
         if request.path in PATHS:
             self._tell_health(request)
-        elif request.path.startswith(PREFIX):
+        elif is_for_operators(request.path):
             self._administer(request)
         else:
             self._forwarder.begin(request)

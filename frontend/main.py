@@ -83,7 +83,7 @@ class Frontend:
             self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
         )
         admins = Keyring(config.admin_key_digests)
-        admin = Admin(admins, context.board, context.slot, context.parent)
+        admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         app = App(context.board, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)

@@ -64,7 +64,7 @@ class Field(enum.IntEnum):
     ADMITTED = 20  # gauge: requests that take a place, let in and not answered
     MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
-    WISHES = 57  # 4 words, how often operators have asked for each of `WISHES`
+    WISHES = 57  # 6 words, how often operators have asked for each of `WISHES`
     FORWARDED_BYTES = 32  # 25 words, one per tokenizer process: bodies sent to it
     # tokenizer
     HANDLED = 8

@@ -134,6 +134,10 @@ class ServerConfig:
     crash_dir: str | None = flag(
         None, "where it is kept what is known when a process dies; an empty one is nowhere"
     )
+    profile_dir: str | None = flag(
+        None, "where workers leave profiles of steps, as POST /start_profile and /stop_profile ask"
+    )
+    nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
     log_level: str = flag("info", "what to log", LOG_LEVELS)
 
     def __post_init__(self) -> None:
@@ -288,6 +292,7 @@ class FrontendConfig:
     allowed_origins: tuple[str, ...]
     ssl_certfile: str | None
     ssl_keyfile: str | None
+    profiles: bool = False  # workers write some when operators ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +346,8 @@ class WorkerConfig:
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
     num_guesses: int = 0  # after each sequence's token, as a rule
+    profile_dir: str | None = None
+    nvtx: bool = False
 
     @property
     def cpu_kv_bytes(self) -> int:
@@ -400,6 +407,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     cudagraph_capture_sizes: tuple[int, ...] = ()
+    profile_dir: str | None = None
+    nvtx: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -332,6 +332,7 @@ class Supervisor:
                 allowed_origins=c.allowed_origins,
                 ssl_certfile=c.ssl_certfile,
                 ssl_keyfile=c.ssl_keyfile,
+                profiles=c.profile_dir is not None and c.engine != "mock",
             )
         if role == "tokenizer":
             return TokenizerConfig(
@@ -378,6 +379,8 @@ class Supervisor:
                 gpu_memory_utilization=c.gpu_memory_utilization,
                 enforce_eager=c.enforce_eager,
                 cudagraph_capture_sizes=c.cudagraph_capture_sizes,
+                profile_dir=c.profile_dir,
+                nvtx=c.nvtx,
                 kv_cache_dtype=c.kv_cache_dtype,
                 vocab_size=self._card.vocab_size,
                 eos_token_ids=self._card.eos_token_ids,

@@ -1,4 +1,5 @@
-"""What operators ask of a running server: a frontend notes it on the board, the supervisor looks.
+"""What operators ask of a running server: a frontend notes it on the board; the supervisor looks,
+and for profiles the workers.
 
 Counters only grow, so nothing is lost when either of them is busy or replaced.
 """
@@ -7,7 +8,10 @@ from headrace.board import Board, Field, Slot
 
 RENEWABLE = ("frontend", "tokenizer", "detokenizer")  # one after the other, unnoticed
 STOP = "drain"
-WISHES = (STOP, *RENEWABLE)  # to stop when all is answered, or to renew the processes of a role
+START_PROFILE, STOP_PROFILE = "start_profile", "stop_profile"
+SUPERVISED = (STOP, *RENEWABLE)  # to stop when all is answered, or to renew a role's processes
+PROFILE = (START_PROFILE, STOP_PROFILE)
+WISHES = (*SUPERVISED, *PROFILE)
 
 
 def wish(slot: Slot, what: str) -> None:
@@ -16,17 +20,20 @@ def wish(slot: Slot, what: str) -> None:
 
 
 class Wishes:
-    """What has been asked for since the last look."""
+    """What has been asked for since the last look, of what is `heeded`."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, heeded: tuple[str, ...] = SUPERVISED) -> None:
+        self._heeded = heeded
+        self._places = [Field.WISHES + WISHES.index(what) for what in heeded]
         self._slots = list(board.of("frontend"))
         self._counts = self._read()
 
     def _read(self) -> list[int]:
-        places = range(Field.WISHES, Field.WISHES + len(WISHES))
-        return [sum(slot[place] for slot in self._slots) for place in places]
+        return [sum([slot[place] for slot in self._slots]) for place in self._places]
 
     def take(self) -> list[str]:
         """Return the wishes that are new, each once."""
         before, self._counts = self._counts, self._read()
-        return [w for w, a, b in zip(WISHES, before, self._counts, strict=True) if a != b]
+        if before == self._counts:
+            return []
+        return [w for w, a, b in zip(self._heeded, before, self._counts, strict=True) if a != b]

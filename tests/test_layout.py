@@ -87,6 +87,7 @@ def test_only_some_executors_import_torch() -> None:
         "torch_attention.py",
         "torch_collectives.py",
         "torch_executor.py",
+        "torch_profile.py",
         "tower.py",
         "transformers_check.py",
         "transformers_executor.py",

@@ -14,12 +14,14 @@ from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
-from headrace.engine_proc.worker.attempts import Attempts
+from headrace.engine_proc.worker.attempts import TOKEN_BYTES, Attempts
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
+from headrace.engine_proc.worker.profiles import Profiles
 from headrace.engine_proc.worker.sampler import Masks
 from headrace.exit_status import ExitStatus
 from headrace.messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 from headrace.process import Context
+from headrace.wishes import PROFILE, Wishes
 
 IDLE_S = 0.5
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
@@ -50,6 +52,8 @@ def main(config: WorkerConfig, context: Context) -> None:
     group = join(config, context.index)
     loaded = load(config, progress, group, embeds)
     attempts = Attempts(loaded.runner, group, is_alone=config.num_ranks == 1)
+    wishes = Wishes(context.board, PROFILE)
+    profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
     heart.end()
     context.ready()
     results.send(
@@ -57,12 +61,15 @@ def main(config: WorkerConfig, context: Context) -> None:
     )
     while True:
         step = steps.receive(IDLE_S)
+        profiles.look()
         if isinstance(step, Resume):
             attempts.resume()
         elif isinstance(step, Step):  # masks are those of a step that has failed
             try:
                 heart.begin()
+                profiles.began()
                 results.send(attempts.run(step, masks_of))
+                profiles.took(len(step.token_ids) // TOKEN_BYTES)
                 heart.end()
             except CollectiveFailed as failure:
                 context.slot.last_words = str(failure)

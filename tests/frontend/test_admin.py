@@ -10,7 +10,7 @@ from headrace.board import Board, Field, Seat, State
 from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.refusals import Refusal
-from headrace.wishes import RENEWABLE, STOP, Wishes
+from headrace.wishes import RENEWABLE, STOP, WISHES, Wishes
 
 KEY = b"key"
 
@@ -18,11 +18,12 @@ KEY = b"key"
 class Rig:
     """The routes of a frontend, and what the supervisor hears of them."""
 
-    def __init__(self, *keys: bytes) -> None:
+    def __init__(self, *keys: bytes, profiles: bool = True) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
         self.slot = self.board.slot("frontend")
-        self.wishes = Wishes(self.board)
-        self._admin = Admin(Keyring(map(digest, keys)), self.board, self.slot, os.getppid())
+        self.wishes = Wishes(self.board, WISHES)
+        keyring = Keyring(map(digest, keys))
+        self._admin = Admin(keyring, self.board, self.slot, os.getppid(), profiles)
 
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
@@ -50,6 +51,8 @@ def test_nobody_comes_in_without_the_key(
         (RESTART, b"role=tokenizer", ("tokenizer",)),
         (RESTART, b"role=detokenizer&role=frontend&role=frontend", ("detokenizer", "frontend")),
         (DRAIN, b"", (STOP,)),
+        ("/start_profile", b"", ("start_profile",)),
+        ("/stop_profile", b"", ("stop_profile",)),
     ],
 )
 def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, ...]) -> None:
@@ -68,6 +71,7 @@ def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, 
         ("POST", RESTART, b"rolle=tokenizer", 400),
         ("GET", RESTART, b"", 405),
         ("POST", PROCESSES, b"", 405),
+        ("GET", "/start_profile", b"", 405),
         ("POST", "/admin/reboot", b"", 404),
     ],
 )
@@ -76,6 +80,14 @@ def test_what_cannot_be_asked_is_refused(method: str, path: str, query: bytes, s
     answer = rig.ask(method, path, query)
     assert isinstance(answer, Refusal)
     assert (answer.status, bool(answer.allow)) == (status, status == 405)
+    assert not rig.wishes.take()
+
+
+def test_a_server_without_a_place_for_profiles_says_so() -> None:
+    rig = Rig(KEY, profiles=False)
+    answer = rig.ask("POST", "/start_profile")
+    assert isinstance(answer, Refusal)
+    assert (answer.status, "--profile-dir" in answer.message) == (404, True)
     assert not rig.wishes.take()
 
 

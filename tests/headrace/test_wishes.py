@@ -1,13 +1,13 @@
 """What one process asks for on the board, and another takes."""
 
 from headrace.board import Board, Seat
-from headrace.wishes import STOP, WISHES, Wishes, wish
+from headrace.wishes import PROFILE, STOP, SUPERVISED, WISHES, Wishes, wish
 
 
 def test_each_wish_is_taken_once_whoever_has_it() -> None:
     board = Board.create([Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0)])
     first, second = board.of("frontend")
-    wishes = Wishes(board)
+    wishes, profiles = Wishes(board), Wishes(board, PROFILE)
     assert wishes.take() == []
     wish(first, "tokenizer")
     wish(second, "tokenizer")
@@ -16,4 +16,5 @@ def test_each_wish_is_taken_once_whoever_has_it() -> None:
     assert wishes.take() == []
     for what in WISHES:
         wish(first, what)
-    assert wishes.take() == list(WISHES)
+    assert wishes.take() == list(SUPERVISED)
+    assert profiles.take() == list(PROFILE)

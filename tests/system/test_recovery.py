@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import os
 import re
@@ -86,12 +87,18 @@ def crashes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own_server(crashes: Path) -> Iterator[RunningServer]:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where its workers leave profiles."""
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def own_server(crashes: Path, profiles: Path) -> Iterator[RunningServer]:
     """A server to be maimed; fewer places than there are streams."""
     running = RunningServer(
         *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
         *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(crashes)),
-        *("--admin-api-key", "operator"),
+        *("--admin-api-key", "operator", "--profile-dir", str(profiles)),
     )
     yield running
     assert running.stop() == 0
@@ -219,6 +226,18 @@ def test_an_engine_that_is_stuck_is_replaced(
     assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
     assert killer.killed
     assert not killer.killed[0].is_running()
+
+
+def test_operators_get_a_profile_of_steps(own_server: RunningServer, profiles: Path) -> None:
+    with httpx.Client(base_url=own_server.url, headers=OPERATOR) as client:
+        assert client.post("/start_profile").status_code == 202
+        body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        client.post(COMPLETION, json=body).raise_for_status()
+        assert client.post("/stop_profile").json() == {"accepted": ["stop_profile"]}
+        wait_until(lambda: any(profiles.iterdir()), "a profile")
+    (path,) = profiles.glob("worker-0-*.trace.json.gz")
+    steps = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert [step["args"]["tokens"] for step in steps] == [3, 1, 1, 1]
 
 
 def test_operators_have_the_processes_of_a_role_replaced(own_server: RunningServer) -> None:
