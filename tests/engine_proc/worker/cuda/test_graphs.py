@@ -26,7 +26,7 @@ TINY = dataclasses.replace(
     num_kv_heads=1,
     hidden_size=32,
     intermediate_size=40,
-    layers=(LayerSpec(window=20),),
+    layers=(LayerSpec(window=40),),
     qk_norm=QKNorm.PER_HEAD,
     attention_sinks=True,
     logit_softcap=3.0,
@@ -46,7 +46,7 @@ def make(spec: DecoderSpec, device: torch.device) -> CudaExecutor:
         dtype=torch.float32,
         # Few programs share a tile's splits, and how many depends on the tiles.
         tiling=Tiling(rows=16, keys=16, split_keys=16, enough_programs=12),
-        largest=Sizes(32, 4, 10),
+        largest=Sizes(64, 4, 10),
         max_model_len=304,
     )
 
@@ -71,8 +71,8 @@ STEPS = {
     "guesses": batch([(0, 18, 22), (2, 4, 8)]),  # in 10
     "one alone": batch([(1, 3, 4)]),  # in 4
     "no rows": dataclasses.replace(batch([(2, 8, 20)]), logit_rows=np.empty(0, np.int32)),
-    "too large": batch([(3, 0, 30)]),  # in none
-    "shuffled": batch([(1, 4, 5), (3, 30, 31), (0, 22, 23)]),
+    "too large": last_rows(batch([(3, 0, 60)])),  # in none
+    "shuffled": batch([(1, 4, 5), (3, 60, 61), (0, 22, 23)]),
 }
 
 
