@@ -35,6 +35,7 @@ class RecordedGraph:
         self.launches: list[Callable[[], object]] = []
         self.made: list[Tensor] = []
 
+    @torch.inference_mode()
     def replay(self) -> None:
         """Launch it again."""
         for tensor in self.made:

@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.cuda.matrices import load_weights
 from headrace.engine_proc.worker.cuda.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.rope_store import HeadNorm, Rotations, rope_store
+from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.cuda.team import Team
@@ -93,6 +94,7 @@ class CudaExecutor:
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
         self.buffers = StepBuffers(largest, max_pages, self.team.num_tokens, self.device)
+        self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
 
     def take_pages(self, num_pages: int) -> None:
@@ -156,9 +158,13 @@ class CudaExecutor:
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Capture graphs for these sizes of steps. See `capture_all`."""
+        """Capture graphs for these sizes of steps, and of draws from them. See `capture_all`."""
         self.buffers.clear()
-        self.graphs = capture_all(open_maker, self.runs(buckets), around, progress)
+        draws = self.draws.runs({sizes.num_rows for sizes in buckets})
+        runs: dict[Sizes | int, Run] = dict([*self.runs(buckets).items(), *draws.items()])
+        graphs = capture_all(open_maker, runs, around, progress)
+        self.graphs = {sizes: graphs[sizes] for sizes in buckets}
+        self.draws.take({num_rows: graphs[num_rows] for num_rows in draws})
         self.buckets = buckets
 
     def step_of(self, sizes: Sizes, max_keys: int) -> Step:

@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.bias import add_biases
-from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
+from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
 from headrace.engine_proc.worker.executor import Floats, Int32s
 from headrace.engine_proc.worker.runner import MaskSource
 from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
 from headrace.messages import Step
-
-# Where the fields of a `ROW` are, as so many numbers of 32 bits.
-PLACES = {name: ROW.fields[name][1] // 4 for name in ROW.names or () if ROW.fields}
-ROW_NUMBERS = ROW.itemsize // 4
 
 Rows = npt.NDArray[np.void]
 
@@ -32,9 +28,10 @@ class DeviceSampler:
         on_host: for what the device does not do.
     """
 
-    def __init__(self, device: torch.device, on_host: Sampler) -> None:
+    def __init__(self, device: torch.device, on_host: Sampler, draws: RowDraws) -> None:
         self._device = device
         self._on_host = on_host
+        self._draws = draws
 
     def sample(self, logits: Tensor, step: Step, masks_of: MaskSource) -> tuple[Tensor, bytes]:
         """Choose a token for each row; see `Sampler.sample`.
@@ -53,7 +50,7 @@ class DeviceSampler:
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         hard = hard_rows(rows, masked_rows)
         copied = logits[self.send(hard.astype(np.int64))] if len(hard) else None
-        columns = self.send(np.frombuffer(step.rows, np.int32)).view(-1, ROW_NUMBERS)
+        columns = self._draws.send(np.frombuffer(step.rows, np.int32))
         if step.bias:
             add_biases(
                 logits,
@@ -66,7 +63,7 @@ class DeviceSampler:
         if len(masked_rows):
             masks = masks_of(len(masked_rows))
             apply_mask(logits, self.send(masked_rows), self.send(masks.view(np.int32)))
-        tokens = draw(logits, draws_of(columns))
+        tokens = self._draws.draw(logits)
         if copied is None:
             return tokens, b""
         drawn, logprobs = self.draw_on_host(copied.cpu().numpy(), step, hard, masked_rows, masks)
@@ -102,20 +99,3 @@ def hard_rows(rows: Rows, masked_rows: Int32s) -> Int32s:
     is_masked[masked_rows] = True
     is_hard = (rows["num_logprobs"] >= 0) | (rows["num_history"] > 0) | (rows["target"] >= 0)
     return np.flatnonzero(is_hard | (is_masked & (rows["num_bias"] > 0))).astype(np.int32)
-
-
-def draws_of(columns: Tensor) -> Draws:
-    """Return how rows are drawn.
-
-    Args:
-        columns: [rows, ROW_NUMBERS], int32, of `messages.SAMPLING_ROW`.
-    """
-    wide, real = columns.view(torch.int64), columns.view(torch.float32)
-    return Draws(
-        seeds=wide[:, PLACES["seed"] // 2].contiguous(),
-        positions=wide[:, PLACES["position"] // 2].contiguous(),
-        temperatures=real[:, PLACES["temperature"]].contiguous(),
-        top_k=columns[:, PLACES["top_k"]].contiguous(),
-        top_p=real[:, PLACES["top_p"]].contiguous(),
-        min_p=real[:, PLACES["min_p"]].contiguous(),
-    )

@@ -81,7 +81,7 @@ def runner_of(executor: CudaExecutor, model: Model, num_threads: int) -> Runner:
     if model.pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
     on_host = Sampler(model.spec.vocab_size, threads=min(num_threads, MAX_THREADS))
-    return CudaRunner(executor, DeviceSampler(executor.device, on_host))
+    return CudaRunner(executor, DeviceSampler(executor.device, on_host, executor.draws))
 
 
 def count_pages(

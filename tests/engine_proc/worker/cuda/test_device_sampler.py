@@ -8,7 +8,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
+from headrace.engine_proc.worker.cuda.row_draws import RowDraws
+from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
 from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
@@ -17,6 +20,11 @@ from headrace.messages import Step
 VOCAB_SIZE = 150
 NO_COLUMN = np.empty(0, np.int32)
 PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
+
+
+def make_sampler(device: torch.device, host: Sampler) -> DeviceSampler:
+    buffers = StepBuffers(Sizes(20, 20, 20), 1, VOCAB_SIZE, device)
+    return DeviceSampler(device, host, RowDraws(buffers))
 
 
 class Says:
@@ -100,7 +108,7 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
     logits = np.random.default_rng(3).normal(0, 2, (num_rows, VOCAB_SIZE)).astype(np.float32)
     host = Sampler(VOCAB_SIZE, threads=1)
     expected = GenerationRunner(Says(logits), host).run(step, masks_of)
-    sampler = DeviceSampler(device, host)
+    sampler = make_sampler(device, host)
     tokens, logprobs = sampler.sample(torch.from_numpy(logits.copy()).to(device), step, masks_of)
     assert tokens.cpu().numpy().tobytes() == expected.token_ids
     assert logprobs == expected.logprobs
@@ -121,6 +129,6 @@ def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -
         return masks_allowing([5], [6])(num_rows)
 
     step = msgspec.structs.replace(step_of([{}, {}]), masked_rows=np.int32([0, 1]).tobytes())
-    sampler = DeviceSampler(device, Sampler(VOCAB_SIZE, threads=1))
+    sampler = make_sampler(device, Sampler(VOCAB_SIZE, threads=1))
     tokens, _ = sampler.sample(torch.zeros(2, VOCAB_SIZE, device=device), step, masks_of)
     assert (tokens.tolist(), asked) == ([5, 6], [2])

@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs, capture_all
 from headrace.engine_proc.worker.executor import Batch
 from headrace.engine_proc.worker.graph_inputs import Recapture
+from headrace.engine_proc.worker.sampler import ROW
 from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, QKNorm
 
 TINY = dataclasses.replace(
@@ -95,6 +96,26 @@ def test_the_token_that_was_drawn_comes_in_on_the_device(device: torch.device) -
     relayed = dataclasses.replace(step, token_ids=np.array([7, 0], np.int32), relays=relays)
     known = dataclasses.replace(step, token_ids=np.array([7, 9], np.int32))
     np.testing.assert_array_equal(graphs.forward(relayed), eager.forward(known))
+
+
+def test_a_draw_in_a_graph_is_that_without(device: torch.device) -> None:
+    graphs, eager = make(TINY, device), make(TINY, device)
+    capture(graphs, [(2, 2, 2), (4, 4, 4)])
+    rows = np.zeros(3, ROW)
+    rows["seed"], rows["position"] = 7, np.arange(3)
+    rows["temperature"], rows["top_p"], rows["top_k"] = [0, 0.7, 3], 1, [0, 0, 9]
+    step = batch([(0, 0, 3)])
+    drawn = []
+    for executor in (graphs, eager):
+        logits = executor.logits(step)
+        logits[0, :50] = -np.inf  # as masks do
+        for num in (3, 1):
+            columns = executor.draws.send(rows[:num].view(np.int32))
+            assert columns.shape == (num, ROW.itemsize // 4)
+            drawn.append(executor.draws.draw(logits[:num]).tolist())
+    assert drawn[:2] == drawn[2:]
+    assert drawn[0][0] == drawn[1][0] >= 50
+    assert graphs.buffers.drawn[0] == drawn[1][0]
 
 
 def test_a_thousand_replays_are_one(device: torch.device) -> None:

@@ -1,0 +1,95 @@
+"""Draws a token for each row of a step, in a CUDA graph where there is one that is large enough.
+
+It comes after the graph of the forward pass, so that biases and masks are applied in between.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.graphs import Graph, Run
+from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
+from headrace.engine_proc.worker.cuda.sender import Sender
+from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
+from headrace.engine_proc.worker.executor import Int32s
+from headrace.engine_proc.worker.sampler import ROW
+
+# Where the fields of a `ROW` are, as so many numbers of 32 bits.
+PLACES = {name: ROW.fields[name][1] // 4 for name in ROW.names or () if ROW.fields}
+ROW_NUMBERS = ROW.itemsize // 4
+
+
+class RowDraws:
+    """Rows on the device. What is drawn for them is in `StepBuffers.drawn`."""
+
+    def __init__(self, buffers: StepBuffers) -> None:
+        self._buffers = buffers
+        self._sender = Sender(len(buffers.drawn) * ROW_NUMBERS, buffers.drawn.device)
+        self._sizes: list[int] = []
+        self._graphs: dict[int, Graph] = {}
+
+    def send(self, rows: Int32s) -> Tensor:
+        """Send a step's rows; return them as they are on the device, [rows, ROW_NUMBERS].
+
+        Args:
+            rows: `messages.SAMPLING_ROW`, one after the other.
+        """
+        num = len(rows)
+        end = (self._graph_for(num // ROW_NUMBERS) or 0) * ROW_NUMBERS or num
+        out = self._sender.begin()
+        out[:num] = rows
+        out[num:end] = 0  # temperatures of rows that are missing: no time is spent on them
+        self._sender.send(end)
+        return self._columns(num // ROW_NUMBERS)
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Draw for the rows that were sent last; return tokens, [rows], int32."""
+        num_rows = len(logits)
+        size = self._graph_for(num_rows)
+        if size is None:
+            self.compute(logits)
+        else:
+            assert logits.data_ptr() == self._buffers.logits.data_ptr()
+            self._graphs[size].replay()
+        return self._buffers.drawn[:num_rows]
+
+    def compute(self, logits: Tensor) -> None:
+        """Draw for some rows, [rows, vocab_size]."""
+        num_rows = len(logits)
+        self._buffers.drawn[:num_rows] = draw(logits, draws_of(self._columns(num_rows)))
+
+    def runs(self, sizes: Collection[int]) -> dict[int, Run]:
+        """Return what is to be captured for these numbers of rows, the largest first."""
+        logits = self._buffers.logits
+        return {size: partial(self.compute, logits[:size]) for size in sorted(sizes, reverse=True)}
+
+    def take(self, graphs: dict[int, Graph]) -> None:
+        """Use graphs from here on, by their numbers of rows."""
+        self._sizes, self._graphs = sorted(graphs), graphs
+
+    def _graph_for(self, num_rows: int) -> int | None:
+        place = bisect_left(self._sizes, num_rows)
+        return self._sizes[place] if place < len(self._sizes) else None
+
+    def _columns(self, num_rows: int) -> Tensor:
+        return self._sender.received[: num_rows * ROW_NUMBERS].view(-1, ROW_NUMBERS)
+
+
+def draws_of(columns: Tensor) -> Draws:
+    """Return how rows are drawn.
+
+    Args:
+        columns: [rows, ROW_NUMBERS], int32, of `messages.SAMPLING_ROW`.
+    """
+    wide, real = columns.view(torch.int64), columns.view(torch.float32)
+    return Draws(
+        seeds=wide[:, PLACES["seed"] // 2].contiguous(),
+        positions=wide[:, PLACES["position"] // 2].contiguous(),
+        temperatures=real[:, PLACES["temperature"]].contiguous(),
+        top_k=columns[:, PLACES["top_k"]].contiguous(),
+        top_p=real[:, PLACES["top_p"]].contiguous(),
+        min_p=real[:, PLACES["min_p"]].contiguous(),
+    )

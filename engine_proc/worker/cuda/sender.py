@@ -1,0 +1,69 @@
+"""Numbers go to the device in one copy, into memory that stays where it is.
+
+They are written into pinned memory, of which there are two pieces: while one is on its way, the
+other can be written to.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from headrace.engine_proc.worker.executor import Int32s
+
+NUM_PIECES = 2
+
+
+class Event(Protocol):
+    """A place in a stream, as torch.cuda.Event."""
+
+    def record(self) -> None:
+        """Be the place that the current stream has reached."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until all is done that comes before."""
+        ...
+
+
+class NoEvent:
+    """Of a CPU, which copies at once."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class Sender:
+    """Sends arrays of int32.
+
+    Args:
+        size: numbers of the longest.
+        make_event: of the stream that they are sent on.
+    """
+
+    def __init__(
+        self, size: int, device: torch.device, make_event: Callable[[], Event] | None = None
+    ) -> None:
+        is_gpu = device.type == "cuda"
+        if make_event is None:
+            make_event = torch.cuda.Event if is_gpu else NoEvent
+        self.received = torch.zeros(size, dtype=torch.int32, device=device)
+        self._pieces = [
+            (torch.zeros(size, dtype=torch.int32, pin_memory=is_gpu), make_event())
+            for _ in range(NUM_PIECES)
+        ]
+        self._turn = 0
+
+    def begin(self) -> Int32s:
+        """Return what the next array is to be written to."""
+        piece, sent = self._pieces[self._turn]
+        sent.synchronize()
+        return piece.numpy()
+
+    def send(self, num: int) -> None:
+        """Send so many numbers of it, once all is done with those that were sent before."""
+        piece, sent = self._pieces[self._turn]
+        self._turn = (self._turn + 1) % NUM_PIECES
+        self.received[:num].copy_(piece[:num], non_blocking=True)
+        sent.record()
