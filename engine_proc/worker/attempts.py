@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.engine_proc.collectives import CollectiveFailed, Outcome
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.runner import MaskSource, Runner
+from headrace.engine_proc.worker.runner import MaskSource, Promise, Runner
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.messages import Step, StepFailed, StepResult
@@ -39,7 +39,7 @@ class Attempts:
         self._can_fail = is_alone or group is not None
         self._has_failed = False
 
-    def run(self, step: Step, masks_of: MaskSource) -> StepResult | StepFailed:
+    def run(self, step: Step, masks_of: MaskSource) -> StepResult | StepFailed | Promise:
         """Run a step; after one that has failed none is run before `resume`, which has it again.
 
         Raises:

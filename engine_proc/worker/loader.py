@@ -63,6 +63,7 @@ class Loaded:
     num_pages: int
     whole_prompts: bool = False
     looks_ahead: bool = False  # as in `WorkerReady`
+    can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 
 
 def load(

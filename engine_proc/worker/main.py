@@ -14,7 +14,9 @@ from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.worker.answers import Answers
 from headrace.engine_proc.worker.attempts import TOKEN_BYTES, Attempts
+from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.profiles import Profiles
 from headrace.engine_proc.worker.sampler import Masks
@@ -24,6 +26,7 @@ from headrace.process import Context
 from headrace.wishes import PROFILE, Wishes
 
 IDLE_S = 0.5
+POLL_S = 1e-4  # while a GPU computes and no other step has come
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
 log = logging.getLogger(__name__)
@@ -39,19 +42,19 @@ def main(config: WorkerConfig, context: Context) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
 
     def masks_of(num_rows: int) -> Masks:
+        answers.flush()  # what it has is in the masks
         while steps.receive(IDLE_S) is None:
             pass
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
-    embeds = None
-    if config.embedding_fd is not None:
-        embeds = EmbeddingArea(config.embedding_fd, config.image_row_size).rows
     heart = context.keep_beating()  # a step may be long
     heart.begin(context.progress)
     group = join(config, context.index)
-    loaded = load(config, progress, group, embeds)
-    attempts = Attempts(loaded.runner, group, is_alone=config.num_ranks == 1)
+    loaded = load(config, progress, group, embeddings(config))
+    can_rejoin = group if loaded.can_rejoin else None
+    attempts = Attempts(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
+    answers = Answers(results.send)
     wishes = Wishes(context.board, PROFILE)
     profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
     heart.end()
@@ -60,21 +63,31 @@ def main(config: WorkerConfig, context: Context) -> None:
         WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
     )
     while True:
-        step = steps.receive(IDLE_S)
+        step = steps.receive(POLL_S if answers.is_open else IDLE_S)
         profiles.look()
-        if isinstance(step, Resume):
-            attempts.resume()
-        elif isinstance(step, Step):  # masks are those of a step that has failed
-            try:
+        try:
+            if isinstance(step, Resume):
+                attempts.resume()
+            elif isinstance(step, Step):  # masks are those of a step that has failed
                 heart.begin()
                 profiles.began()
-                results.send(attempts.run(step, masks_of))
+                answers.add(attempts.run(step, masks_of))
                 profiles.took(len(step.token_ids) // TOKEN_BYTES)
+            elif answers.is_due:
+                answers.flush()
+            if not answers.is_open:
                 heart.end()
-            except CollectiveFailed as failure:
-                context.slot.last_words = str(failure)
-                log.warning("cannot go on: %s", failure)
-                sys.exit(ExitStatus.PEER_LOST)
+        except CollectiveFailed as failure:
+            context.slot.last_words = str(failure)
+            log.warning("cannot go on: %s", failure)
+            sys.exit(ExitStatus.PEER_LOST)
+
+
+def embeddings(config: WorkerConfig) -> Floats | None:
+    """Return the rows of images, of a model that takes some."""
+    if config.embedding_fd is None:
+        return None
+    return EmbeddingArea(config.embedding_fd, config.image_row_size).rows
 
 
 def join(config: WorkerConfig, rank: int) -> ShmAllReduce | None:

@@ -20,10 +20,23 @@ def no_masks(num_rows: int) -> Masks:
     return NO_MASKS
 
 
+class Promise(Protocol):
+    """The result of a step that a device is still at."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `wait` would not wait."""
+        ...
+
+    def wait(self) -> StepResult:
+        """Return the result when it is there."""
+        ...
+
+
 class Runner(Protocol):
     """What a worker does with a step."""
 
-    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult: ...
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | Promise: ...
 
 
 class GenerationRunner:

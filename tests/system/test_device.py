@@ -75,5 +75,6 @@ def test_texts_are_those_of_the_cpu(on_kernels: RunningServer, on_cpu: RunningSe
     ours, theirs = ask(on_kernels), ask(on_cpu)
     tops = [choices[-1].pop("logprobs")["token_logprobs"] for choices in (ours, theirs)]
     assert ours == theirs
+    assert on_kernels.metric("engine_steps_ahead_total") > 0
     assert ours[3]["text"] in ("on", "off")
     assert tops[0] == pytest.approx(tops[1], abs=1e-4)

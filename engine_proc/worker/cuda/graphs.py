@@ -50,7 +50,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream()
 
     def warm_up(self, run: Run) -> None:
         """Run on the stream that captures, after and before all else."""

@@ -1,19 +1,24 @@
 """Loads a model, or a worker's share of it, onto a GPU; in Triton's interpreter, into memory."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from headrace.config import WorkerConfig
 from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_memory import DeviceMemory, TorchMemory, measure
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.gpu_group import open_group
+from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED
+from headrace.engine_proc.worker.cuda.phases import Phase, phases
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.host_peers import HostPeers
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, Loaded, Progress, threads_of_rank
@@ -44,6 +49,7 @@ def load_on_gpu(
         device = torch.device("cuda", 0 if host is None else host.rank)
         torch.cuda.set_device(device)
     torch.set_num_threads(threads_of_rank(config.num_ranks))
+    buckets = buckets_for(config, model)
     memory = TorchMemory(device) if device.type == "cuda" else None
     free_before = memory.free_and_total()[0] if memory else 0
     peers = None
@@ -57,13 +63,42 @@ def load_on_gpu(
         page_tokens=PAGE_TOKENS,
         device=device,
         dtype=DTYPES[config.dtype],
+        largest=largest_sizes(config, buckets),
+        max_model_len=config.max_model_len,
         peers=peers,
-        progress=progress,
+        progress=part(progress, 0),
     )
-    runner = runner_of(executor, model, threads_of_rank(config.num_ranks))
-    num_pages = count_pages(config, executor, runner, host, memory, free_before)
+    runner = runner_of(executor, model, threads_of_rank(config.num_ranks), phases(config.nvtx))
+    num_pages = count_pages(config, executor, runner, buckets, host, memory, free_before)
     executor.take_pages(num_pages)
-    return Loaded(runner, num_pages)
+    if memory is not None and len(buckets):
+        around = nullcontext if peers is None else peers.group.capture
+        executor.capture(buckets, CudaGraphs, around, part(progress, 1))
+    is_generating = isinstance(runner, CudaRunner)
+    return Loaded(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
+
+
+def part(progress: Progress, index: int) -> Progress:
+    """Return how one of two parts of loading makes itself known: weights, then graphs."""
+    return lambda done, total: progress(index * total + done, 2 * total)
+
+
+def buckets_for(config: WorkerConfig, model: Model) -> Buckets:
+    """Return which steps are captured as graphs; none of an embedding model's."""
+    if config.enforce_eager or model.pooling is not None:
+        return Buckets(())
+    return buckets_of(
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.cudagraph_capture_sizes,
+        config.num_guesses,
+    )
+
+
+def largest_sizes(config: WorkerConfig, buckets: Buckets) -> Sizes:
+    """Return the largest step, as far as it has tokens and sequences, and the most rows of any."""
+    num_rows = max([config.max_num_seqs, *(sizes.num_rows for sizes in buckets)])
+    return Sizes(config.max_num_batched_tokens, config.max_num_seqs, num_rows)
 
 
 def collectives_of(
@@ -76,18 +111,20 @@ def collectives_of(
     return open_group(host, config.control_fd, config.disable_custom_all_reduce)
 
 
-def runner_of(executor: CudaExecutor, model: Model, num_threads: int) -> Runner:
+def runner_of(executor: CudaExecutor, model: Model, num_threads: int, phase: Phase) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if model.pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
     on_host = Sampler(model.spec.vocab_size, threads=min(num_threads, MAX_THREADS))
-    return CudaRunner(executor, DeviceSampler(executor.device, on_host, executor.draws))
+    sampler = DeviceSampler(executor.device, on_host, executor.draws)
+    return CudaRunner(executor, sampler, phase)
 
 
 def count_pages(
     config: WorkerConfig,
     executor: CudaExecutor,
     runner: Runner,
+    buckets: Buckets,
     host: HostPeers | None,
     memory: DeviceMemory | None,
     free_before: int,
@@ -106,7 +143,8 @@ def count_pages(
         return config.cpu_kv_bytes // sum(all_bytes)
     step = largest_step_of(config, embeds=isinstance(runner, EmbeddingRunner))
     num_tokens = len(step.token_ids) // 4
-    figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, [])
+    sizes = [bucket.num_tokens for bucket in buckets]
+    figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes)
     if config.kv_cache_memory_bytes is not None:
         num_pages = config.kv_cache_memory_bytes // sum(all_bytes)
         check_bytes(num_pages * own_bytes, figures.room(1.0))

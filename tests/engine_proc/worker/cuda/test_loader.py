@@ -11,6 +11,7 @@ from tiny_models import make_byte_folder
 
 from headrace.config import WorkerConfig
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
+from headrace.engine_proc.worker.cuda.buckets import Buckets
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.runner import EmbeddingRunner
@@ -133,7 +134,9 @@ class Steps:
 def count(folder: Path, free: int, **changes: Any) -> int:
     config, steps = config_of(folder, **changes), Steps()
     executor: Any = steps
-    num_pages = cuda_loader.count_pages(config, executor, steps, None, Gpu(free), 9 * GIB)
+    num_pages = cuda_loader.count_pages(
+        config, executor, steps, Buckets(()), None, Gpu(free), 9 * GIB
+    )
     assert steps.num_tokens == [8, 8]
     return num_pages
 

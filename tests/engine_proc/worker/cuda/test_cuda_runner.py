@@ -1,0 +1,92 @@
+"""Steps that are sent before the one before them has a result say what the CPU's own say."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from random_decoders import NUM_PAGES, SPEC, cpu, random_weights
+
+from headrace.engine_proc.sampling_rows import pack
+from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
+from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.executor import Int32s
+from headrace.engine_proc.worker.runner import GenerationRunner
+from headrace.engine_proc.worker.sampler import Sampler
+from headrace.engine_proc.worker.spec import LayerSpec
+from headrace.messages import Sampling, Step
+
+TINY = dataclasses.replace(
+    SPEC,
+    num_heads=2,
+    num_kv_heads=1,
+    hidden_size=32,
+    intermediate_size=40,
+    layers=(LayerSpec(),),
+)
+
+LOGPROBS = Sampling(temperature=1, seed=5, logprobs=1)  # drawn on the host
+
+
+def column(numbers: list[int]) -> bytes:
+    return np.array(numbers, np.int32).tobytes()
+
+
+def step_of(tokens: list[int], positions: list[int], sequences: list[int], **fields: bytes) -> Step:
+    rows = [
+        pack(sampling, positions[-1], (0, 0, 0), (0, 0))
+        for sampling in (Sampling(temperature=1, seed=3), LOGPROBS)
+    ]
+    return Step(
+        column(tokens),
+        column(positions),
+        column(sequences),
+        column([4, 9]),
+        column([positions.index(max(positions)), len(tokens) - 1]),
+        b"".join(rows),
+        **fields,
+    )
+
+
+def test_tokens_are_relayed_on_the_device(device: torch.device) -> None:
+    """The second step has the sequences' tokens in another order than the first has drawn them."""
+    first = step_of([5, 9, 1, 7], [0, 1, 2, 0], [0, 0, 0, 1])
+    swapped = np.array([[9], [4]], np.int32).tobytes()
+    second = step_after(first, swapped)
+    weights = random_weights(TINY)
+    executor = CudaExecutor(
+        TINY,
+        weights,
+        num_pages=NUM_PAGES,
+        page_tokens=16,
+        device=device,
+        dtype=torch.float32,
+        largest=Sizes(8, 2, 2),
+        max_model_len=16,
+    )
+    ours = CudaRunner(executor, DeviceSampler(device, Sampler(TINY.vocab_size, threads=1)))
+    theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
+    promises = [ours.run(first), ours.run(second)]  # nobody has looked at the first
+    expected = [theirs.run(first), theirs.run(second)]
+    for promise, result in zip(promises, expected, strict=True):
+        assert tokens_of(promise.wait().token_ids).tolist() == tokens_of(result.token_ids).tolist()
+        assert promise.is_there
+        assert len(promise.wait().logprobs) == len(result.logprobs) > 0
+
+
+def step_after(first: Step, page_table: bytes) -> Step:
+    """Return the step after it, of which no token is known."""
+    return Step(
+        column([0, 0]),
+        column([1, 3]),
+        column([0, 1]),
+        page_table,
+        column([0, 1]),
+        first.rows,
+        relays=column([1, 0]),
+    )
+
+
+def tokens_of(ids: bytes) -> Int32s:
+    return np.frombuffer(ids, np.int32)
