@@ -20,6 +20,8 @@ from headrace.engine_proc.worker.cuda.attention import Tiling
 from headrace.engine_proc.worker.cuda.bias import add_biases
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
 from headrace.engine_proc.worker.cuda.norm import square_sums
+from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
+from headrace.engine_proc.worker.cuda.reports import report
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
 from headrace.engine_proc.worker.spec import LayerSpec, QKNorm
 
@@ -85,6 +87,8 @@ if __name__ == "__main__":
     apply_mask(logits, torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32))
     starts = torch.tensor([0, 0, 1], dtype=torch.int32)
     add_biases(logits, starts, starts, starts, torch.ones(3))
+    penalize(logits, Penalties(*[starts] * 4, *[torch.ones(3)] * 3), starts)
+    report(logits, starts, starts, 1)
     square_sums(torch.zeros(3, 32, dtype=torch.bfloat16))
     whole, real = torch.zeros(3, dtype=torch.int64), torch.ones(3)
     draw(logits, Draws(whole, whole, real, torch.from_numpy(np.int32([3, 0, 1])), real, real))

@@ -52,7 +52,7 @@ def on_cpu(folder: Path) -> Iterator[RunningServer]:
 @pytest.fixture(scope="module")
 def on_kernels(folder: Path) -> Iterator[RunningServer]:
     env = {"TRITON_INTERPRET": "1"}
-    running = RunningServer(str(folder), "--device", "cuda", *EXACT, *SMALL, env=env)
+    running = RunningServer(str(folder), "--device", "cuda", "--tp", "2", *EXACT, *SMALL, env=env)
     yield running
     assert running.stop() == 0
 

@@ -2,30 +2,27 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
-from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
+from headrace.engine_proc.worker.cuda.reports import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.runner import MaskSource, batch_of, no_masks, optional
 from headrace.messages import Step, StepResult
 
 
-class DrawnTokens:
-    """A `Promise`: tokens on their way to the host.
+class Copied:
+    """A `Promise`: what a step has drawn, on its way to the host."""
 
-    Args:
-        logprobs: as in `StepResult`.
-    """
-
-    def __init__(self, tokens: Tensor, logprobs: bytes, team: Team) -> None:
-        self._logprobs, self._team = logprobs, team
-        is_gpu = tokens.is_cuda
-        self._tokens = torch.empty(len(tokens), dtype=tokens.dtype, pin_memory=is_gpu)
-        self._tokens.copy_(tokens, non_blocking=True)
-        self._event = torch.cuda.Event() if is_gpu else None
+    def __init__(self, drawn: Drawn, team: Team) -> None:
+        self._team, self._num_tops = team, drawn.num_tops
+        self._tokens = to_host(drawn.tokens)
+        self._reports = None if drawn.reports is None else to_host(drawn.reports)
+        self._event = torch.cuda.Event() if drawn.tokens.is_cuda else None
         if self._event is not None:
             self._event.record()
 
@@ -43,7 +40,21 @@ class DrawnTokens:
         if self._event is not None:
             self._event.synchronize()
         self._team.check()
-        return StepResult(self._tokens.numpy().tobytes(), self._logprobs)
+        return StepResult(self._tokens.numpy().tobytes(), self.logprobs())
+
+    def logprobs(self) -> bytes:
+        """Return the log probabilities that are there, as in `StepResult`."""
+        if self._reports is None:
+            return b""
+        numbers = self._reports.numpy()
+        lengths = HEAD_NUMBERS + 2 * np.array(self._num_tops)
+        return numbers[np.arange(numbers.shape[1]) < lengths[:, None]].tobytes()
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Return a copy that is there once the device has come so far."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return copy.copy_(tensor, non_blocking=True)
 
 
 class CudaRunner:
@@ -61,14 +72,13 @@ class CudaRunner:
         self._phase = phase
 
     @torch.inference_mode()
-    def run(self, step: Step, masks_of: MaskSource = no_masks) -> DrawnTokens:
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> Copied:
         """Launch one step. The masks are asked for when the forward pass is on its way."""
         with self._phase("prepare"):
             batch = replace(batch_of(step, step.logit_rows), relays=optional(step.relays))
         with self._phase("forward"):
             logits = self._executor.logits(batch)
         with self._phase("sampling"):
-            tokens, logprobs = self._sampler.sample(logits, step, masks_of)
+            drawn = self._sampler.sample(logits, step, masks_of)
         with self._phase("copy"):
-            self._executor.buffers.drawn[: len(tokens)].copy_(tokens)
-            return DrawnTokens(tokens, logprobs, self._executor.team)
+            return Copied(drawn, self._executor.team)

@@ -1,8 +1,10 @@
-"""From logits on a device to tokens: on the device where a row asks for no more than a draw.
+"""From logits on a device to tokens and log probabilities, which stay there.
 
-Rows that ask for penalties or log probabilities, or whose token is known, go to the C++ sampler;
-of the others nothing but tokens leaves the device.
+Only rows that have a mask beside biases or penalties go to the host, to the C++ sampler: together
+these may leave no token, and then the mask counts alone.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.bias import add_biases
+from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
+from headrace.engine_proc.worker.cuda.reports import report
 from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
 from headrace.engine_proc.worker.executor import Floats, Int32s
@@ -18,6 +22,15 @@ from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
 from headrace.messages import Step
 
 Rows = npt.NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step has drawn, on the device."""
+
+    tokens: Tensor  # [rows], int32
+    reports: Tensor | None = None  # of `report`, of the rows that want log probabilities;
+    num_tops: tuple[int, ...] = ()  # of each of these, how many likeliest tokens it wants
 
 
 class DeviceSampler:
@@ -33,24 +46,45 @@ class DeviceSampler:
         self._on_host = on_host
         self._draws = draws
 
-    def sample(self, logits: Tensor, step: Step, masks_of: MaskSource) -> tuple[Tensor, bytes]:
+    def sample(self, logits: Tensor, step: Step, masks_of: MaskSource) -> Drawn:
         """Choose a token for each row; see `Sampler.sample`.
 
         The masks are asked for when all that needs none has been launched.
 
         Args:
             logits: [rows, vocab_size], fp32; changed.
-
-        Returns:
-            The token of each row, [rows], on the device, and `messages.StepResult.logprobs`.
         """
-        rows = np.frombuffer(step.rows, ROW)
+        rows: Rows = np.frombuffer(step.rows, ROW)
         if len(rows) == 0:
-            return logits.new_empty(0, dtype=torch.int32), b""
+            return Drawn(logits.new_empty(0, dtype=torch.int32))
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         hard = hard_rows(rows, masked_rows)
-        copied = logits[self.send(hard.astype(np.int64))] if len(hard) else None
+        untouched = logits[self.send(hard)] if len(hard) else None
+        told = np.flatnonzero(rows["num_logprobs"] >= 0)
+        told_of = self.send(told)
+        models_own = logits[told_of] if len(told) else None
         columns = self._draws.send(np.frombuffer(step.rows, np.int32))
+        self.adjust(logits, step, rows, columns)
+        masks = NO_MASKS
+        if len(masked_rows):
+            masks = masks_of(len(masked_rows))
+            apply_mask(logits, self.send(masked_rows), self.send(masks.view(np.int32)))
+        tokens = self._draws.draw(logits)
+        if (rows["target"] >= 0).any():
+            targets = columns[:, PLACES["target"]]
+            tokens.copy_(torch.where(targets >= 0, targets, tokens))
+        if untouched is not None:
+            drawn = self.draw_on_host(untouched.cpu().numpy(), step, hard, masked_rows, masks)
+            tokens[self.send(hard)] = self.send(drawn)
+        if models_own is None:
+            return Drawn(tokens)
+        num_tops = rows["num_logprobs"][told]
+        most = int(num_tops.max())
+        reports = report(models_own, tokens[told_of], self.send(num_tops), most)
+        return Drawn(tokens, reports, tuple(num_tops.tolist()))
+
+    def adjust(self, logits: Tensor, step: Step, rows: Rows, columns: Tensor) -> None:
+        """Add biases, then penalize, in place."""
         if step.bias:
             add_biases(
                 logits,
@@ -59,31 +93,38 @@ class DeviceSampler:
                 self.send(np.frombuffer(step.bias_tokens, np.int32)),
                 self.send(np.frombuffer(step.bias, np.float32)),
             )
-        masks = NO_MASKS
-        if len(masked_rows):
-            masks = masks_of(len(masked_rows))
-            apply_mask(logits, self.send(masked_rows), self.send(masks.view(np.int32)))
-        tokens = self._draws.draw(logits)
-        if copied is None:
-            return tokens, b""
-        drawn, logprobs = self.draw_on_host(copied.cpu().numpy(), step, hard, masked_rows, masks)
-        tokens[self.send(hard.astype(np.int64))] = self.send(drawn)
-        return tokens, logprobs
+        penalized = self.send(np.flatnonzero(rows["num_history"] > 0))
+        if len(penalized):
+            own = columns[penalized].T.contiguous()
+            real = own.view(torch.float32)
+            penalties = Penalties(
+                rows=penalized,
+                starts=own[PLACES["history_start"]],
+                num_prompt=own[PLACES["num_prompt"]],
+                num_history=own[PLACES["num_history"]],
+                presence=real[PLACES["presence_penalty"]],
+                frequency=real[PLACES["frequency_penalty"]],
+                repetition=real[PLACES["repetition_penalty"]],
+            )
+            penalize(logits, penalties, self.send(np.frombuffer(step.history, np.int32)))
 
     def draw_on_host(
         self, logits: Floats, step: Step, hard: Int32s, masked_rows: Int32s, masks: Masks
-    ) -> tuple[Int32s, bytes]:
+    ) -> Int32s:
         """Choose the tokens of some rows, of which these are the logits."""
+        rows = np.frombuffer(step.rows, ROW)[hard]
+        rows["num_logprobs"] = -1
         own, of_masks = np.nonzero(hard[:, None] == masked_rows)
-        return self._on_host.sample(
+        tokens, _ = self._on_host.sample(
             logits,
-            np.frombuffer(step.rows, ROW)[hard],
+            rows,
             np.frombuffer(step.history, np.int32),
             np.frombuffer(step.bias_tokens, np.int32),
             np.frombuffer(step.bias, np.float32),
             own.astype(np.int32),
             masks[of_masks],
         )
+        return tokens
 
     def send(self, numbers: npt.NDArray[np.generic]) -> Tensor:
         """Return numbers on the device; the host's may be changed at once."""
@@ -91,11 +132,6 @@ class DeviceSampler:
 
 
 def hard_rows(rows: Rows, masked_rows: Int32s) -> Int32s:
-    """Return the rows that are the host's.
-
-    Among them are those with a mask and biases, which may leave no token together.
-    """
-    is_masked = np.zeros(len(rows), bool)
-    is_masked[masked_rows] = True
-    is_hard = (rows["num_logprobs"] >= 0) | (rows["num_history"] > 0) | (rows["target"] >= 0)
-    return np.flatnonzero(is_hard | (is_masked & (rows["num_bias"] > 0))).astype(np.int32)
+    """Return the rows that are the host's."""
+    is_hard = (rows["num_bias"] > 0) | (rows["num_history"] > 0)
+    return masked_rows[is_hard[masked_rows] & (rows["target"][masked_rows] < 0)]

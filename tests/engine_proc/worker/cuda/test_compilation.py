@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[4]
 KERNELS = {"attention", "merge", "norm", "squares", "rope_store", "linear", "gate"}
-KERNELS |= {"inputs", "mask", "bias", "draw"}
+KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "draw", "report"}
 DEADLINE_S = 300
 
 

@@ -26,34 +26,42 @@ TINY = dataclasses.replace(
     layers=(LayerSpec(),),
 )
 
-LOGPROBS = Sampling(temperature=1, seed=5, logprobs=1)  # drawn on the host
+LOGPROBS = Sampling(temperature=1, seed=5, logprobs=1)
 
 
 def column(numbers: list[int]) -> bytes:
     return np.array(numbers, np.int32).tobytes()
 
 
-def step_of(tokens: list[int], positions: list[int], sequences: list[int], **fields: bytes) -> Step:
-    rows = [
-        pack(sampling, positions[-1], (0, 0, 0), (0, 0))
-        for sampling in (Sampling(temperature=1, seed=3), LOGPROBS)
-    ]
+def first_step() -> Step:
+    """Return three tokens of a sequence in page 4, and one of another in page 9."""
+    samplings = (Sampling(temperature=1, seed=3), LOGPROBS)
     return Step(
-        column(tokens),
-        column(positions),
-        column(sequences),
+        column([5, 9, 1, 7]),
+        column([0, 1, 2, 0]),
+        column([0, 0, 0, 1]),
         column([4, 9]),
-        column([positions.index(max(positions)), len(tokens) - 1]),
-        b"".join(rows),
-        **fields,
+        column([2, 3]),
+        b"".join(pack(sampling, 3, (0, 0, 0), (0, 0)) for sampling in samplings),
+    )
+
+
+def step_after(first: Step) -> Step:
+    """Return the step after it, the sequences in the other order. No token of it is known."""
+    return Step(
+        column([0, 0]),
+        column([1, 3]),
+        column([0, 1]),
+        column([9, 4]),
+        column([0, 1]),
+        first.rows,
+        relays=column([1, 0]),
     )
 
 
 def test_tokens_are_relayed_on_the_device(device: torch.device) -> None:
-    """The second step has the sequences' tokens in another order than the first has drawn them."""
-    first = step_of([5, 9, 1, 7], [0, 1, 2, 0], [0, 0, 0, 1])
-    swapped = np.array([[9], [4]], np.int32).tobytes()
-    second = step_after(first, swapped)
+    first = first_step()
+    second = step_after(first)
     weights = random_weights(TINY)
     executor = CudaExecutor(
         TINY,
@@ -65,7 +73,8 @@ def test_tokens_are_relayed_on_the_device(device: torch.device) -> None:
         largest=Sizes(8, 2, 2),
         max_model_len=16,
     )
-    ours = CudaRunner(executor, DeviceSampler(device, Sampler(TINY.vocab_size, threads=1)))
+    on_host = Sampler(TINY.vocab_size, threads=1)
+    ours = CudaRunner(executor, DeviceSampler(device, on_host, executor.draws))
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
     promises = [ours.run(first), ours.run(second)]  # nobody has looked at the first
     expected = [theirs.run(first), theirs.run(second)]
@@ -73,19 +82,6 @@ def test_tokens_are_relayed_on_the_device(device: torch.device) -> None:
         assert tokens_of(promise.wait().token_ids).tolist() == tokens_of(result.token_ids).tolist()
         assert promise.is_there
         assert len(promise.wait().logprobs) == len(result.logprobs) > 0
-
-
-def step_after(first: Step, page_table: bytes) -> Step:
-    """Return the step after it, of which no token is known."""
-    return Step(
-        column([0, 0]),
-        column([1, 3]),
-        column([0, 1]),
-        page_table,
-        column([0, 1]),
-        first.rows,
-        relays=column([1, 0]),
-    )
 
 
 def tokens_of(ids: bytes) -> Int32s:

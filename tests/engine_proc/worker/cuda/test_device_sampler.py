@@ -1,5 +1,6 @@
 """What a step draws on the device is what it draws on the host, rows that ask for more included."""
 
+import struct
 from typing import Any
 
 import msgspec
@@ -7,17 +8,22 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from random_decoders import SPEC
 
+from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.cuda.cuda_runner import Copied
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
+from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
 from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
-from headrace.messages import Step
+from headrace.messages import Step, StepResult, TokenLogprob
 
 VOCAB_SIZE = 150
+ALONE = Team(SPEC, None)
 NO_COLUMN = np.empty(0, np.int32)
 PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
 
@@ -89,7 +95,8 @@ STEPS: dict[str, tuple[Step, MaskSource]] = {
                 {},
                 {"num_history": 4, "num_prompt": 1, "frequency_penalty": 3},
                 {"target": 11, "num_logprobs": 0},
-                {"num_bias": 2, "temperature": 0},  # what its mask allows is banned
+                # What its mask allows is banned, so the mask counts alone.
+                {"num_bias": 2, "temperature": 0, "num_logprobs": 3},
                 {},
             ],
             masked_rows=[0, 4, 5],
@@ -109,16 +116,33 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
     host = Sampler(VOCAB_SIZE, threads=1)
     expected = GenerationRunner(Says(logits), host).run(step, masks_of)
     sampler = make_sampler(device, host)
-    tokens, logprobs = sampler.sample(torch.from_numpy(logits.copy()).to(device), step, masks_of)
-    assert tokens.cpu().numpy().tobytes() == expected.token_ids
-    assert logprobs == expected.logprobs
+    drawn = sampler.sample(torch.from_numpy(logits.copy()).to(device), step, masks_of)
+    assert drawn.tokens.cpu().numpy().tobytes() == expected.token_ids
+    found = Copied(drawn, ALONE).wait()
+    num_tops = np.frombuffer(step.rows, ROW)["num_logprobs"].tolist()
+    ours, theirs = (reports_of(result, num_tops) for result in (found, expected))
+    assert [(x.rank, [token for token, _ in x.top]) for x in ours] == [
+        (x.rank, [token for token, _ in x.top]) for x in theirs
+    ]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.logprob == pytest.approx(b.logprob, abs=1e-5)
+        assert [x for _, x in a.top] == pytest.approx([x for _, x in b.top], abs=1e-5)
 
 
-def test_only_rows_that_ask_for_more_are_the_hosts() -> None:
+def reports_of(result: StepResult, num_tops: list[int]) -> list[TokenLogprob]:
+    """Return what is told of each row that wants it."""
+    outcome = Outcome(result, 0)
+    reports = [outcome.logprob(num_top) for num_top in num_tops if num_top >= 0]
+    with pytest.raises(struct.error):
+        outcome.logprob(0)  # that was all
+    return reports
+
+
+def test_only_rows_whose_masks_may_leave_nothing_are_the_hosts() -> None:
     step, _ = STEPS["mixed"]
     rows: npt.NDArray[np.void] = np.frombuffer(step.rows, ROW)
-    assert hard_rows(rows, np.array([0, 4, 5], np.int32)).tolist() == [0, 2, 3, 4]
-    assert hard_rows(rows, NO_COLUMN).tolist() == [0, 2, 3]
+    assert hard_rows(rows, np.array([0, 4, 5], np.int32)).tolist() == [4]
+    assert hard_rows(rows, NO_COLUMN).tolist() == []
 
 
 def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -> None:
@@ -130,5 +154,5 @@ def test_masks_are_asked_for_once_all_else_is_on_its_way(device: torch.device) -
 
     step = msgspec.structs.replace(step_of([{}, {}]), masked_rows=np.int32([0, 1]).tobytes())
     sampler = make_sampler(device, Sampler(VOCAB_SIZE, threads=1))
-    tokens, _ = sampler.sample(torch.zeros(2, VOCAB_SIZE, device=device), step, masks_of)
-    assert (tokens.tolist(), asked) == ([5, 6], [2])
+    drawn = sampler.sample(torch.zeros(2, VOCAB_SIZE, device=device), step, masks_of)
+    assert (drawn.tokens.tolist(), asked) == ([5, 6], [2])
