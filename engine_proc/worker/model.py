@@ -12,6 +12,11 @@ from headrace.engine_proc.worker.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.lower import lower_config
 from headrace.engine_proc.worker.lower_gguf import lower_gguf
 from headrace.engine_proc.worker.lower_vision import lower_vision
+from headrace.engine_proc.worker.quantized_checkpoint import (
+    CONFIG_FIELDS,
+    quantization_of,
+    weights_of,
+)
 from headrace.engine_proc.worker.spec import DecoderSpec
 from headrace.engine_proc.worker.weights import Weights
 from headrace.errors import BAD_JSON, ModelError
@@ -62,7 +67,9 @@ def open_folder(folder: Path, is_dummy: bool) -> Model:
     generation_path = folder / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
     try:
-        spec = lower_vision(config) if takes_images else lower_config(config)
+        quantization = None if takes_images else quantization_of(config)
+        plain = {name: value for name, value in config.items() if name not in CONFIG_FIELDS}
+        spec = lower_vision(config) if takes_images else lower_config(plain)
     except ModelError as error:
         raise NotLowered(f"{folder}: {error}") from error
     pooling = read_pooling(folder, config)
@@ -71,12 +78,14 @@ def open_folder(folder: Path, is_dummy: bool) -> Model:
         if takes_images:
             raise ModelError(NO_DUMMY.format(path=folder))
         return Model(spec, dummy_weights(spec), eos, pooling)
-    tensors: Weights = safetensors.open_folder(folder, but=names.TOWERS if takes_images else ())
-    if takes_images:
-        tensors = names.of_decoder(tensors)
-    if pooling is not None and "lm_head.weight" not in tensors:
-        spec = replace(spec, tied_head=True)  # it has none, and needs none
+    but = names.TOWERS if takes_images else ()
+    stored = safetensors.open_folder(folder, but, is_quantized=quantization is not None)
     try:
+        tensors = stored if quantization is None else weights_of(quantization, stored)
+        if takes_images:
+            tensors = names.of_decoder(tensors)
+        if pooling is not None and "lm_head.weight" not in tensors:
+            spec = replace(spec, tied_head=True)  # it has none, and needs none
         weights = names.adopt(spec, tensors, names.hugging_face)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error

@@ -99,11 +99,13 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
 
 
 def is_redundant(name: str, tensors: Mapping[str, Weight], sources: Mapping[str, Source]) -> bool:
-    """Say whether a left-over tensor adds nothing: RoPE frequencies, or a copy of the embedding.
+    """Say whether a left-over tensor adds nothing: frequencies, a copy of the embedding, zeros.
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; Llama 3 as GGUF
-    has `rope_freqs.weight`, which `lower_gguf` has read.
+    has `rope_freqs.weight`, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
     """
+    if name.endswith(".bias"):
+        return not tensors[name].to_float32().any()
     if name.endswith("lm_head.weight"):
         embed = tensors[sources["embed"].tensor].stored()
         return np.array_equal(tensors[name].stored().data, embed.data)

@@ -33,12 +33,28 @@ import numpy.typing as npt
 from headrace.engine_proc.worker import gguf_blocks
 
 
+def e4m3_numbers() -> npt.NDArray[np.float32]:
+    """Return the number of each byte: 4 bits of exponent, 3 of mantissa; no infinity, one NaN."""
+    byte = np.arange(128)
+    exponents, mantissas = byte >> 3, byte & 7
+    normal = np.ldexp(1 + mantissas / 8, exponents - 7)
+    numbers = np.where(exponents > 0, normal, np.ldexp(mantissas / 8, -6))
+    numbers[127] = np.nan
+    return np.concatenate([numbers, -numbers]).astype(np.float32)
+
+
+E4M3_NUMBERS = e4m3_numbers()
+
+
 class Format(StrEnum):
-    """How a tensor's numbers are stored. The quantized ones are GGUF's block formats."""
+    """How a tensor's numbers are stored. Those from Q4_0 on are GGUF's block formats."""
 
     F32 = "F32"
     F16 = "F16"
     BF16 = "BF16"
+    F8_E4M3 = "F8_E4M3"
+    I32 = "I32"  # packed codes, which are not decoded here
+    I64 = "I64"
     Q4_0 = "Q4_0"
     Q4_1 = "Q4_1"
     Q8_0 = "Q8_0"
@@ -69,6 +85,8 @@ class StoredTensor:
                 numbers = self.data.view("<f2").astype(np.float32)
             case Format.BF16:  # the upper half of an fp32
                 numbers = (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            case Format.F8_E4M3:
+                numbers = E4M3_NUMBERS.take(self.data, mode="wrap")
             case _:
                 numbers = gguf_blocks.decode(self.format, self.data)
         return numbers.reshape(self.shape)

@@ -83,7 +83,7 @@ def test_a_broken_entry_names_file_and_tensor(
 ) -> None:
     path = write(tmp_path / "model.safetensors", {"w": broken})
     with pytest.raises(ModelError, match=complaint) as refused:
-        read_file(path, executable=True)
+        read_file(path)
     assert str(path) in str(refused.value)
 
 
@@ -92,10 +92,10 @@ def test_a_broken_header_names_the_file(tmp_path: Path) -> None:
     for content in (b"", b"abc", b"\xff" * 100):
         path.write_bytes(content)
         with pytest.raises(ModelError, match=r"model\.safetensors"):
-            read_file(path, executable=True)
+            read_file(path)
     for header in (b"not json", [1, 2], b"\xff\xff"):
         with pytest.raises(ModelError, match="not a JSON object"):
-            read_file(write(path, header), executable=True)
+            read_file(write(path, header))
 
 
 def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
         with pytest.raises(ModelError):
-            read_file(path, executable=True)
+            read_file(path)
 
 
 @pytest.mark.parametrize(
