@@ -25,7 +25,7 @@ Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -135,9 +135,9 @@ class Weight(Protocol):
         """How many numbers of a row cannot be cut apart."""
         ...
 
-    def rows(self, start: int, stop: int) -> "Weight": ...
+    def rows(self, start: int, stop: int) -> Self: ...
 
-    def columns(self, start: int, stop: int) -> "Weight":
+    def columns(self, start: int, stop: int) -> Self:
         """Return columns `start` to `stop` of a matrix, whole blocks."""
         ...
 

@@ -18,7 +18,9 @@ from triton.runtime.jit import JITFunction, mangle_type
 from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.attention import Tiling
 from headrace.engine_proc.worker.cuda.bias import add_biases
+from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3, Fp8Matrix
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
+from headrace.engine_proc.worker.cuda.int4_matrix import Int4Matrix
 from headrace.engine_proc.worker.cuda.norm import square_sums
 from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.reports import report
@@ -83,6 +85,16 @@ if __name__ == "__main__":
             tiling=Tiling(split_keys=64, enough_programs=enough),  # in splits, then without
         )
         executor.forward(batch([(0, 0, 80), (1, 0, 2)]))
+    codes = torch.zeros(64, 128, dtype=torch.uint8)
+    fp8_weight = torch.zeros(64, 256).to(E4M3)
+    rows = torch.zeros(3, 256, dtype=torch.bfloat16)
+    Fp8Matrix(fp8_weight, torch.ones(64, 2), 128).apply(rows)
+    for size in (32, 128):
+        num_groups = 256 // size
+        zeros = torch.zeros(64, num_groups, dtype=torch.uint8)
+        matrix = Int4Matrix(codes, zeros, zeros.float(), size, bias=rows[0, :64])
+        matrix.apply(rows)
+        matrix.decoded(torch.bfloat16)
     logits = torch.zeros(3, 100)
     apply_mask(logits, torch.zeros(2, dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32))
     starts = torch.tensor([0, 0, 1], dtype=torch.int32)

@@ -54,6 +54,7 @@ class CudaExecutor:
 
     Args:
         device: "cpu" where kernels run in Triton's interpreter.
+        quantization: "fp8" rounds the matrices of layers, and what meets them, to 8-bit floats.
         largest: no step is larger; more rows than these have logits, but not in graphs.
         max_model_len: tokens of a sequence; default: the spec's.
         tiling: other tilings give other bits.
@@ -71,6 +72,7 @@ class CudaExecutor:
         page_tokens: int = 32,
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
+        quantization: str = "none",
         tiling: Tiling = TILING,
         largest: Sizes = LARGEST,
         max_model_len: int | None = None,
@@ -87,7 +89,14 @@ class CudaExecutor:
         self.tiling = tiling
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
-        loaded = load_weights(spec, weights, device=self.device, dtype=dtype, progress=progress)
+        loaded = load_weights(
+            spec,
+            weights,
+            device=self.device,
+            dtype=dtype,
+            quantization=quantization,
+            progress=progress,
+        )
         self.matrices, self.weights = loaded.matrices, loaded.tensors
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
         self.take_pages(num_pages)

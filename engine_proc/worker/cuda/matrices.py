@@ -1,11 +1,10 @@
 """Weights on the device: matrices, in whichever format they are held, and what is not multiplied.
 
-Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. Each goes to
-the device piece by piece, so the host never has one decoded as a whole.
+Matrices that take the same rows are one, under a name of its own: `qkv`, `gate_up`. A format is
+kept if there is a product for it and all parts of a matrix have it; else they are decoded.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +12,15 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.dense_matrix import DenseMatrix
+from headrace.engine_proc.worker.cuda.fp8_matrix import Fp8Matrix
+from headrace.engine_proc.worker.cuda.int4_matrix import Int4Matrix
+from headrace.engine_proc.worker.cuda.pieces import to_device
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.spec import DecoderSpec, QKNorm
 from headrace.engine_proc.worker.weights import Weight, Weights
 
 FUSED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}  # matrices that one product takes
-PIECE_NUMBERS = 1 << 22  # decoded at a time: 16 MB of fp32
+FP8 = "fp8"  # what `--quantization` can say here, beside "none"
 
 
 class Matrix(Protocol):
@@ -43,12 +45,14 @@ def load_weights(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    quantization: str = "none",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DeviceWeights:
     """Load a decoder's weights, or a worker's share of them.
 
     Args:
         dtype: of what is multiplied.
+        quantization: "fp8" rounds the matrices of layers that are held in more bits.
         progress: called with (weights loaded, weights in all).
     """
     matrices: dict[str, Matrix] = {}
@@ -65,11 +69,28 @@ def load_weights(
         else:
             biases = [weights[f"{part}.bias"] for part in parts if f"{part}.bias" in weights]
             bias = to_device(biases, device, dtype) if biases else None
-            matrices[name] = DenseMatrix(to_device(stored, device, dtype), bias)
+            own = "none" if name == "head" else quantization
+            matrices[name] = load_matrix(stored, bias, device, dtype, own)
     if spec.tied_head:
         matrices["head"] = DenseMatrix(tensors["embed"])
     progress(len(sources), len(sources))
     return DeviceWeights(matrices, tensors)
+
+
+def load_matrix(
+    parts: Sequence[Weight],
+    bias: Tensor | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str,
+) -> Matrix:
+    """Load a matrix, given its parts, rows after rows."""
+    matrix = Int4Matrix.of(parts, bias, device) or Fp8Matrix.of(parts, bias, device)
+    if matrix is not None:
+        return matrix
+    if quantization == FP8:
+        return Fp8Matrix.rounded(parts, bias, device)
+    return DenseMatrix(to_device(parts, device, dtype), bias)
 
 
 def fused(spec: DecoderSpec) -> dict[str, Sequence[str]]:
@@ -85,24 +106,3 @@ def fused(spec: DecoderSpec) -> dict[str, Sequence[str]]:
         whole, parts = wholes.get(local, (local, (local,)))
         sources[prefix + dot + whole] = [prefix + dot + part for part in parts]
     return sources
-
-
-def to_device(stored: Sequence[Weight], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Send tensors to the device as one, row after row."""
-    num_rows = sum(tensor.shape[0] for tensor in stored)
-    out = torch.empty(num_rows, *stored[0].shape[1:], device=device, dtype=dtype)
-    first = 0
-    for piece in pieces(stored):
-        numbers = torch.from_numpy(piece.to_float32())
-        out[first : first + len(numbers)] = numbers.to(dtype)
-        first += len(numbers)
-    return out
-
-
-def pieces(stored: Sequence[Weight]) -> Iterator[Weight]:
-    """Cut tensors into rows that are decoded together."""
-    for tensor in stored:
-        num_rows = tensor.shape[0]
-        step = max(1, PIECE_NUMBERS // math.prod(tensor.shape[1:]))
-        for first in range(0, num_rows, step):
-            yield tensor.rows(first, min(first + step, num_rows))

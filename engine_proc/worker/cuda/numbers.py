@@ -24,11 +24,22 @@ LAYER = tl.constexpr(int(Scaling.LAYER))
 
 @triton.jit
 def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Round fp32 to the nearest number of a type. The interpreter would cut it off in bf16."""
+    """Round fp32 to the nearest number of a type; beyond e4m3's largest, to that.
+
+    The interpreter would cut it off in bf16, and miss by half near powers of two in e4m3.
+    """
     if INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits += 0x7FFF + ((bits >> 16) & 1)
         x = (bits & 0xFFFF0000).to(tl.float32, bitcast=True)
+    if dtype == tl.float8e4nv:
+        x = tl.minimum(tl.maximum(x, -448.0), 448.0)
+        if INTERPRETED:
+            bits = x.to(tl.uint32, bitcast=True)
+            bits += 0x7FFFF + ((bits >> 20) & 1)
+            normal = (bits & 0xFFF00000).to(tl.float32, bitcast=True)
+            magnet = 1.5 * 2.0**14  # numbers beside it lie 2^-9 apart, as e4m3's smallest do
+            x = tl.where(tl.abs(x) < 2.0**-6, (x + magnet) - magnet, normal)
     return x.to(dtype)
 
 
@@ -36,9 +47,11 @@ def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 def dot(a: tl.tensor, b: tl.tensor, sums: tl.tensor) -> tl.tensor:
     """Add a product to fp32 sums, without TF32.
 
-    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile.
+    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile;
+    its sums have others of a factor that is transposed in memory.
     """
     if INTERPRETED:
+        b = tl.reshape(tl.reshape(b, [b.shape[0] * b.shape[1]]), b.shape)
         products = a.to(tl.float32)[:, :, None] * b.to(tl.float32)[None, :, :]
         return sums + tl.sum(products, 1)
     return tl.dot(a, b, sums, input_precision="ieee")

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[4]
 KERNELS = {"attention", "merge", "norm", "squares", "rope_store", "linear", "gate"}
 KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "draw", "report"}
+KERNELS |= {"fp8", "round", "int4", "decode"}
 DEADLINE_S = 300
 
 

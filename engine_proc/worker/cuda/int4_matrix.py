@@ -1,0 +1,219 @@
+"""A matrix of 4 bits, decoded as it is multiplied; for many rows before, and once.
+
+Both ways multiply the same tiles in the same order, so a row has the same bits by either.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.linear import BLOCK, linear
+from headrace.engine_proc.worker.cuda.numbers import dot, rounded
+from headrace.engine_proc.worker.cuda.pieces import send
+from headrace.engine_proc.worker.int4_packings import Codes
+from headrace.engine_proc.worker.int4_weight import Int4Weight
+from headrace.engine_proc.worker.weights import Weight
+
+HALF_BLOCK = 32  # groups are of as many terms, or of whole blocks
+MANY_ROWS = 256  # from which a matrix is decoded once; not measured
+
+
+@dataclass(frozen=True)
+class Int4Matrix:
+    """A `Matrix`: a number is `(code - zero) * scale` of its group, rounded to x's type."""
+
+    codes: Tensor  # [columns, terms / 2], uint8, of two adjacent terms the first in the lower bits
+    zeros: Tensor  # [columns, groups], uint8
+    scales: Tensor  # [columns, groups], fp32
+    group_size: int  # adjacent terms under a scale
+    order: Tensor | None = None  # [terms], int64, which number of a row each term is taken from
+    bias: Tensor | None = None  # [columns]
+    many_rows: int = MANY_ROWS
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[Weight], bias: Tensor | None, device: torch.device
+    ) -> "Int4Matrix | None":
+        """Load a matrix that is stored in 4 bits; None if it cannot be kept."""
+        own = [part for part in parts if isinstance(part, Int4Weight)]
+        num_terms = parts[0].shape[1]
+        sizes = {min(num_terms, part.matrix.group_size) for part in own}
+        if len(own) < len(parts) or len(sizes) > 1:
+            return None
+        size, groups = sizes.pop(), own[0].groups
+        order = np.argsort(groups, kind="stable")
+        is_even = np.array_equal(groups[order], np.arange(num_terms) // size)
+        is_shared = all(np.array_equal(part.groups, groups) for part in own)
+        if not (is_even and is_shared and can_hold(num_terms, size)):
+            return None
+        is_ordered = np.array_equal(order, np.arange(num_terms))
+        return cls(
+            codes=send(own, lambda piece: paired(piece.codes()[:, order]), device, torch.uint8),
+            zeros=send(own, lambda piece: piece.zeros(), device, torch.uint8),
+            scales=send(own, lambda piece: piece.scales(), device, torch.float32),
+            group_size=size,
+            order=None if is_ordered else torch.from_numpy(order).to(device),
+            bias=bias,
+        )
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return `x @ weight.T + bias`, [rows, columns]."""
+        if self.order is not None:
+            x = x.index_select(1, self.order)
+        if len(x) >= self.many_rows:
+            return linear(x, self.decoded(x.dtype), self.bias)
+        num_rows, num_terms = x.shape
+        assert x.stride(1) == 1
+        out = x.new_empty(num_rows, len(self.codes))
+        if num_rows:
+            grid = (triton.cdiv(len(self.codes), BLOCK), triton.cdiv(num_rows, BLOCK))
+            int4_kernel[grid](
+                out,
+                x,
+                self.codes,
+                self.zeros,
+                self.scales,
+                out if self.bias is None else self.bias,
+                num_rows,
+                x.stride(0),
+                NUM_COLUMNS=len(self.codes),
+                NUM_TERMS=num_terms,
+                GROUP=self.group_size,
+                HAS_BIAS=self.bias is not None,
+                BLOCK=BLOCK,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
+        return out
+
+    def decoded(self, dtype: torch.dtype) -> Tensor:
+        """Return its numbers, [columns, terms], terms in their order."""
+        num_columns, num_terms = len(self.codes), 2 * self.codes.shape[1]
+        out = torch.empty(num_columns, num_terms, device=self.codes.device, dtype=dtype)
+        decode_kernel[(triton.cdiv(num_columns, BLOCK), triton.cdiv(num_terms, BLOCK))](
+            out,
+            self.codes,
+            self.zeros,
+            self.scales,
+            NUM_COLUMNS=num_columns,
+            NUM_TERMS=num_terms,
+            GROUP=self.group_size,
+            BLOCK=BLOCK,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+        return out
+
+
+def paired(codes: Codes) -> Codes:
+    """Pack codes, [rows, columns] -> [rows, columns / 2]."""
+    return codes[:, 0::2] | (codes[:, 1::2] << np.uint8(4))
+
+
+def can_hold(num_terms: int, group_size: int) -> bool:
+    """Whether groups of this size can be decoded in tiles."""
+    is_whole = group_size >= num_terms or group_size == HALF_BLOCK or group_size % BLOCK == 0
+    return num_terms % 2 == 0 and is_whole
+
+
+def int4_reference(matrix: Int4Matrix, dtype: torch.dtype) -> Tensor:
+    """Do as `decoded`, in plain torch."""
+    codes = torch.stack([matrix.codes & 15, matrix.codes >> 4], 2).flatten(1)
+    group_of = torch.arange(codes.shape[1], device=codes.device) // matrix.group_size
+    steps = codes.float() - matrix.zeros[:, group_of].float()
+    return (steps * matrix.scales[:, group_of]).to(dtype)
+
+
+@triton.jit
+def int4_kernel(
+    out: tl.tensor,
+    x: tl.tensor,
+    codes: tl.tensor,
+    zeros: tl.tensor,
+    scales: tl.tensor,
+    bias: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    is_column, is_row = columns < NUM_COLUMNS, rows < num_rows
+    sums = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for first in range(0, NUM_TERMS, BLOCK):
+        terms = first + tl.arange(0, BLOCK)
+        a = tl.load(
+            x + rows[:, None] * x_stride + terms[None, :],
+            mask=is_row[:, None] & (terms < NUM_TERMS)[None, :],
+            other=0.0,
+        )
+        b = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
+        sums = dot(a, tl.trans(rounded(b, a.dtype)), sums)
+    if HAS_BIAS:
+        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out + rows[:, None] * NUM_COLUMNS + columns[None, :],
+        rounded(sums, out.dtype.element_ty),
+        mask=is_row[:, None] & is_column[None, :],
+    )
+
+
+@triton.jit
+def decode_kernel(
+    out: tl.tensor,
+    codes: tl.tensor,
+    zeros: tl.tensor,
+    scales: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = tl.program_id(1) * BLOCK
+    terms = first + tl.arange(0, BLOCK)
+    numbers = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
+    tl.store(
+        out + columns.to(tl.int64)[:, None] * NUM_TERMS + terms[None, :],
+        rounded(numbers, out.dtype.element_ty),
+        mask=(columns < NUM_COLUMNS)[:, None] & (terms < NUM_TERMS)[None, :],
+    )
+
+
+@triton.jit
+def decode(
+    codes: tl.tensor,
+    zeros: tl.tensor,
+    scales: tl.tensor,
+    columns: tl.tensor,
+    first: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Return the numbers of a tile, [columns, terms] from `first` on; 0 beyond the matrix."""
+    NUM_GROUPS: tl.constexpr = (NUM_TERMS + GROUP - 1) // GROUP
+    TILE_GROUPS: tl.constexpr = BLOCK // GROUP if GROUP < BLOCK and GROUP < NUM_TERMS else 1
+    is_column = columns < NUM_COLUMNS
+    wide = columns.to(tl.int64)[:, None]
+    pair = first // 2 + tl.arange(0, BLOCK // 2)[None, :]
+    is_pair = is_column[:, None] & (pair < NUM_TERMS // 2)
+    packed = tl.load(codes + wide * (NUM_TERMS // 2) + pair, mask=is_pair, other=0)
+    steps = tl.interleave(packed & 15, packed >> 4).to(tl.float32)
+    group = first // GROUP + tl.arange(0, TILE_GROUPS)[None, :]
+    is_group = is_column[:, None] & (group < NUM_GROUPS)
+    zero = tl.load(zeros + wide * NUM_GROUPS + group, mask=is_group, other=0).to(tl.float32)
+    scale = tl.load(scales + wide * NUM_GROUPS + group, mask=is_group, other=0.0)
+    steps = tl.reshape(steps, [BLOCK, TILE_GROUPS, BLOCK // TILE_GROUPS])
+    numbers = (steps - zero[:, :, None]) * scale[:, :, None]
+    return tl.reshape(numbers, [BLOCK, BLOCK])
