@@ -100,7 +100,7 @@ def from_gib(number: str) -> str:
 
 
 WHOLE_PROMPTS = "raise --max-num-batched-tokens and use --target-itl-ms 0"
-KV_DTYPES = spelled({"bf16": "bfloat16"})
+KV_DTYPES = spelled({"bf16": "bfloat16", "fp8_e4m3": "fp8"})
 DTYPES = spelled({"float": "float32", "bf16": "bfloat16"})
 LOAD_FORMATS = spelled({"safetensors": "auto", "gguf": "auto"})
 QUANTIZATIONS = spelled({"w8a8_int8": "int8", "gguf": "none"})

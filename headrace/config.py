@@ -21,7 +21,8 @@ DEVICES = ("auto", "cpu", "cuda")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
 DTYPES = ("auto", "float32", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("none", "int8", "int8_weight_only")
+KV_DTYPES = (*DTYPES, "fp8")
+QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
 MIN_IMAGE_MEMORY_BYTES = 16 << 20
@@ -74,7 +75,9 @@ class ServerConfig:
     )
     dtype: str = flag("auto", "arithmetic; auto is the file's, float32 rounds nothing", DTYPES)
     quantization: str = flag(
-        "none", "int8 rounds activations, too, and is faster for many tokens", QUANTIZATIONS
+        "none",
+        "int8, on CPUs, and fp8, on GPUs, round activations, too, and are faster for many tokens",
+        QUANTIZATIONS,
     )
     seed: int = flag(0, "seed of requests that bring none")
     max_num_seqs: int = flag(64, "sequences that run at once")
@@ -102,7 +105,7 @@ class ServerConfig:
         f"memory of the KV cache, of all workers; default: on CPUs {CPU_KV_BYTES}, on GPUs what "
         "--gpu-memory-utilization leaves",
     )
-    kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", DTYPES)
+    kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", KV_DTYPES)
     stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
     max_images: int = flag(16, "images in a request")

@@ -46,12 +46,19 @@ def why_not_on_gpus(*, quantization: str, dtype: str, kv_cache_dtype: str, image
     """Return why GPUs cannot run one of our decoders with these flags; "" is that they can."""
     if images:
         return "the model takes images, which GPU workers do not yet"
-    if quantization != "none":
+    if quantization not in ("none", "fp8"):
         return f"--quantization {quantization} is for CPUs"
     own = "bfloat16" if dtype == "auto" else dtype
-    if kv_cache_dtype not in ("auto", own):
+    if kv_cache_dtype not in ("auto", "fp8", own):
         return f"--kv-cache-dtype {kv_cache_dtype} is not that of the weights, {own}"
     return ""
+
+
+def check_on_cpu(*, quantization: str, kv_cache_dtype: str, why: str) -> None:
+    """Raise `ModelError` if a model that runs on the CPU, for the reason, needs a GPU to do so."""
+    for flag, value in (("--quantization", quantization), ("--kv-cache-dtype", kv_cache_dtype)):
+        if value == "fp8":
+            raise ModelError(f"{flag} fp8 is for GPUs, and the model runs on the CPU: {why}")
 
 
 def find_gpus(asked: str, num: int) -> str:

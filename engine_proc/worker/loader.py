@@ -13,7 +13,13 @@ import numpy as np
 from headrace.config import WorkerConfig
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
-from headrace.engine_proc.worker.devices import Device, choose, find_gpus, why_not_on_gpus
+from headrace.engine_proc.worker.devices import (
+    Device,
+    check_on_cpu,
+    choose,
+    find_gpus,
+    why_not_on_gpus,
+)
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Executor, Floats
 from headrace.engine_proc.worker.model import Model
@@ -109,7 +115,14 @@ def device_of(config: WorkerConfig, images: bool) -> Device:
         kv_cache_dtype=config.kv_cache_dtype,
         images=images,
     )
-    return choose(config.device, why_not, partial(find_gpus, config.device, config.num_ranks))
+    device = choose(config.device, why_not, partial(find_gpus, config.device, config.num_ranks))
+    if device.name == "cpu":
+        check_on_cpu(
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+            why=device.why,
+        )
+    return device
 
 
 def in_core(
@@ -176,6 +189,11 @@ def in_transformers(
             f"{config.model_path}: runs in transformers, which cannot do --quantization "
             f"{config.quantization}"
         )
+    check_on_cpu(
+        quantization="none",
+        kv_cache_dtype=config.kv_cache_dtype,
+        why="transformers' modules do",
+    )
     if isinstance(model, Classifier):
         runner = EmbeddingRunner(Embedder(model, normalize=False))
         return Loaded(runner, ENCODER_PAGES, whole_prompts=True)

@@ -14,6 +14,7 @@ from headrace.engine_proc.worker.lower_gguf import lower_gguf
 from headrace.engine_proc.worker.lower_vision import lower_vision
 from headrace.engine_proc.worker.quantized_checkpoint import (
     CONFIG_FIELDS,
+    kv_scales_of,
     quantization_of,
     weights_of,
 )
@@ -39,6 +40,7 @@ class Model:
     weights: Weights
     eos_ids: tuple[int, ...]  # any of them ends a text; none if the model does not say
     pooling: Pooling | None = None  # of an embedding model; None generates
+    kv_scales: tuple[tuple[float, float], ...] = ()  # of layers' keys and values in 8 bits, if told
 
 
 def open_model(path: Path | str, load_format: str = "auto") -> Model:
@@ -89,7 +91,8 @@ def open_folder(folder: Path, is_dummy: bool) -> Model:
         weights = names.adopt(spec, tensors, names.hugging_face)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
-    return Model(spec, weights, eos, pooling)
+    scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
+    return Model(spec, weights, eos, pooling, scales)
 
 
 def open_gguf(path: Path) -> Model:

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.engine_proc.worker.devices import choose, find_gpus, why_not_on_gpus
+from headrace.engine_proc.worker.devices import check_on_cpu, choose, find_gpus, why_not_on_gpus
 from headrace.engine_proc.worker.model import NO_DUMMY, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
@@ -47,6 +47,8 @@ def foresee(
         )
         where = choose(device, why_not, partial(find_gpus, device, tp))
         executor = CORE if where.name == "cpu" else KERNELS
+        if executor == CORE:
+            check_on_cpu(quantization=quantization, kv_cache_dtype=kv_cache_dtype, why=where.why)
         return Prognosis(executor, f"{found.why}; {where.why}")
     if found.executor == TRANSFORMERS and load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))

@@ -1,8 +1,8 @@
 """Checkpoints whose matrices are quantized: which of their tensors together are a weight.
 
 Read are AutoAWQ's, GPTQ's and compressed-tensors' 4 bits, and 8-bit floats (e4m3) with a scale for
-a matrix, a row or a block. Scales of activations are not read: activations are rounded by scales of
-their own, or not at all.
+a matrix, a row or a block. Of scales of activations only those of keys and values are read: others
+are rounded by scales of their own, or not at all.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,6 +25,7 @@ from headrace.errors import ModelError
 
 CONFIG_FIELDS = ("quantization_config", "compression_config")
 FP8_BLOCK = (128, 128)
+KV_SCALES = ("{0}_scale", "attn.{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale")
 ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}  # by `checkpoint_format`
 # What is read with a matrix, or not needed.
 OTHER_PARTS = frozenset(
@@ -76,6 +77,28 @@ def weights_of(settings: Settings, tensors: Tensors) -> dict[str, Weight]:
         elif part not in OTHER_PARTS:
             weights[name] = tensor
     return weights
+
+
+def kv_scales_of(tensors: Tensors, num_layers: int) -> tuple[tuple[float, float], ...]:
+    """Return the scale of each layer's keys and values in 8 bits; none if no layer has one."""
+    scales = tuple(
+        (kv_scale(tensors, layer, "k"), kv_scale(tensors, layer, "v"))
+        for layer in range(num_layers)
+    )
+    return () if all(pair == (1.0, 1.0) for pair in scales) else scales
+
+
+def kv_scale(tensors: Tensors, layer: int, which: str) -> float:
+    """Return a layer's scale of keys or values, wherever a quantizer writes it; 1 if it does not.
+
+    What is not positive has not been measured.
+    """
+    for part in KV_SCALES:
+        stored = tensors.get(f"model.layers.{layer}.self_attn.{part.format(which)}")
+        if stored is not None and stored.shape in ((), (1,)):
+            scale = float(stored.to_float32().reshape(-1)[0])
+            return scale if scale > 0 else 1.0
+    return 1.0
 
 
 def read_awq(settings: Settings, tensors: Tensors, module: str) -> Weight:

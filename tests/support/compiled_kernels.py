@@ -74,7 +74,8 @@ if __name__ == "__main__":
     assert "run" in vars(JITFunction)  # what is replaced now
     JITFunction.run = compile_launch  # type: ignore[method-assign]
     cuda_executor.INTERPRETED = triton.language.constexpr(True)  # tensors are on the CPU
-    for dtype, enough in ((torch.bfloat16, 1000), (torch.float32, 0)):
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for dtype, kv_dtype, enough in ((bf16, bf16, 1000), (fp32, fp32, 0), (bf16, E4M3, 0)):
         executor = cuda_executor.CudaExecutor(
             DECODER,
             random_weights(DECODER),
@@ -82,6 +83,7 @@ if __name__ == "__main__":
             page_tokens=16,
             device="cpu",
             dtype=dtype,
+            kv_dtype=kv_dtype,
             tiling=Tiling(split_keys=64, enough_programs=enough),  # in splits, then without
         )
         executor.forward(batch([(0, 0, 80), (1, 0, 2)]))

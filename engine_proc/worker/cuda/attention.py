@@ -82,6 +82,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
     tiling: Tiling = TILING,
 ) -> Tensor:
     """Attend with every token to its own sequence, itself included.
@@ -92,6 +93,7 @@ def attend(
         window: tokens attended to, the newest included; None is all.
         softcap: scores become `softcap * tanh(score / softcap)`; None is no cap.
         sinks: [heads], scores of a key that has no value.
+        kv_scales: what stored keys and values are multiplied with.
     Returns:
         [tokens, heads, head_dim]
     """
@@ -136,7 +138,8 @@ def attend(
         num_sequences,
         stretches.page_table.stride(0),
         num_splits,
-        scale,
+        scale * kv_scales[0],
+        kv_scales[1],
         GROUP=group,
         PAGE_TOKENS=keys.shape[1],
         BLOCK_ROWS=tiling.num_rows(group),
@@ -149,7 +152,7 @@ def attend(
     )
     if is_split:
         merge_kernel[(num_tokens, num_heads)](
-            *outputs, sinks, stretches.positions, num_splits, **fixed
+            *outputs, sinks, stretches.positions, num_splits, kv_scales[1], **fixed
         )
     return out
 
@@ -169,6 +172,7 @@ def attention_kernel(
     table_stride: tl.tensor,
     num_splits: tl.tensor,
     scale: tl.tensor,
+    value_scale: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -226,7 +230,8 @@ def attention_kernel(
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
         maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
-    attended = rounded(mixed / tl.where(sums > 0, sums, 1.0)[:, None], out.dtype.element_ty)
+    attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
+    attended = rounded(attended, out.dtype.element_ty)
     tl.store(out + place[:, None] * HEAD_DIM + dim[None, :], attended, mask=is_number)
 
 
@@ -237,6 +242,7 @@ def merge_kernel(
     sinks: tl.tensor,
     positions: tl.tensor,
     num_splits: tl.tensor,
+    value_scale: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -265,11 +271,8 @@ def merge_kernel(
         sink = tl.load(sinks + head + row).to(tl.float32)
         maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
     at = (token * NUM_HEADS + head) * HEAD_DIM
-    tl.store(
-        out + at + dim[None, :],
-        rounded(mixed / tl.where(sums > 0, sums, 1.0)[:, None], out.dtype.element_ty),
-        mask=is_number,
-    )
+    attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
+    tl.store(out + at + dim[None, :], rounded(attended, out.dtype.element_ty), mask=is_number)
 
 
 @triton.jit
@@ -460,6 +463,7 @@ def reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Do as `attend`, in plain torch and fp32, sequence by sequence."""
     out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -472,8 +476,8 @@ def reference(
         pages = pages[: -(-num_keys // keys.shape[1])]
         out[rows] = attend_densely(
             q[rows].float(),
-            keys[pages].flatten(0, 1)[:num_keys].float(),
-            values[pages].flatten(0, 1)[:num_keys].float(),
+            keys[pages].flatten(0, 1)[:num_keys].float() * kv_scales[0],
+            values[pages].flatten(0, 1)[:num_keys].float() * kv_scales[1],
             torch.arange(num_keys - (rows.stop - rows.start), num_keys, device=q.device),
             scale=scale,
             reach=Reach(before=None if window is None else window - 1),

@@ -4,7 +4,7 @@ Every kernel takes a row's sums in an order of its own, so the logits of a token
 whatever its batch mates are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
+from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gate import act_mul
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.matrices import load_weights
@@ -55,6 +56,8 @@ class CudaExecutor:
     Args:
         device: "cpu" where kernels run in Triton's interpreter.
         quantization: "fp8" rounds the matrices of layers, and what meets them, to 8-bit floats.
+        kv_dtype: of pages; None is `dtype`. Rounded to e4m3, what is too large becomes 448.
+        kv_scales: of each layer's keys and values in e4m3 pages; none are 1.
         largest: no step is larger; more rows than these have logits, but not in graphs.
         max_model_len: tokens of a sequence; default: the spec's.
         tiling: other tilings give other bits.
@@ -73,6 +76,8 @@ class CudaExecutor:
         device: torch.device | str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         quantization: str = "none",
+        kv_dtype: torch.dtype | None = None,
+        kv_scales: Sequence[tuple[float, float]] = (),
         tiling: Tiling = TILING,
         largest: Sizes = LARGEST,
         max_model_len: int | None = None,
@@ -86,6 +91,9 @@ class CudaExecutor:
         self.page_tokens = page_tokens
         self.device = torch.device(device)
         self.dtype = dtype
+        self.kv_dtype = kv_dtype or dtype
+        is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
+        self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * len(spec.layers)
         self.tiling = tiling
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
@@ -111,7 +119,7 @@ class CudaExecutor:
         spec = self.spec
         page = (num_pages, self.page_tokens, spec.num_kv_heads, spec.head_dim)
         self.kv = torch.empty(0)  # what was there is free first
-        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=self.dtype)
+        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=self.kv_dtype)
 
     @property
     def page_bytes(self) -> int:
@@ -254,6 +262,7 @@ class CudaExecutor:
             step.kv_rows,
             rotations=None if layer.rope is None else step.rotations[layer.rope],
             head_norm=head_norm,
+            kv_scales=self.kv_scales[index],
         )
         attended = attend(
             queries,
@@ -264,6 +273,7 @@ class CudaExecutor:
             window=layer.window,
             softcap=spec.attention_softcap,
             sinks=self.weights.get(f"{name}.sinks"),
+            kv_scales=self.kv_scales[index],
             tiling=self.tiling,
         )
         return self.team.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))

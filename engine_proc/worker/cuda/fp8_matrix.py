@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from headrace.engine_proc.worker.cuda.gpus import has_fp8
 from headrace.engine_proc.worker.cuda.numbers import dot, rounded
 from headrace.engine_proc.worker.cuda.pieces import pieces, send
 from headrace.engine_proc.worker.fp8_weight import Fp8Weight
@@ -44,7 +45,7 @@ class Fp8Matrix:
         own = [part for part in parts if isinstance(part, Fp8Weight)]
         num_terms = parts[0].shape[1]
         sizes = {min(num_terms, part.block[1]) for part in own}
-        if len(own) < len(parts) or len(sizes) > 1:
+        if len(own) < len(parts) or len(sizes) > 1 or not has_fp8(device):
             return None
         size = sizes.pop()
         if size < num_terms and size % BLOCK_TERMS:

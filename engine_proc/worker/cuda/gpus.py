@@ -3,6 +3,7 @@
 import torch
 
 MIN_CAPABILITY = (8, 0)  # of Triton's bf16 products
+FP8_CAPABILITY = (8, 9)  # of Ada
 
 
 def find(num: int) -> str:
@@ -18,3 +19,8 @@ def find(num: int) -> str:
         if torch.cuda.get_device_capability(index) < MIN_CAPABILITY:
             return f"{torch.cuda.get_device_name(index)} is older than Ampere"
     return ""
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether a GPU has 8-bit floats; the interpreter of kernels has."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY

@@ -13,7 +13,9 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_memory import DeviceMemory, TorchMemory, measure
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gpu_group import open_group
+from headrace.engine_proc.worker.cuda.gpus import has_fp8
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
@@ -27,9 +29,12 @@ from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.runner import EmbeddingRunner, Runner
 from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.shard import shards
+from headrace.errors import ModelError
 from headrace.messages import Step
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+KV_DTYPES = {"fp8": E4M3}  # others are those of the weights
 
 
 def load_on_gpu(
@@ -42,12 +47,14 @@ def load_on_gpu(
 
     Raises:
         ConfigError: the GPU has no room for one sequence, or for what the flags ask for.
+        ModelError: it has no 8-bit floats, and the flags ask for some.
     """
     host = None if group is None else HostPeers(group)
     device = torch.device("cpu")
     if not INTERPRETED:
         device = torch.device("cuda", 0 if host is None else host.rank)
         torch.cuda.set_device(device)
+    check_fp8(config, device)
     torch.set_num_threads(threads_of_rank(config.num_ranks))
     buckets = buckets_for(config, model)
     memory = TorchMemory(device) if device.type == "cuda" else None
@@ -63,6 +70,9 @@ def load_on_gpu(
         page_tokens=PAGE_TOKENS,
         device=device,
         dtype=DTYPES[config.dtype],
+        quantization=config.quantization,
+        kv_dtype=KV_DTYPES.get(config.kv_cache_dtype),
+        kv_scales=model.kv_scales,
         largest=largest_sizes(config, buckets),
         max_model_len=config.max_model_len,
         peers=peers,
@@ -99,6 +109,13 @@ def largest_sizes(config: WorkerConfig, buckets: Buckets) -> Sizes:
     """Return the largest step, as far as it has tokens and sequences, and the most rows of any."""
     num_rows = max([config.max_num_seqs, *(sizes.num_rows for sizes in buckets)])
     return Sizes(config.max_num_batched_tokens, config.max_num_seqs, num_rows)
+
+
+def check_fp8(config: WorkerConfig, device: torch.device) -> None:
+    """Raise `ModelError` if the flags ask for 8-bit floats that the GPU has not."""
+    if "fp8" in (config.quantization, config.kv_cache_dtype) and not has_fp8(device):
+        name = torch.cuda.get_device_name(device)
+        raise ModelError(f"--quantization and --kv-cache-dtype fp8 need Ada or newer, not {name}")
 
 
 def collectives_of(

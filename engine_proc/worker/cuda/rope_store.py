@@ -5,6 +5,7 @@ One product gives queries, keys and values of all heads; a program has a head of
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -43,6 +44,7 @@ def rope_store(
     *,
     rotations: Rotations | None,
     head_norm: HeadNorm | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Norm and rotate queries and keys; store keys and values.
 
@@ -51,6 +53,7 @@ def rope_store(
         keys, values: [pages, page_tokens, kv_heads, head_dim]
         kv_rows: [tokens], int64, page * page_tokens + row of the page; -1 is nowhere.
         rotations: None rotates nothing.
+        kv_scales: what stored keys and values are to be multiplied with.
     Returns:
         The queries, [tokens, heads, head_dim].
     """
@@ -75,6 +78,8 @@ def rope_store(
         qkv if rotations is None else rotations.sin,
         qkv if head_norm is None else head_norm.weights,
         1.0 if head_norm is None else head_norm.eps,
+        1 / kv_scales[0],
+        1 / kv_scales[1],
         len(qkv),
         BLOCK_TOKENS=BLOCK_TOKENS,
         NUM_HEADS=num_heads,
@@ -102,6 +107,8 @@ def rope_store_kernel(
     sin: tl.tensor,
     weights: tl.tensor,
     eps: tl.tensor,
+    key_factor: tl.tensor,
+    value_factor: tl.tensor,
     num_tokens: tl.tensor,
     BLOCK_TOKENS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -126,7 +133,7 @@ def rope_store_kernel(
     if head >= NUM_HEADS + NUM_KV_HEADS:
         kv_head = head - NUM_HEADS - NUM_KV_HEADS
         to_values = values + ((kv_row * NUM_KV_HEADS + kv_head) * HEAD_DIM)[:, None]
-        write(to_values, dim, is_stored, is_dim, numbers)
+        write(to_values, dim, is_stored, is_dim, numbers * value_factor)
         return
     weight = weights + (head >= NUM_HEADS).to(tl.int32) * HEAD_DIM
     mean, scale = tl.zeros([BLOCK_TOKENS], tl.float32), tl.zeros([BLOCK_TOKENS], tl.float32)
@@ -153,9 +160,9 @@ def rope_store_kernel(
         write(to_queries, at_b, is_token, is_pair, b)
     else:
         to_keys = keys + ((kv_row * NUM_KV_HEADS + head - NUM_HEADS) * HEAD_DIM)[:, None]
-        write(to_keys, dim, is_stored, is_kept, kept)
-        write(to_keys, at_a, is_stored, is_pair, a)
-        write(to_keys, at_b, is_stored, is_pair, b)
+        write(to_keys, dim, is_stored, is_kept, kept * key_factor)
+        write(to_keys, at_a, is_stored, is_pair, a * key_factor)
+        write(to_keys, at_b, is_stored, is_pair, b * key_factor)
 
 
 @triton.jit
@@ -195,6 +202,7 @@ def reference(
     *,
     rotations: Rotations | None,
     head_norm: HeadNorm | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Do as `rope_store`, in plain torch."""
     num_kv_heads, head_dim = keys.shape[2:]
@@ -212,6 +220,9 @@ def reference(
         q, k = (rotate(x, cos, sin, rotations.interleaved) for x in (q, k))
     is_stored = kv_rows >= 0
     rows = kv_rows[is_stored]
-    keys.view(-1, num_kv_heads, head_dim)[rows] = k[is_stored].to(keys.dtype)
-    values.view(-1, num_kv_heads, head_dim)[rows] = v[is_stored].to(values.dtype)
+    for pages, x, scale in ((keys, k, kv_scales[0]), (values, v, kv_scales[1])):
+        stored = x[is_stored] * (1 / scale)
+        if pages.dtype == torch.float8_e4m3fn:
+            stored = stored.clamp(-448, 448)  # a cast gives NaN
+        pages.view(-1, num_kv_heads, head_dim)[rows] = stored.to(pages.dtype)
     return q.to(qkv.dtype)

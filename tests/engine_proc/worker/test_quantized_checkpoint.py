@@ -113,6 +113,15 @@ def test_biases_of_zeros_are_passed_over(tmp_path: Path) -> None:
         open_model(write_folder(tmp_path / "ones", quantized, GPTQ))
 
 
+def test_scales_of_keys_and_values_are_read(tmp_path: Path) -> None:
+    quantized, _ = fp8_tensors("tensor")
+    assert open_model(write_folder(tmp_path / "none", quantized, FP8)).kv_scales == ()
+    quantized[f"{LAYER}self_attn.k_scale"] = torch.tensor(0.25)
+    quantized[f"{LAYER}self_attn.v_scale"] = torch.tensor([-1.0])  # not measured
+    model = open_model(write_folder(tmp_path / "told", quantized, FP8))
+    assert model.kv_scales == ((0.25, 1.0),)
+
+
 def lacking(part: str) -> Callable[[dict[str, Tensor]], None]:
     return lambda tensors: tensors.__delitem__(f"{Q}.{part}")
 

@@ -100,6 +100,28 @@ def test_what_gpus_cannot_do_is_refused(changes: dict[str, Any], text: str, fold
         load(config_of(folder, **changes), ignore)
 
 
+@pytest.mark.parametrize("flag", ["quantization", "kv_cache_dtype"])
+def test_8_bit_floats_are_for_gpus_that_have_them(
+    flag: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(folder, device="cpu", dtype="auto", **{flag: "fp8"})
+    with pytest.raises(ModelError, match="fp8 is for GPUs, and the model runs on the CPU"):
+        load(config, ignore)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
+    with pytest.raises(ModelError, match="fp8 need Ada or newer, not A100"):
+        cuda_loader.check_fp8(config, torch.device("cuda"))
+    cuda_loader.check_fp8(config, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("threads")
+def test_8_bit_floats_are_what_the_flags_say(folder: Path, device: torch.device) -> None:
+    config = config_of(folder, dtype="auto", quantization="fp8", kv_cache_dtype="fp8")
+    loaded = load(config, ignore)
+    assert loaded.num_pages == 4 * 7
+    assert isinstance(loaded.runner, CudaRunner)
+
+
 class Gpu:
     """Memory of a GPU, weights and one page loaded."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from quantized_folders import awq, compressed, fp8_tensors, gptq, int4_tensors, write_folder
-from random_decoders import NUM_PAGES, SPEC, batch, cpu, random_weights
+from random_decoders import NUM_PAGES, SPEC, batch, cpu, random_weights, stored
 
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.dense_matrix import DenseMatrix
@@ -106,6 +106,23 @@ def test_fp8_rounds_the_matrices_of_layers_alone(device: torch.device) -> None:
     logits = ours.forward(step())
     assert_alike(logits, exact)
     assert np.abs(logits - exact).max() > 1e-3
+
+
+def test_keys_and_values_in_fp8_are_near_and_scales_bring_them_nearer(
+    device: torch.device,
+) -> None:
+    weights = dict(random_weights(SPEC))
+    for name in ("k", "v"):  # beyond what fp8 has between its steps
+        weights[f"layers.0.{name}"] = stored(weights[f"layers.0.{name}"].to_float32() / 4096)
+    model = Model(SPEC, weights, ())
+    exact = cpu(SPEC, weights).forward(step())
+    plain = executor(model, device, kv_dtype=torch.float8_e4m3fn)
+    scales = [(2.0**-12, 2.0**-12), (1.0, 1.0)]
+    scaled = executor(model, device, kv_dtype=torch.float8_e4m3fn, kv_scales=scales)
+    assert plain.page_bytes == executor(model, device).page_bytes // 4
+    errors = [np.abs(e.forward(step()) - exact).max() for e in (plain, scaled)]
+    assert_alike(scaled.forward(step()), exact)
+    assert errors[1] < errors[0]
 
 
 @pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0])

@@ -56,3 +56,17 @@ def test_no_tokens_are_no_work(device: torch.device) -> None:
     rows = torch.zeros(0, dtype=torch.int64, device=device)
     queries = rope_store(torch.zeros(0, 40, device=device), *pages, rows, rotations=None)
     assert queries.shape == (0, 1, 8)
+
+
+def test_fp8_pages_are_as_in_torch_and_never_nan(device: torch.device) -> None:
+    torch.manual_seed(0)
+    qkv = (torch.randn(9, 4 * 16) * torch.logspace(-4, 3, 64)).to(device)
+    pages = torch.zeros(2, NUM_PAGES, PAGE_TOKENS, 1, 16, device=device).to(torch.float8_e4m3fn)
+    expected_pages = pages.clone()
+    kv_rows = torch.randperm(NUM_PAGES * PAGE_TOKENS)[:9].to(device)
+    angles = torch.randn(9, 8, device=device)
+    rotations = Rotations(angles.cos(), angles.sin())
+    for call, (keys, values) in ((reference, expected_pages), (rope_store, pages)):
+        call(qkv, keys, values, kv_rows, rotations=rotations, kv_scales=(0.25, 1.5))
+    torch.testing.assert_close(pages.float(), expected_pages.float(), atol=0, rtol=0.13)  # a step
+    assert pages.float().abs().max() == 448
