@@ -18,6 +18,7 @@ from headrace.core import load_core
 from headrace.errors import HeadraceError
 from headrace.flags import from_flags
 from headrace.gpu_links import load_nvml, topology
+from headrace.gpus import Gpu, load_driver, look
 from headrace.listeners import listen
 from headrace.machine import Machine, packages
 from headrace.model_card import read_card
@@ -121,6 +122,42 @@ def find_topology(num_gpus: int) -> Topology:
     return topology(load_nvml(), range(num_gpus))
 
 
+def find_gpus() -> list[Gpu]:
+    """Return the GPUs that the CUDA driver finds."""
+    return list(look(load_driver(), load_nvml()))
+
+
+def facts_of_gpus(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
+    """Yield what each GPU is."""
+    for gpu in gpus:
+        yield (
+            f"GPU {gpu.index}",
+            f"{gpu.name}, {gib(gpu.free_bytes)} free of {gib(gpu.total_bytes)}, compute capability "
+            f"{'.'.join(map(str, gpu.capability))}, {gpu.num_processors} processors, {gpu.pci}",
+        )
+
+
+def wrong_with_gpus(config: ServerConfig, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Yield what is wrong with those that workers would use."""
+    share = config.gpu_memory_utilization
+    for gpu in gpus[: config.tp]:
+        if gpu.free_bytes < share * gpu.total_bytes:
+            yield Finding(
+                f"GPU {gpu.index} has {gib(gpu.free_bytes)} free, and --gpu-memory-utilization "
+                f"{share:g} would have {gib(share * gpu.total_bytes)}: the KV cache will be smaller"
+            )
+
+
+def examine_gpus(config: ServerConfig, find: Callable[[], list[Gpu]]) -> list[Finding]:
+    """Print which GPUs there are and return what is wrong with them."""
+    try:
+        gpus = find()
+    except HeadraceError as error:
+        return [Finding(f"the GPUs cannot be asked what they are: {error}")]
+    report("GPUs", facts_of_gpus(gpus))
+    return list(wrong_with_gpus(config, gpus))
+
+
 def kv_cache(config: ServerConfig, on_gpus: bool) -> str:
     """Return how large the KV cache will be, for people."""
     if on_gpus and config.kv_cache_memory_bytes is None:
@@ -217,6 +254,8 @@ def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
     """Print what there is and return what is wrong."""
     report("machine", chain(facts(machine), all_reduce(config, machine, find_topology)))
     findings = [*wrong_with_machine(machine)]
+    if machine.gpus and config.device != "cpu":
+        findings += examine_gpus(config, find_gpus)
     try:
         card = read_card(config)
     except HeadraceError as error:

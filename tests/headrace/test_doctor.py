@@ -13,6 +13,7 @@ from headrace import doctor
 from headrace.all_reduce_policy import Topology
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import HeadraceError
+from headrace.gpus import Gpu
 from headrace.machine import Machine, packages, quota
 from headrace.model_card import read_card
 
@@ -130,6 +131,33 @@ def test_what_sums_over_gpus_is_told_with_its_reason(
     machine = replace(WELL, gpus=["NVIDIA H200"] * num_gpus)
     rows = list(doctor.all_reduce(ServerConfig(**flags), machine, find))
     assert rows == ([] if text is None else [("all-reduce", text)])
+
+
+def test_gpus_are_told_with_what_others_have_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = [
+        Gpu(i, "NVIDIA H200", (9, 0), 132, 140 * GB, free * GB, f"0000:{i}8:00.0")
+        for i, free in enumerate((139, 60, 1))
+    ]
+    (finding,) = doctor.examine_gpus(ServerConfig(tp=2), lambda: gpus)
+    assert (finding.text, finding.fatal) == (
+        "GPU 1 has 60.0 GiB free, and --gpu-memory-utilization 0.9 would have 126.0 GiB: the KV "
+        "cache will be smaller",
+        False,
+    )
+    assert capsys.readouterr().out.splitlines()[1].split(None, 2) == [
+        *("GPU", "0"),
+        "NVIDIA H200, 139.0 GiB free of 140.0 GiB, compute capability 9.0, 132 processors, "
+        "0000:08:00.0",
+    ]
+
+
+def test_gpus_that_cannot_be_asked_end_nothing() -> None:
+    def fail() -> list[Gpu]:
+        raise HeadraceError("cuda-python: No module named 'cuda'")
+
+    (finding,) = doctor.examine_gpus(ServerConfig(), fail)
+    assert "cannot be asked what they are: cuda-python: No module" in finding.text
+    assert not finding.fatal
 
 
 @pytest.mark.parametrize(
