@@ -1,8 +1,8 @@
 """A matrix of 8-bit floats (e4m3): rows that meet it are rounded to such floats, too.
 
-Scales are of whole rows, of both factors; the library takes that product, whose bits may depend on
-how many rows there are. Or they are of as many terms as a block of the checkpoint has, which our
-own kernel does, and what the library has no way for.
+Scales are of whole rows, of both factors; the library takes that product in bf16, and its bits may
+depend on how many rows there are. Or they are of as many terms as a block of the checkpoint has,
+which our own kernel does, and what the library has no way for.
 """
 
 from collections.abc import Sequence
@@ -73,23 +73,22 @@ class Fp8Matrix:
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, columns]."""
         codes, scales = rounded_rows(x, self.group_size)
-        if len(x) == 0 or self.scales.shape[1] > 1 or self.is_odd:
+        if len(x) == 0 or x.dtype != torch.bfloat16 or not self.is_for_library:
             return product(x, codes, scales, self)
-        bias = None if self.bias is None else self.bias.bfloat16()
-        out = torch._scaled_mm(  # torch has no other name for it
+        return torch._scaled_mm(  # torch has no other name for it
             codes,
             self.weight.t(),
             scale_a=scales,
             scale_b=self.scales.t(),
-            bias=bias,
+            bias=self.bias,
             out_dtype=torch.bfloat16,
         )
-        return out.to(x.dtype)
 
     @property
-    def is_odd(self) -> bool:
-        """Whether the library cannot take it."""
-        return any(size % LIBRARY_UNIT for size in self.weight.shape)
+    def is_for_library(self) -> bool:
+        """Whether the library can take it."""
+        is_even = all(size % LIBRARY_UNIT == 0 for size in self.weight.shape)
+        return is_even and self.scales.shape[1] == 1
 
 
 def fp8_reference(x: Tensor, matrix: Fp8Matrix) -> Tensor:

@@ -1,5 +1,6 @@
 """`--device cuda` loads a model into kernels, or says why it cannot."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,22 @@ def test_an_embedding_model_makes_vectors(tmp_path: Path) -> None:
 def test_what_gpus_cannot_do_is_refused(changes: dict[str, Any], text: str, folder: Path) -> None:
     with pytest.raises(ModelError, match=text):
         load(config_of(folder, **changes), ignore)
+
+
+@pytest.mark.usefixtures("threads")
+def test_weights_can_be_made_up(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    column = torch.tensor([0, 1, 2], dtype=torch.int32).numpy().tobytes()
+    last = torch.tensor([2], dtype=torch.int32).numpy().tobytes()
+    add_modules(tmp_path, LAST, "Normalize")
+    step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=last)
+    config = config_of(tmp_path, load_format="dummy", kv_cache_dtype="float32")
+    ours, theirs = (
+        load(dataclasses.replace(config, device=device), ignore).runner.run(step).embeddings
+        for device in ("cuda", "cpu")
+    )
+    ours, theirs = (torch.frombuffer(bytearray(x), dtype=torch.float32) for x in (ours, theirs))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("flag", ["quantization", "kv_cache_dtype"])
