@@ -107,14 +107,12 @@ def attend(
         return out
     num_sequences, max_keys = len(stretches.num_keys), stretches.max_keys
     num_tiles = tiling.num_tiles(num_tokens, num_sequences, group)
-    num_splits, split_bytes = (
-        tiling.num_splits(max_keys),
-        4 * num_tokens * num_heads * (head_dim + 2),
-    )
+    num_splits = tiling.num_splits(max_keys)
+    split_bytes = 4 * num_tokens * num_heads * (head_dim + 2)
     num_sharing = tiling.num_sharing(num_tiles * num_kv_heads, max_keys, split_bytes)
     is_split = num_sharing > 1
-    num_partial = num_tokens * num_heads * num_splits if is_split else 0
-    partial = q.new_empty(num_partial, head_dim + 2, dtype=torch.float32)
+    num_rows = num_tokens * num_heads * num_splits if is_split else 0
+    outputs = out, q.new_empty(num_rows, head_dim + 2, dtype=torch.float32)
     fixed = {
         "NUM_HEADS": num_heads,
         "HEAD_DIM": head_dim,
@@ -124,7 +122,6 @@ def attend(
         "HAS_SINKS": sinks is not None,
         "enable_fp_fusion": False,
     }
-    outputs = (out, partial)
     sinks = q if sinks is None else sinks
     attention_kernel[(num_tiles, num_kv_heads, num_sharing)](
         *outputs,
