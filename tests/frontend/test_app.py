@@ -156,7 +156,7 @@ class Site:
         door = Door(keyring, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
-        admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid())
+        admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
         self.app = App(self.board, forwarder, door, admin, cors)
 
     @property

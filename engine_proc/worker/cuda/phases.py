@@ -25,7 +25,7 @@ def phases(nvtx: bool) -> Phase:
     if not nvtx:
         return no_phase
     try:
-        torch.cuda.nvtx.mark("headrace")  # type: ignore[no-untyped-call]
+        torch.cuda.nvtx.mark("headrace")
     except RuntimeError as error:
         raise ConfigError(f"--nvtx: {error}") from None
     return torch.cuda.nvtx.range
