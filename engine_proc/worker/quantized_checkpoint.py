@@ -25,6 +25,7 @@ from headrace.errors import ModelError
 
 CONFIG_FIELDS = ("quantization_config", "compression_config")
 FP8_BLOCK = (128, 128)
+NUMBERS = (Format.F32, Format.F16, Format.BF16)  # of all that is not codes
 KV_SCALES = ("{0}_scale", "attn.{0}_scale", "{0}_proj.{0}_scale", "{0}_proj.output_scale")
 ADDED_TO_ZEROS = {"gptq": 1, "gptq_v2": 0}  # by `checkpoint_format`
 # What is read with a matrix, or not needed.
@@ -75,6 +76,8 @@ def weights_of(settings: Settings, tensors: Tensors) -> dict[str, Weight]:
         elif part == "weight" and tensor.format == Format.F8_E4M3:
             weights[name] = read_fp8(settings, tensors, module)
         elif part not in OTHER_PARTS:
+            if tensor.format not in NUMBERS:
+                raise wrong_shape(name, tensor, "of " + ", ".join(NUMBERS))
             weights[name] = tensor
     return weights
 
@@ -95,7 +98,7 @@ def kv_scale(tensors: Tensors, layer: int, which: str) -> float:
     """
     for part in KV_SCALES:
         stored = tensors.get(f"model.layers.{layer}.self_attn.{part.format(which)}")
-        if stored is not None and stored.shape in ((), (1,)):
+        if stored is not None and stored.shape in ((), (1,)) and stored.format in NUMBERS:
             scale = float(stored.to_float32().reshape(-1)[0])
             return scale if scale > 0 else 1.0
     return 1.0
@@ -127,21 +130,25 @@ def read_gptq(settings: Settings, tensors: Tensors, module: str) -> Weight:
 def read_compressed(settings: Settings, tensors: Tensors, module: str) -> Weight:
     """Read a "pack-quantized" matrix of compressed-tensors."""
     groups = setting(settings, "config_groups", dict, {}).values()
-    schemes = [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
-    for scheme in schemes:
+    for group in groups:
+        scheme = setting(group, "weights", dict, {}) if isinstance(group, dict) else {}
         need_4_bits(setting(scheme, "num_bits", int, 4), "compressed-tensors")
     packed, scales = need(tensors, module, "weight_packed"), need(tensors, module, "weight_scale")
-    packing = PackQuantized(packed, scales, tensors.get(f"{module}.weight_zero_point"))
+    has_zeros = f"{module}.weight_zero_point" in tensors
+    zeros = need(tensors, module, "weight_zero_point") if has_zeros else None
+    packing = PackQuantized(packed, scales, zeros)
     num_columns = packing.shape[1]
     if len(scales.shape) != 2 or not scales.shape[1] or num_columns % scales.shape[1]:
         raise wrong_shape(f"{module}.weight_scale", scales, f"groups of {num_columns} columns")
     size = {"group_size": num_columns // scales.shape[1]}
-    return int4_weight(size, tensors, module, packing, packing.weight_zero_point)
+    return int4_weight(size, tensors, module, packing, zeros)
 
 
 def read_fp8(settings: Settings, tensors: Tensors, module: str) -> Weight:
     """Read a matrix of 8-bit floats."""
     codes = tensors[f"{module}.weight"]
+    if len(codes.shape) != 2:
+        raise wrong_shape(f"{module}.weight", codes, "a matrix")
     part = "weight_scale_inv" if f"{module}.weight_scale_inv" in tensors else "weight_scale"
     stored = need(tensors, module, part)
     num_rows, num_columns = codes.shape
@@ -150,7 +157,9 @@ def read_fp8(settings: Settings, tensors: Tensors, module: str) -> Weight:
         return Fp8Weight(codes, scales.reshape(1, 1), (num_rows, num_columns))
     if scales.shape in ((num_rows,), (num_rows, 1)):
         return Fp8Weight(codes, scales.reshape(-1, 1), (1, num_columns))
-    block = tuple(setting(settings, "weight_block_size", list, FP8_BLOCK))
+    block = setting(settings, "weight_block_size", list, list(FP8_BLOCK))
+    if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
+        raise ModelError(f"the quantization config has 'weight_block_size': {block}, not two sizes")
     wanted = [-(-size // of) for size, of in zip(codes.shape, block, strict=True)]
     if list(scales.shape) != wanted:
         raise wrong_shape(
@@ -227,10 +236,12 @@ def need(tensors: Tensors, module: str, part: str) -> StoredTensor:
     name = f"{module}.{part}"
     if name not in tensors:
         raise ModelError(f"tensor {name!r} is missing; the other tensors of {module!r} need it")
-    packed = part in ("qweight", "qzeros", "weight_packed")
     tensor = tensors[name]
-    if packed and (tensor.format != Format.I32 or len(tensor.shape) != 2):
-        raise wrong_shape(name, tensor, "rows of I32")
+    if part in ("qweight", "qzeros", "weight_packed", "weight_zero_point"):
+        if tensor.format != Format.I32 or len(tensor.shape) != 2:
+            raise wrong_shape(name, tensor, "rows of I32")
+    elif tensor.format not in NUMBERS:
+        raise wrong_shape(name, tensor, "of " + ", ".join(NUMBERS))
     return tensor
 
 

@@ -35,6 +35,7 @@ COMPRESSED = {
     "format": "pack-quantized",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
 }
+EIGHT_BITS = COMPRESSED | {"config_groups": {"a": 3, "b": {"weights": {"num_bits": 8}}}}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 FLOATS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 Q = f"{LAYER}self_attn.q_proj"
@@ -145,6 +146,10 @@ def other(part: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], None]:
         (GPTQ, gptq, other("g_idx", torch.zeros(3, dtype=torch.int32)), r"'.*g_idx' is I32 \[3\]"),
         (GPTQ, gptq, other("qzeros", torch.zeros(2, 2, dtype=torch.int32)), r"'.*qzeros' is I32"),
         (GPTQ, gptq, other("qweight", torch.zeros(8, 64)), r"'.*qweight' is F32 \[8, 64\], not"),
+        (GPTQ, gptq, other("scales", torch.zeros(2, 64, dtype=torch.int32)), "'.*scales' is I32"),
+        (GPTQ, gptq, other("bias", torch.zeros(64, dtype=torch.int32)), "'.*bias' is I32"),
+        (EIGHT_BITS, compressed, None, "compressed-tensors of 8 bits"),
+        (COMPRESSED, compressed, other("weight_zero_point", torch.zeros(8, 2)), "zero_point' is F"),
         (COMPRESSED, compressed, lacking("weight_scale"), r"weight_scale' is missing"),
         (COMPRESSED, compressed, other("weight_scale", torch.zeros(64, 3)), "weight_scale' is F32"),
         (FP8, awq, None, r"qweight' is not part of a checkpoint in fp8"),
@@ -173,6 +178,10 @@ def test_broken_4_bits_are_refused_by_tensor(
         (lacking("weight_scale"), rf"'{Q}\.weight_scale' is missing"),
         (other("weight_scale", torch.zeros(3)), r"weight_scale' is F32 \[3\], not a scale for all"),
         (other("weight", torch.zeros(64, 64, dtype=torch.float8_e5m2)), "is stored as F8_E5M2"),
+        (
+            other("weight", torch.zeros(64, dtype=torch.float8_e4m3fn)),
+            r"weight' is .*, not a matrix",
+        ),
     ],
 )
 def test_broken_fp8_is_refused_by_tensor(
@@ -182,6 +191,15 @@ def test_broken_fp8_is_refused_by_tensor(
     break_it(quantized)
     with pytest.raises(ModelError, match=message):
         open_model(write_folder(tmp_path / "broken", quantized, FLOATS))
+
+
+def test_blocks_are_of_two_sizes(tmp_path: Path) -> None:
+    quantized, _ = fp8_tensors("block")
+    quantized[f"{Q}.weight_scale_inv"] = torch.ones(2, 2)
+    for block in ([128], [64, "32"], [0, 32]):
+        folder = write_folder(tmp_path / str(block), quantized, FP8 | {"weight_block_size": block})
+        with pytest.raises(ModelError, match=r"'weight_block_size'.* not two sizes"):
+            open_model(folder)
 
 
 def test_an_unknown_method_is_refused_by_name(tmp_path: Path) -> None:
