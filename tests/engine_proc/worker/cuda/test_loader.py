@@ -14,7 +14,7 @@ from headrace.config import WorkerConfig
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.buckets import Buckets
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
-from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
+from headrace.engine_proc.worker.loader import PAGE_TOKENS, in_transformers, load
 from headrace.engine_proc.worker.runner import EmbeddingRunner
 from headrace.errors import ConfigError, ModelError
 from headrace.messages import Step, StepResult
@@ -124,6 +124,8 @@ def test_8_bit_floats_are_for_gpus_that_have_them(
     config = config_of(folder, device="cpu", dtype="auto", **{flag: "fp8"})
     with pytest.raises(ModelError, match="fp8 is for GPUs, and the model runs on the CPU"):
         load(config, ignore)
+    with pytest.raises(ModelError, match=r"fp8"):
+        in_transformers(config, None, None)  # type: ignore[arg-type]  # not looked at
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
     with pytest.raises(ModelError, match="fp8 need Ada or newer, not A100"):
