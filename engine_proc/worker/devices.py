@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.engine_proc.worker.model import read_json
 from headrace.errors import ModelError
+from headrace.vision import vision_family
 
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver is
 INTERPRET = "TRITON_INTERPRET"  # of Triton: kernels are interpreted, on the CPU, for tests
@@ -42,10 +44,16 @@ def choose(asked: str, why_not: str, find_gpus: Callable[[], str]) -> Device:
     return Device("cpu", reason)
 
 
-def why_not_on_gpus(*, quantization: str, dtype: str, kv_cache_dtype: str, images: bool) -> str:
+def sees_whole_images(path: Path) -> bool:
+    """Whether the tokens of an image see each other in the model of a path."""
+    family = vision_family(read_json(path / "config.json")) if path.is_dir() else None
+    return family is not None and family.sees_whole
+
+
+def why_not_on_gpus(path: Path, *, quantization: str, dtype: str, kv_cache_dtype: str) -> str:
     """Return why GPUs cannot run one of our decoders with these flags; "" is that they can."""
-    if images:
-        return "the model takes images, which GPU workers do not yet"
+    if sees_whole_images(path):
+        return "in this model the tokens of an image see each other, which GPU workers cannot do"
     if quantization not in ("none", "fp8"):
         return f"--quantization {quantization} is for CPUs"
     own = "bfloat16" if dtype == "auto" else dtype

@@ -95,25 +95,25 @@ def load(
         group=group,
     )
     if isinstance(model, Model):
-        device = device_of(config, images=embeds is not None)
+        device = device_of(config)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
         if device.name == "cpu":
             return in_core(config, model, progress, group, embeds)
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
 
-        return load_on_gpu(config, model, progress, group)
+        return load_on_gpu(config, model, progress, group, embeds)
     if embeds is not None:
         raise ModelError(f"{config.model_path}: takes images, which only our own code can")
     return in_transformers(config, model, group)
 
 
-def device_of(config: WorkerConfig, images: bool) -> Device:
+def device_of(config: WorkerConfig) -> Device:
     """Return where one of our decoders runs."""
     why_not = why_not_on_gpus(
+        Path(config.model_path),
         quantization=config.quantization,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
-        images=images,
     )
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.num_ranks))
     if device.name == "cpu":

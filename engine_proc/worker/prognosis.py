@@ -8,7 +8,6 @@ from headrace.engine_proc.worker.devices import check_on_cpu, choose, find_gpus,
 from headrace.engine_proc.worker.model import NO_DUMMY, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
-from headrace.vision import vision_family
 
 CORE, KERNELS, TRANSFORMERS = "the C++ core", "kernels on GPUs", "transformers"
 
@@ -38,12 +37,11 @@ def foresee(
     """
     found = chosen(path, "headrace" if device == "cuda" else impl, load_format)
     if found.executor == CORE:
-        config = read_json(path / "config.json") if path.is_dir() else {}
         why_not = why_not_on_gpus(
+            path,
             quantization=quantization,
             dtype=dtype,
             kv_cache_dtype=kv_cache_dtype,
-            images=vision_family(config) is not None,
         )
         where = choose(device, why_not, partial(find_gpus, device, tp))
         executor = CORE if where.name == "cpu" else KERNELS

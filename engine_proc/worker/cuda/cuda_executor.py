@@ -18,6 +18,7 @@ from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gate import act_mul
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
+from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
 from headrace.engine_proc.worker.cuda.matrices import load_weights
 from headrace.engine_proc.worker.cuda.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
@@ -48,6 +49,7 @@ class Step:
     stretches: Stretches
     logit_rows: Tensor  # [rows], int32
     rotations: list[Rotations]  # by the spec's `ropes`
+    images: ImageInputs | None = None
 
 
 class CudaExecutor:
@@ -107,6 +109,10 @@ class CudaExecutor:
         )
         self.matrices, self.weights = loaded.matrices, loaded.tensors
         self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
+        self.axes = [
+            torch.tensor(rope.axes, device=self.device) if rope.axes else None
+            for rope in spec.ropes
+        ]
         self.take_pages(num_pages)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
@@ -136,7 +142,8 @@ class CudaExecutor:
     @torch.inference_mode()
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
-        step = self.step_of(self.buffers.send(batch), int(batch.positions.max()) + 1)
+        images = image_inputs(batch, self.device, self.dtype)
+        step = self.step_of(self.buffers.send(batch), int(batch.positions.max()) + 1, images)
         vectors = self.hidden(step).float().cpu().numpy()
         self.team.check()
         return vectors
@@ -145,16 +152,17 @@ class CudaExecutor:
     def logits(self, batch: Batch) -> Tensor:
         """Do as `forward`, and leave the logits on the device, fp32, until the next step."""
         sizes = self.buffers.send(batch)
-        bucket = self.buckets.choose(sizes)
+        images = image_inputs(batch, self.device, self.dtype)
+        bucket = self.buckets.choose(sizes) if images is None else None
         if bucket is None:
-            return self.compute(sizes, int(batch.positions.max()) + 1)
+            return self.compute(sizes, int(batch.positions.max()) + 1, images)
         self.graphs[bucket].replay()
         return self.buffers.logits[: sizes.num_rows]
 
-    def compute(self, sizes: Sizes, max_keys: int) -> Tensor:
+    def compute(self, sizes: Sizes, max_keys: int, images: ImageInputs | None = None) -> Tensor:
         """Run the step in the buffers, padded to `sizes`. Nobody has more keys than `max_keys`."""
         spec = self.spec
-        own = self.matrices["head"].apply(self.hidden(self.step_of(sizes, max_keys)))
+        own = self.matrices["head"].apply(self.hidden(self.step_of(sizes, max_keys, images)))
         logits = self.buffers.logits_of(sizes.num_rows).copy_(self.team.all_logits(own))
         if spec.logit_multiplier != 1:
             logits *= spec.logit_multiplier
@@ -184,7 +192,7 @@ class CudaExecutor:
         self.draws.take({num_rows: graphs[num_rows] for num_rows in draws})
         self.buckets = buckets
 
-    def step_of(self, sizes: Sizes, max_keys: int) -> Step:
+    def step_of(self, sizes: Sizes, max_keys: int, images: ImageInputs | None = None) -> Step:
         """Derive all that kernels need to know of the step in the buffers."""
         buffers = self.buffers
         inputs = prepare_inputs(
@@ -197,14 +205,25 @@ class CudaExecutor:
             page_table=inputs.page_table,
             max_keys=max_keys,
         )
-        rotations = self.rotations(inputs.positions)
-        return Step(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations)
+        positions = inputs.positions[:, None].expand(-1, 3)
+        if images is not None and images.rope_positions is not None:
+            positions = images.rope_positions
+        rotations = self.rotations(positions)
+        return Step(
+            *(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations),
+            images=images,
+        )
 
     def rotations(self, positions: Tensor) -> list[Rotations]:
-        """Return the rotations of every kind of layer."""
+        """Return the rotations of every kind of layer.
+
+        Args:
+            positions: [tokens, 3], of time, height and width.
+        """
         rotations = []
-        for rope, inv_freq in zip(self.spec.ropes, self.inv_freqs, strict=True):
-            angles = positions.float()[:, None] * inv_freq
+        for rope, inv_freq, axes in zip(self.spec.ropes, self.inv_freqs, self.axes, strict=True):
+            of_pairs = positions[:, :1] if axes is None else positions.index_select(1, axes)
+            angles = of_pairs.float() * inv_freq
             cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
             rotations.append(Rotations(cos, sin, rope.interleaved))
         return rotations
@@ -213,6 +232,8 @@ class CudaExecutor:
         """Run all layers and the last norm, [rows, hidden_size]."""
         x = self.team.embed(step.token_ids, self.weights["embed"])
         x = x * self.multiplier
+        if step.images is not None and len(step.images.tokens):
+            x[step.images.tokens] = step.images.rows
         for index, layer in enumerate(self.spec.layers):
             x = self.layer(index, layer, x, step)
         return self.norm("norm", x.index_select(0, step.logit_rows))

@@ -11,6 +11,7 @@ from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
 from headrace.engine_proc.worker.cuda.reports import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.team import Team
+from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.runner import MaskSource, batch_of, no_masks, optional
 from headrace.messages import Step, StepResult
 
@@ -65,17 +66,24 @@ class CudaRunner:
     """
 
     def __init__(
-        self, executor: CudaExecutor, sampler: DeviceSampler, phase: Phase = no_phase
+        self,
+        executor: CudaExecutor,
+        sampler: DeviceSampler,
+        phase: Phase = no_phase,
+        embeds: Floats | None = None,
     ) -> None:
+        """Take rows of images from `embeds`, the embedding area, [rows, hidden_size]."""
         self._executor = executor
         self._sampler = sampler
         self._phase = phase
+        self._embeds = embeds
 
     @torch.inference_mode()
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> Copied:
         """Launch one step. The masks are asked for when the forward pass is on its way."""
         with self._phase("prepare"):
-            batch = replace(batch_of(step, step.logit_rows), relays=optional(step.relays))
+            batch = batch_of(step, step.logit_rows, self._embeds)
+            batch = replace(batch, relays=optional(step.relays))
         with self._phase("forward"):
             logits = self._executor.logits(batch)
         with self._phase("sampling"):

@@ -20,8 +20,9 @@ from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED
-from headrace.engine_proc.worker.cuda.phases import Phase, phases
+from headrace.engine_proc.worker.cuda.phases import phases
 from headrace.engine_proc.worker.embedder import Embedder
+from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.host_peers import HostPeers
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, Loaded, Progress, threads_of_rank
 from headrace.engine_proc.worker.model import Model
@@ -38,12 +39,17 @@ KV_DTYPES = {"fp8": E4M3}  # others are those of the weights
 
 
 def load_on_gpu(
-    config: WorkerConfig, model: Model, progress: Progress, group: ShmAllReduce | None
+    config: WorkerConfig,
+    model: Model,
+    progress: Progress,
+    group: ShmAllReduce | None,
+    embeds: Floats | None = None,
 ) -> Loaded:
     """Load a model that `devices.why_not_on_gpus` has nothing against.
 
     Args:
         group: through which workers on GPUs find each other, and interpreted ones sum.
+        embeds: the embedding area, of a model that takes images.
 
     Raises:
         ConfigError: the GPU has no room for one sequence, or for what the flags ask for.
@@ -78,7 +84,7 @@ def load_on_gpu(
         peers=peers,
         progress=part(progress, 0),
     )
-    runner = runner_of(executor, model, threads_of_rank(config.num_ranks), phases(config.nvtx))
+    runner = runner_of(config, executor, model, embeds)
     num_pages = count_pages(config, executor, runner, buckets, host, memory, free_before)
     executor.take_pages(num_pages)
     if memory is not None and len(buckets):
@@ -128,13 +134,16 @@ def collectives_of(
     return open_group(host, config.control_fd, config.disable_custom_all_reduce)
 
 
-def runner_of(executor: CudaExecutor, model: Model, num_threads: int, phase: Phase) -> Runner:
+def runner_of(
+    config: WorkerConfig, executor: CudaExecutor, model: Model, embeds: Floats | None
+) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if model.pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
-    on_host = Sampler(model.spec.vocab_size, threads=min(num_threads, MAX_THREADS))
+    num_threads = min(threads_of_rank(config.num_ranks), MAX_THREADS)
+    on_host = Sampler(model.spec.vocab_size, threads=num_threads)
     sampler = DeviceSampler(executor.device, on_host, executor.draws)
-    return CudaRunner(executor, sampler, phase)
+    return CudaRunner(executor, sampler, phases(config.nvtx), embeds)
 
 
 def count_pages(

@@ -16,7 +16,7 @@ NO_GPU = "this machine has no NVIDIA GPU"
     [
         ("auto", "", "", Device("cuda", "there is a GPU")),
         ("auto", "", NO_GPU, Device("cpu", NO_GPU)),
-        ("auto", "it takes images", "", Device("cpu", "it takes images")),
+        ("auto", "--quantization int8", "", Device("cpu", "--quantization int8")),
         ("cuda", "", "", Device("cuda", "--device says so")),
         ("cpu", "", "", Device("cpu", "--device says so")),
     ],
@@ -30,8 +30,8 @@ def test_a_gpu_is_used_where_it_can_be(
 def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
     with pytest.raises(ModelError, match=f"^--device cuda: {NO_GPU}; use --device cpu$"):
         choose("cuda", "", lambda: NO_GPU)
-    with pytest.raises(ModelError, match="--device cuda: the model takes images"):
-        choose("cuda", why_not_on_gpus(**CAN, images=True), lambda: pytest.fail("nobody asked"))
+    with pytest.raises(ModelError, match="--device cuda: int8 is not for them"):
+        choose("cuda", "int8 is not for them", lambda: pytest.fail("nobody asked"))
 
 
 CAN = {"quantization": "none", "dtype": "auto", "kv_cache_dtype": "auto"}
@@ -49,8 +49,17 @@ CAN = {"quantization": "none", "dtype": "auto", "kv_cache_dtype": "auto"}
     ],
 )
 def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
-    why_not = why_not_on_gpus(**{**CAN, **flags}, images=False)
-    assert (text in why_not) == bool(why_not) == bool(text) or why_not == text == ""
+    why_not = why_not_on_gpus(Path("model.gguf"), **{**CAN, **flags})
+    assert text in why_not
+    assert bool(text) == bool(why_not)
+
+
+@pytest.mark.parametrize(("family", "text"), [("gemma3", "see each other"), ("smolvlm", "")])
+def test_whose_images_are_seen_whole_is_for_cpus(family: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{family}", "vision_config": {{}}}}')
+    why_not = why_not_on_gpus(tmp_path, **CAN)
+    assert text in why_not
+    assert bool(text) == bool(why_not)
 
 
 def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights
+from random_decoders import NUM_PAGES, SPEC, SPECS, batch, cpu, random_weights, with_images
 
 from headrace.engine_proc.worker.cuda.attention import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
@@ -58,6 +58,16 @@ def test_no_batch_mate_and_no_cut_changes_a_bit(name: str, device: torch.device)
     second = mixed.forward(batch([(3, 7, 9), (0, 15, 20), (2, 4, 5)]))
     np.testing.assert_array_equal(second[2:7], whole[15:20])
     np.testing.assert_array_equal(mixed.forward(batch([(0, 20, 21)])), whole[20:])
+
+
+def test_rows_of_images_come_in_and_turn_as_in_the_cpp_executor(device: torch.device) -> None:
+    spec = dataclasses.replace(SPECS["mrope"], **SIZES, embedding_multiplier=3.0)
+    ours, theirs = make(spec, device), cpu(spec)
+    for parts in ([(1, 0, 9), (0, 0, 14)], [(0, 14, 24), (1, 9, 10)]):
+        step = with_images(batch(parts), spec, whole=False)
+        np.testing.assert_allclose(ours.forward(step), theirs.forward(step), atol=1e-4)
+    plain = batch([(2, 0, 5)])
+    np.testing.assert_allclose(ours.forward(plain), theirs.forward(plain), atol=1e-4)
 
 
 def test_greedy_text_is_that_of_the_cpp_executor(device: torch.device) -> None:
