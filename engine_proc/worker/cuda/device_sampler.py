@@ -61,8 +61,7 @@ class DeviceSampler:
         hard = hard_rows(rows, masked_rows)
         untouched = logits[self.send(hard)] if len(hard) else None
         told = np.flatnonzero(rows["num_logprobs"] >= 0)
-        told_of = self.send(told)
-        models_own = logits[told_of] if len(told) else None
+        models_own = logits[self.send(told)] if len(told) else None
         columns = self._draws.send(np.frombuffer(step.rows, np.int32))
         self.adjust(logits, step, rows, columns)
         masks = NO_MASKS
@@ -80,7 +79,7 @@ class DeviceSampler:
             return Drawn(tokens)
         num_tops = rows["num_logprobs"][told]
         most = int(num_tops.max())
-        reports = report(models_own, tokens[told_of], self.send(num_tops), most)
+        reports = report(models_own, tokens[self.send(told)], self.send(num_tops), most)
         return Drawn(tokens, reports, tuple(num_tops.tolist()))
 
     def adjust(self, logits: Tensor, step: Step, rows: Rows, columns: Tensor) -> None:
@@ -93,8 +92,9 @@ class DeviceSampler:
                 self.send(np.frombuffer(step.bias_tokens, np.int32)),
                 self.send(np.frombuffer(step.bias, np.float32)),
             )
-        penalized = self.send(np.flatnonzero(rows["num_history"] > 0))
-        if len(penalized):
+        have_history = np.flatnonzero(rows["num_history"] > 0)
+        if len(have_history):
+            penalized = self.send(have_history)
             own = columns[penalized].T.contiguous()
             real = own.view(torch.float32)
             penalties = Penalties(
@@ -127,8 +127,11 @@ class DeviceSampler:
         return tokens
 
     def send(self, numbers: npt.NDArray[np.generic]) -> Tensor:
-        """Return numbers on the device; the host's may be changed at once."""
-        return torch.from_numpy(numbers.copy()).to(self._device)
+        """Send numbers to the device, and wait for nothing; ours may be changed at once."""
+        copy = torch.from_numpy(numbers.copy())
+        if self._device.type == "cuda":
+            copy = copy.pin_memory()
+        return copy.to(self._device, non_blocking=True)
 
 
 def hard_rows(rows: Rows, masked_rows: Int32s) -> Int32s:
