@@ -31,6 +31,7 @@ class StepBuffers:
 
     def send(self, batch: Batch) -> Sizes:
         """Send a step once the one before has been computed; return its sizes."""
+        assert batch.page_table.shape[1] <= self.max_pages
         sizes, end = pack(batch, self._sender.begin())
         self._sender.send(end)
         return sizes
