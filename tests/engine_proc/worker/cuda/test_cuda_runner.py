@@ -1,16 +1,20 @@
 """Steps that are sent before the one before them has a result say what the CPU's own say."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from random_decoders import NUM_PAGES, SPEC, cpu, random_weights
+from recorded_graphs import RecordedGraphs, device_tensors
 
 from headrace.engine_proc.sampling_rows import pack
-from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.executor import Int32s
 from headrace.engine_proc.worker.runner import GenerationRunner
 from headrace.engine_proc.worker.sampler import Sampler
@@ -59,7 +63,8 @@ def step_after(first: Step) -> Step:
     )
 
 
-def test_tokens_are_relayed_on_the_device(device: torch.device) -> None:
+@pytest.mark.parametrize("in_graphs", [False, True])
+def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device) -> None:
     first = first_step()
     second = step_after(first)
     weights = random_weights(TINY)
@@ -73,6 +78,10 @@ def test_tokens_are_relayed_on_the_device(device: torch.device) -> None:
         largest=Sizes(8, 2, 2),
         max_model_len=16,
     )
+    if in_graphs:
+        stand_in = partial(RecordedGraphs, list(device_tensors(executor)))
+        buckets = Buckets([Sizes(4, 2, 2)])
+        executor.capture(buckets, stand_in if device.type == "cpu" else CudaGraphs)
     on_host = Sampler(TINY.vocab_size, threads=1)
     ours = CudaRunner(executor, DeviceSampler(device, on_host, executor.draws))
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))

@@ -10,8 +10,8 @@ from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 MOST = Sizes(num_tokens=40, num_sequences=4, num_rows=6)
 
 
-def test_a_step_replaces_the_one_before() -> None:
-    buffers = StepBuffers(MOST, 19, 10, torch.device("cpu"))
+def test_a_step_replaces_the_one_before(device: torch.device) -> None:
+    buffers = StepBuffers(MOST, 19, 10, device)
     for parts in ([(0, 0, 30), (1, 0, 5)], [(2, 7, 8)]):
         step = batch(parts)
         sizes = buffers.send(step)
