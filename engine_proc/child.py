@@ -78,7 +78,7 @@ class Child(Generic[Ask, Answer]):
             raise WorkerDied(f"{self._slot.seat} is stuck", self._slot.seat.index)
         code = self._process.poll()
         if code is not None:
-            how = "could not start" if code in CAUSES else ending(code)
+            how = "could not start" if code in CAUSES and not self.is_ready else ending(code)
             why = self._slot.last_words
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
             raise WorkerDied(message, self._slot.seat.index, code)

@@ -1,11 +1,18 @@
 """What a GPU says of its memory, and how much of it a step takes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
+from headrace.engine_proc.worker.attempts import is_out_of_memory
 from headrace.engine_proc.worker.cuda.memory_plan import Figures, graph_bytes
+from headrace.errors import ConfigError
+
+SMALLER_STEP = "lower --max-num-batched-tokens or --max-num-seqs, or raise --tp"
+SMALLER_WEIGHTS = "use --quantization, a smaller model, or raise --tp"
+LESS_CACHE = "lower --gpu-memory-utilization or --kv-cache-memory-bytes, or use --enforce-eager"
 
 
 class DeviceMemory(Protocol):
@@ -50,6 +57,17 @@ class TorchMemory:
         torch.cuda.reset_peak_memory_stats(self._device)
 
 
+@contextmanager
+def fitting(what: str, advice: str) -> Iterator[None]:
+    """A context in which lack of memory is a `ConfigError` that names what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"the GPU has no room for {what}: {advice}") from None
+
+
 def measure(
     memory: DeviceMemory,
     free_before: int,
@@ -64,11 +82,15 @@ def measure(
         run: runs the step, of `num_tokens`; once to compile kernels and load libraries, once to be
             looked at.
         graph_sizes: tokens of each graph that will be captured.
+
+    Raises:
+        ConfigError: there is no room for the step.
     """
-    run()
-    memory.trim()
-    held = memory.held()
-    run()
+    with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
+        run()
+        memory.trim()
+        held = memory.held()
+        run()
     peak = memory.peak_held()
     memory.trim()
     free, total = memory.free_and_total()

@@ -11,7 +11,14 @@ from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
-from headrace.engine_proc.worker.cuda.device_memory import DeviceMemory, TorchMemory, measure
+from headrace.engine_proc.worker.cuda.device_memory import (
+    LESS_CACHE,
+    SMALLER_WEIGHTS,
+    DeviceMemory,
+    TorchMemory,
+    fitting,
+    measure,
+)
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gpu_group import open_group
@@ -69,27 +76,29 @@ def load_on_gpu(
     if group is not None and host is not None:
         parts = shards(model.spec, model.weights, group.num_ranks)
         peers = Peers(parts, collectives_of(config, group, host))
-    executor = CudaExecutor(
-        model.spec,
-        model.weights,
-        num_pages=1,
-        page_tokens=PAGE_TOKENS,
-        device=device,
-        dtype=DTYPES[config.dtype],
-        quantization=config.quantization,
-        kv_dtype=KV_DTYPES.get(config.kv_cache_dtype),
-        kv_scales=model.kv_scales,
-        largest=largest_sizes(config, buckets),
-        max_model_len=config.max_model_len,
-        peers=peers,
-        progress=part(progress, 0),
-    )
+    with fitting("the weights", SMALLER_WEIGHTS):
+        executor = CudaExecutor(
+            model.spec,
+            model.weights,
+            num_pages=1,
+            page_tokens=PAGE_TOKENS,
+            device=device,
+            dtype=DTYPES[config.dtype],
+            quantization=config.quantization,
+            kv_dtype=KV_DTYPES.get(config.kv_cache_dtype),
+            kv_scales=model.kv_scales,
+            largest=largest_sizes(config, buckets),
+            max_model_len=config.max_model_len,
+            peers=peers,
+            progress=part(progress, 0),
+        )
     runner = runner_of(config, executor, model, embeds)
     num_pages = count_pages(config, executor, runner, buckets, host, memory, free_before)
-    executor.take_pages(num_pages)
-    if memory is not None and len(buckets):
-        around = nullcontext if peers is None else peers.group.capture
-        executor.capture(buckets, CudaGraphs, around, part(progress, 1))
+    with fitting(f"{num_pages} pages and the graphs", LESS_CACHE):
+        executor.take_pages(num_pages)
+        if memory is not None and len(buckets):
+            around = nullcontext if peers is None else peers.group.capture
+            executor.capture(buckets, CudaGraphs, around, part(progress, 1))
     is_generating = isinstance(runner, CudaRunner)
     return Loaded(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
 

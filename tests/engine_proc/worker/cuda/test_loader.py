@@ -63,10 +63,24 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
+def test_weights_or_pages_without_room_are_one_clear_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(cuda_loader.CudaExecutor, "take_pages", fail)
+    with pytest.raises(ConfigError, match="no room for the weights: use --quantization, a smaller"):
+        load(config_of(folder), ignore)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_model_has_the_pages_that_are_asked_for(folder: Path, device: torch.device) -> None:
     loaded = load(config_of(folder), ignore)
     assert isinstance(loaded.runner, CudaRunner)
     assert loaded.num_pages == 7
+    largest = cuda_loader.largest_step_of(config_of(folder), embeds=False)
+    assert len(loaded.runner.run(largest).wait().token_ids) == 4 * 2
 
 
 @pytest.mark.usefixtures("threads")

@@ -116,6 +116,17 @@ def test_the_largest_step_is_looked_at_when_it_has_run_before() -> None:
     assert (seen.step, seen.libraries, seen.others) == (30, 5, 10)
 
 
+def test_a_step_without_room_is_said_with_what_to_change() -> None:
+    def fail(error: RuntimeError) -> None:
+        raise error
+
+    lacking = RuntimeError("CUDA error: out of memory")
+    with pytest.raises(ConfigError, match="a step of 8 tokens: lower --max-num-batched-tokens"):
+        measure(Card(), 90, lambda: fail(lacking), 8, [])
+    with pytest.raises(RuntimeError, match="illegal"):
+        measure(Card(), 90, lambda: fail(RuntimeError("an illegal memory access")), 8, [])
+
+
 @pytest.mark.parametrize(
     ("limits", "counts"),
     [

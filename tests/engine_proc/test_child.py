@@ -1,0 +1,28 @@
+"""How a worker's end is told."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.board import Board, Seat, State
+from headrace.engine_proc.child import Child, WorkerDied
+from headrace.exit_status import ExitStatus
+from headrace.vigil import Vigil
+
+
+@pytest.mark.parametrize(
+    ("state", "how"),
+    [(State.STARTING, "could not start: no room"), (State.READY, "exited with 5: no room")],
+)
+def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) -> None:
+    slot = Board.create([Seat("worker", 1)]).slot("worker", 1)
+    slot.enter(state)
+    slot.last_words = "no room"
+    child: Child[Any, Any] = Child.__new__(Child)
+    process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value)
+    child._slot, child._vigil, child._process = slot, Vigil(), process
+    with pytest.raises(WorkerDied) as death:
+        child.check()
+    assert str(death.value) == f"worker 1 {how}"
+    assert (death.value.rank, death.value.exit_status) == (1, ExitStatus.SHORT_OF)
