@@ -66,6 +66,12 @@ def write_tiny(source: Path, folder: Path) -> None:
         tie_word_embeddings=True,
     )
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    write_tokenizer(source, folder)
+
+
+def write_tokenizer(source: Path, folder: Path) -> None:
+    """Write the tokenizer and the chat template of a .gguf file."""
+    card = read_gguf(source)
     (folder / "tokenizer.json").write_bytes(read_tokenizer_json(source))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

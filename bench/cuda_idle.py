@@ -1,0 +1,87 @@
+"""How long is a GPU idle between two decode steps, with the whole ring under load?
+
+Method: as many streams as run at once, by Qwen2.5-1.5B's shape with random weights, over HTTP.
+        When all of them generate, `POST /start_profile`; the worker's trace ends by itself. Idle is
+        when no kernel and no copy ran, from one step's first kernel to the next one's: what is
+        idle within a step counts, too, and so does what the profiler costs.
+Run:    python bench/cuda_idle.py --rounds 3
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import httpx
+
+from support.report import Quantity, Report
+from support.servers import Server
+from support.serving import lacks_gpu, load, serve, serving_parser
+from support.trace import Idleness, idleness, read_trace
+
+KEY = "bench"
+PROMPT_TOKENS = 16
+DEADLINE_S = 120
+LOOK_S = 0.02
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    """Look again and again until something is so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited in vain for {what}")
+        time.sleep(LOOK_S)
+
+
+def profile(server: Server, args: argparse.Namespace, folder: Path) -> Idleness:
+    """Return how idle the worker's device is while so many streams generate."""
+    before = set(folder.iterdir())
+    work = [(PROMPT_TOKENS, args.tokens)] * args.streams
+    streams = threading.Thread(target=load, args=(server, work))
+    streams.start()
+    running = "headrace:num_requests_running"
+    wait_until(lambda: (server.metric(running) or 0) >= args.streams, "all to run")
+    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
+        client.post("/start_profile").raise_for_status()
+        time.sleep(args.seconds)
+        client.post("/stop_profile").raise_for_status()
+    streams.join()
+    found = []
+
+    def is_there() -> bool:
+        found[:] = [path for path in set(folder.glob("worker-0-*")) - before]
+        return bool(found)
+
+    wait_until(is_there, "the trace")
+    return idleness(read_trace(found[0]))
+
+
+def main() -> None:
+    """Run."""
+    options = serving_parser(__doc__, rounds=3, shape="qwen2.5-1.5b")
+    options.add_argument("--streams", type=int, default=256)
+    options.add_argument("--tokens", type=int, default=2048, help="of each stream")
+    options.add_argument("--seconds", type=float, default=2.0, help="of the profile, at most")
+    args = options.parse_args()
+    report = Report("cuda_idle", args)
+    if lacks_gpu(report, args.device, "a GPU's idle time"):
+        report.finish()
+        return
+    with tempfile.TemporaryDirectory() as name:
+        flags = ("--max-num-seqs", str(args.streams), "--max-num-batched-tokens", "8192")
+        admin = ("--admin-api-key", KEY, "--profile-dir", name)
+        with serve(args, *flags, *admin) as server:
+            found = [profile(server, args, Path(name)) for _ in range(args.rounds)]
+    per_step = {"headrace": [median(one.per_step_us) for one in found if one.per_step_us]}
+    report.add(Quantity(f"idle in a step of {args.streams}", "us", per_step))
+    shares = {"headrace": [100 * one.share for one in found]}
+    report.add(Quantity("idle, of all time", "%", shares))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Models that are a shape: a config and the demo model's tokenizer, for `--load-format dummy`.
+
+What a step costs does not depend on what the weights are.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from support.models import CACHE, demo_model
+from support.tiny import write_tokenizer
+
+QWEN = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "rope_theta": 1_000_000.0}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_theta": 10_000.0}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-1.5b": QWEN
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-7b": QWEN
+    | {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    },
+    # GPT-2's size as a Llama, whose MLP has a third matrix: as many numbers in all.
+    "gpt2": LLAMA
+    | {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "vocab_size": 50304,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    },
+    "tiny": LLAMA
+    | {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 49152,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+}
+SHAPES["micro"] = SHAPES["tiny"] | {"vocab_size": 512}  # for kernels alone: texts have more tokens
+
+
+def shape_folder(name: str) -> Path:
+    """Return the folder of a shape."""
+    folder = CACHE / f"shape-{name}"
+    if not folder.exists():
+        unfinished = CACHE / f"shape-{name}.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        config = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "eos_token_id": 2} | SHAPES[name]
+        (unfinished / "config.json").write_bytes(msgspec.json.encode(config))
+        write_tokenizer(demo_model(), unfinished)
+        unfinished.rename(folder)
+    return folder

@@ -1,0 +1,58 @@
+"""Benchmarks of GPUs run to their end: on the CPU with a tiny model, and without a GPU at once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--device", "cpu", "--shape", "tiny", "--rounds", "1")
+RUNS = {
+    "cuda_throughput": ("--requests", "6", "--longest", "20"),
+    "cuda_trickle": ("--tokens", "9", "--at-once", "4"),
+    "cuda_idle": ("--streams", "2", "--tokens", "600", "--seconds", "0.2"),
+    "cuda_prefill": ("--tokens", "8", "--shape", "micro"),
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where models are made."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def run(cache: Path, name: str, *args: str, **env: str) -> Any:
+    """Run a benchmark; return the line of JSON that ends what it says."""
+    paths = {"PYTHONPATH": str(ROOT / "bench"), "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / f"bench/{name}.py"), *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **paths, **env},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_benchmark_measures_a_tiny_model(name: str, cache: Path) -> None:
+    env = {"TRITON_INTERPRET": "1"} if name == "cuda_prefill" else {}
+    told = run(cache, name, *TINY, *RUNS[name], **env)
+    assert not told["not_measured"]
+    assert told["quantities"]
+    for quantity in told["quantities"]:
+        assert min(quantity["medians"].values()) > 0
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_benchmark_without_a_gpu_says_so_and_ends(cache: Path) -> None:
+    told = run(cache, "cuda_generate_batch")
+    assert told["not_measured"] == [
+        "transformers' continuous batching beside ours: this machine has no GPU"
+    ]
+    assert not told["quantities"]
