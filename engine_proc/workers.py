@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 def step_bytes(config: EngineConfig) -> int:
     """Return an upper bound of an encoded `Step`. The channel takes only the memory it uses."""
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
-    per_token = 16 + 20 + SAMPLING_ROW.size  # the second is of images
+    per_token = 16 + 20 + 4 + SAMPLING_ROW.size  # the second is of images, the third of relays
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
     per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4
     return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
