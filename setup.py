@@ -4,7 +4,7 @@ from glob import glob
 
 from setuptools import Extension, setup
 
-PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
+PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc", "fetcher_proc"]
 
 package_dir = {"headrace": "headrace"}
 package_dir |= {f"headrace.{folder}": folder for folder in PROCESSES}

@@ -107,7 +107,7 @@ CHECKPOINTS = ("gguf", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-t
 QUANTIZATIONS = spelled({"w8a8_int8": "int8"} | dict.fromkeys(CHECKPOINTS, "none"))
 ONE_MACHINE = "run one server per machine, behind a load balancer"
 NO_ADAPTERS = "merge the adapter into the weights and serve those"
-NOTHING_FETCHED = "send images in data: URLs; nothing is fetched"
+NO_FILES = "send images in data: URLs, or serve them and use --allowed-media-domains"
 NO_SECOND_TIER = "raise --kv-cache-memory-bytes"
 ON_REQUESTS = "send chat_template_kwargs with each request"
 
@@ -319,12 +319,8 @@ ROWS = [
         *("images", ("--limit-mm-per-prompt",), ("--limit-mm-data-per-request",)),
         Same("max_images", max_images),
     ),
-    Row(
-        "images",
-        ("--allowed-media-domains", "--allowed-local-media-path"),
-        (),
-        Refused(NOTHING_FETCHED),
-    ),
+    Row("images", ("--allowed-media-domains",), (), Same("allowed_media_domains")),
+    Row("images", ("--allowed-local-media-path",), (), Refused(NO_FILES)),
     Row(
         *("images", ("--mm-processor-cache-gb",), ()),
         Same("image_memory_bytes", from_gib),

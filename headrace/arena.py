@@ -74,7 +74,7 @@ class Arena:
         return self._words[word] >> COUNT_BITS == tensor.generation
 
     def release(self, tensor: Tensor) -> None:
-        """Be done with a tensor that has been sent once. For the engine alone."""
+        """Be done with a tensor that has been sent once. For its one reader alone."""
         word = tensor.offset // PAGE_BYTES * WORDS + 1
         before = self._words[word]
         count = before & COUNT_MASK if before >> COUNT_BITS == tensor.generation else 0

@@ -109,6 +109,9 @@ class Field(enum.IntEnum):
     STEPS_AHEAD = 52  # of STEPS, those sent while another was computed
     # vision worker
     ENCODED_IMAGES = 8
+    # fetcher, with AT_HAND
+    FETCHED_IMAGES = 8
+    FETCH_REFUSALS = 9
     # detokenizer
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge
@@ -128,6 +131,7 @@ GAUGES = {
     ),
     "worker": (),
     "vision": (),
+    "fetcher": (),
     "detokenizer": (Field.OPEN_REPLIES,),
 }
 # What people are told of each kind of process, beside its state.
@@ -137,6 +141,7 @@ DETAILS = {
     "engine": {"running": Field.RUNNING, "waiting": Field.WAITING, "steps": Field.STEPS},
     "worker": {},
     "vision": {"images": Field.ENCODED_IMAGES},
+    "fetcher": {"images": Field.FETCHED_IMAGES},
     "detokenizer": {"open_replies": Field.OPEN_REPLIES},
 }
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT

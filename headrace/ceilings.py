@@ -11,7 +11,7 @@ from headrace.board import Field, Slot, State
 # Of the machine's memory, or the container's.
 SHARES = {
     **{"frontend": 0.25, "tokenizer": 0.25, "detokenizer": 0.25, "engine": 0.5, "worker": 0.95},
-    "vision": 0.5,
+    **{"vision": 0.5, "fetcher": 0.25},
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from headrace.errors import ConfigError
 
 ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-ROLES = ("frontend", "tokenizer", "engine", "worker", "vision", "detokenizer")
+ROLES = ("frontend", "tokenizer", "engine", "worker", "vision", "detokenizer", "fetcher")
 RULE = re.compile(rf"({'|'.join(ACTIONS)})=({'|'.join(ROLES)}):(\d+(?:\.\d+)?|\.\d+)/s")
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from headrace.board import MAX_FRONTENDS, MAX_PREPROCESSORS, MAX_TOKENIZERS
 from headrace.chaos import parse_chaos
 from headrace.errors import ConfigError
+from headrace.media_domains import read_domain
 from headrace.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
 from headrace.pooling import Pooling, PoolingKind
 from headrace.sampling_defaults import OPENAI, SamplingDefaults
@@ -27,6 +28,7 @@ MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
 MIN_IMAGE_MEMORY_BYTES = 16 << 20
 CPU_KV_BYTES = 2 << 30  # of the KV cache on CPUs, where no flag says otherwise
+MAX_IMAGE_BYTES = 20 << 20  # of an image as it comes
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -112,6 +114,9 @@ class ServerConfig:
     image_memory_bytes: int = flag(
         512 << 20, "prepared images, for the engine and to be used again; of each such process"
     )
+    allowed_media_domains: tuple[str, ...] = flag(
+        (), "a host whose images are fetched, or HOST:PORT at any address; may be repeated"
+    )
     chat_template: str | None = flag(None, "a Jinja file to use instead of the model's template")
     tool_call_parser: str = flag(
         "auto", "how the model writes calls of tools; auto asks the chat template", TOOL_PARSERS
@@ -152,6 +157,8 @@ class ServerConfig:
         at_most("preprocess_procs", self.preprocess_procs, MAX_PREPROCESSORS)
         at_least("max_images", self.max_images, 1)
         at_least("image_memory_bytes", self.image_memory_bytes, MIN_IMAGE_MEMORY_BYTES)
+        for domain in self.allowed_media_domains:
+            read_domain(domain)
         at_least("tp", self.tp, 1)
         at_most("tp", self.tp, MAX_TP)
         at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
@@ -318,6 +325,17 @@ class TokenizerConfig:
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
     max_images: int = 0  # of a request
+    fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetcherConfig:
+    """For the fetcher."""
+
+    run_dir: str
+    allowed_domains: tuple[str, ...]
+    max_bytes: int  # of a request's images together
+    fetched_fd: int  # an arena of one region, its own
 
 
 @dataclass(frozen=True, kw_only=True)

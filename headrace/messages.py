@@ -540,6 +540,32 @@ ToWorker = Step | Masks | Resume
 FromWorker = StepResult | StepFailed | WorkerReady
 
 
+# Between processes that prepare images and the fetcher
+
+
+class Fetch(Message, tag="fetch", frozen=True):
+    """The images of a request that are elsewhere: tokenizer -> fetcher."""
+
+    id: int  # unique while the server lives
+    tokenizer: int  # index of the process that is answered
+    urls: list[str]
+    is_suspect: bool = False  # is handled alone: a fetcher has died that had it among others
+
+
+class Fetched(Message, tag="fetched", frozen=True):
+    """What came of a `Fetch`: fetcher -> tokenizer. All files, or one that could not be had."""
+
+    id: int
+    files: list[Tensor] = []  # of bytes, in the fetcher's own arena: read once, then released
+    mime_types: list[str] = []  # that servers claim, as "image/png"
+    failed: int = -1  # the place of a URL in `Fetch.urls`,
+    why: str = ""  # fit for the client
+
+
+ToFetcher = Fetch
+FromFetcher = Fetched
+
+
 # Between the engine and its vision worker, in shared memory
 
 
@@ -569,7 +595,7 @@ def fingerprint() -> str:
     lines = []
     for union in (
         *(ToTokenizer, ToEngine, ToDetokenizer, ToFrontend),
-        *(ToWorker, FromWorker, ToVision, FromVision),
+        *(ToFetcher, FromFetcher, ToWorker, FromWorker, ToVision, FromVision),
     ):
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")

@@ -52,6 +52,8 @@ COUNTERS = [
     ("encoder_cache_queries", "Images of prompts", "engine", Field.EMBEDDING_QUERIES),
     ("encoder_cache_hits", "Those encoded before", "engine", Field.EMBEDDING_HITS),
     ("encoded_images", "Images encoded", "vision", Field.ENCODED_IMAGES),
+    ("fetched_images", "Images fetched by their URLs", "fetcher", Field.FETCHED_IMAGES),
+    ("fetch_refusals", "Requests whose images were not", "fetcher", Field.FETCH_REFUSALS),
     ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", Field.DRAFTS),
     ("spec_decode_num_accepted_tokens", "Guesses right", "engine", Field.RIGHT_DRAFTS),
     ("queue_refusals", "Requests refused, the queue being full", "engine", Field.QUEUE_REFUSALS),

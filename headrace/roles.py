@@ -10,6 +10,7 @@ from typing import Any
 from headrace.config import (
     DetokenizerConfig,
     EngineConfig,
+    FetcherConfig,
     FrontendConfig,
     TokenizerConfig,
     VisionConfig,
@@ -43,6 +44,7 @@ ROLES = {
     "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),
     # Text goes on while images are encoded.
     "vision": Role("headrace.engine_proc.vision.main:main", VisionConfig, niceness=10),
+    "fetcher": Role("headrace.fetcher_proc.main:main", FetcherConfig, numbered=False, niceness=5),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
 }
 

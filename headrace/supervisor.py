@@ -33,6 +33,7 @@ from headrace.config import (
     CrashConfig,
     DetokenizerConfig,
     EngineConfig,
+    FetcherConfig,
     FrontendConfig,
     ModelCard,
     ServerConfig,
@@ -56,6 +57,7 @@ STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
 LOOK_S = 0.5  # between looks at hearts
 WAKEUP_BYTES = 4096
+FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
 KEPT_BODIES = 16  # of the largest size, that may be in memory
 MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
 
@@ -92,6 +94,7 @@ def seats_of(config: ServerConfig, takes_images: bool = False) -> list[Seat]:
         "worker": 0 if config.engine == "mock" else config.tp,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
         "detokenizer": config.detokenizer_procs,
+        "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
     }
     return [Seat(role, i) for role, count in counts.items() for i in range(count)]
 
@@ -122,6 +125,9 @@ class Supervisor:
         self._arena = None
         if card.takes_images:
             self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
+        self._fetched = None
+        if Seat("fetcher", 0) in seats:
+            self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[Child] = []
@@ -227,6 +233,8 @@ class Supervisor:
         fds = [config.listen_fd] if isinstance(config, FrontendConfig) else []
         if self._arena is not None and isinstance(config, TokenizerConfig | EngineConfig):
             fds.append(self._arena.fd)
+        if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
+            fds.append(self._fetched.fd)
         process = spawn(seat, config, self.board, self._config.log_level, tuple(fds), self._record)
         try:
             return process, os.pidfd_open(process.pid)
@@ -349,10 +357,13 @@ class Supervisor:
                 metrics_dialect=c.metrics_dialect,
                 follows_grammars=c.engine != "mock",
                 max_images=c.max_images,
+                fetched_fd=None if self._fetched is None else self._fetched.fd,
                 **self._arena_fields,
             )
         if role == "engine":
             return self._engine_config()
+        if role == "fetcher":
+            return self._fetcher_config()
         return DetokenizerConfig(
             run_dir=self.run_dir,
             card=self._card,
@@ -399,6 +410,15 @@ class Supervisor:
             image_row_size=self._card.image_row_size,
             whole_images=self._card.whole_images,
             **self._arena_fields,
+        )
+
+    def _fetcher_config(self) -> FetcherConfig:
+        assert self._fetched is not None
+        return FetcherConfig(
+            run_dir=self.run_dir,
+            allowed_domains=self._config.allowed_media_domains,
+            max_bytes=self._config.max_body_bytes,
+            fetched_fd=self._fetched.fd,
         )
 
     @property

@@ -6,7 +6,7 @@ Counters only grow, so nothing is lost when either of them is busy or replaced.
 
 from headrace.board import Board, Field, Slot
 
-RENEWABLE = ("frontend", "tokenizer", "detokenizer")  # one after the other, unnoticed
+RENEWABLE = ("frontend", "tokenizer", "detokenizer", "fetcher")  # one after the other, unnoticed
 STOP = "drain"
 START_PROFILE, STOP_PROFILE = "start_profile", "stop_profile"
 SUPERVISED = (STOP, *RENEWABLE)  # to stop when all is answered, or to renew a role's processes

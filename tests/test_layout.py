@@ -14,7 +14,7 @@ from headrace import __version__
 from headrace.config import ServerConfig, flag_name
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
+PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc", "fetcher_proc"]
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
 HEAVY = {"torch", "transformers", "tokenizers", "fastokens", "llguidance"}
@@ -189,7 +189,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for path in tracked("*/main.py") if not is_test(path)]
-    assert len(mains) == 6
+    assert len(mains) == 7
     for path in mains:
         lines = path.read_text().splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

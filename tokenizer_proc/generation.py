@@ -194,7 +194,8 @@ class GenerationPlanner:
             raise Unsupported(
                 "truncate_prompt_tokens: images are not cut", "truncate_prompt_tokens"
             )
-        (ids,) = yield [Text(images.written(text), add_special_tokens=False)]
+        text = yield from images.written(text)
+        (ids,) = yield [Text(text, add_special_tokens=False)]
         images.find(ids)
         prompt = Prompt(last_tokens(ids, limit))
         planned = yield from self._plan(http, request, [prompt], wanted, form, parsing)

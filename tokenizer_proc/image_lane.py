@@ -5,9 +5,12 @@ from pathlib import Path
 
 from headrace.arena import Arena
 from headrace.config import TokenizerConfig
+from headrace.messages import FromFetcher
 from headrace.model_card import read_json
 from headrace.process import Context
+from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc.encode import Encoder
+from headrace.tokenizer_proc.image_fetches import ImageFetches
 from headrace.tokenizer_proc.image_processor import ImageProcessor, forgo_torch
 from headrace.tokenizer_proc.image_spelling import spelling_of
 from headrace.tokenizer_proc.image_store import ImageStore
@@ -40,7 +43,18 @@ def load_images(config: TokenizerConfig, context: Context, encoder: Encoder) -> 
         look()
 
     store = ImageStore(region, wait)
-    return Images(processor, store, card.image_token, config.max_images, look, context.slot)
+    slot, fetches = context.slot, fetches_of(config, context)
+    return Images(processor, store, card.image_token, config.max_images, look, slot, fetches)
+
+
+def fetches_of(config: TokenizerConfig, context: Context) -> ImageFetches | None:
+    """Return the links to the fetcher and back; None where there is none."""
+    if config.fetched_fd is None:
+        return None
+    index, run_dir = context.index, config.run_dir
+    asks = Outbox(address(run_dir, "fetcher"), on_wait=context.slot.beat)
+    answers: Inbox[FromFetcher] = Inbox(address(run_dir, "fetched", index), FromFetcher)
+    return ImageFetches(index, asks, answers, Arena(config.fetched_fd, 1), context.board)
 
 
 def load_processor(path: Path, encoder: Encoder) -> ImageProcessor:

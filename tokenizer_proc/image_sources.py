@@ -1,13 +1,14 @@
 """The images of a conversation as they came, and what is refused before a pixel is decoded. Pure.
 
-Images come in `data:` URLs, as OpenAI's `image_url` parts of messages. The size that their headers
-tell bounds what decoding them takes.
+Images come in `data:` URLs, as OpenAI's `image_url` parts of messages, or are elsewhere, for the
+fetcher to get. The size that their headers tell bounds what decoding them takes.
 """
 
 import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from headrace.config import MAX_IMAGE_BYTES
 from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.image_header import Header, read_header
 from headrace.tokenizer_proc.openai_requests import (
@@ -17,10 +18,10 @@ from headrace.tokenizer_proc.openai_requests import (
     ImageUrl,
 )
 
-MAX_BYTES = 20 << 20  # of an image as it comes
 MAX_PIXELS = 50_000_000  # 150 MB as bytes; what phones make has 12 to 50 million
 MAX_RATIO = 200  # of an image's sides; some processors take no more
 DETAILS = ("auto", "low", "high")
+SCHEME_CHARACTERS = len("https:")
 TAKEN = "send PNG, JPEG, WebP or GIF"
 
 
@@ -34,6 +35,23 @@ class Source:
     is_low: bool = False  # few tokens are to be made of it
 
 
+@dataclass(frozen=True)
+class Remote:
+    """An image that is to be fetched."""
+
+    url: str
+    where: str
+    is_low: bool = False
+
+    def source(self, mime_type: str, data: bytes) -> Source:
+        """Return the image as its server has sent it.
+
+        Raises:
+            InvalidValue: it is none, or too large.
+        """
+        return Source(data, checked_header(data, mime_type, self.where), self.where, self.is_low)
+
+
 def image_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, ContentPart]]:
     """Yield the parts of a conversation that are images, by the names of their fields."""
     for i, message in enumerate(messages):
@@ -43,8 +61,13 @@ def image_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, ContentP
                     yield f"messages[{i}].content[{j}].{IMAGE_PART}", part
 
 
-def sources_of(messages: Sequence[ChatMessage], max_images: int) -> list[Source]:
+def sources_of(
+    messages: Sequence[ChatMessage], max_images: int, fetches: bool = False
+) -> list[Source | Remote]:
     """Return the images of a conversation, in order.
+
+    Args:
+        fetches: whether this server fetches any.
 
     Raises:
         RequestError: there are too many, or one is none, or too large; the text names its part.
@@ -56,10 +79,10 @@ def sources_of(messages: Sequence[ChatMessage], max_images: int) -> list[Source]
             "(--max-images)",
             "messages",
         )
-    return [source_of(part.image_url, where) for where, part in parts]
+    return [source_of(part.image_url, where, fetches) for where, part in parts]
 
 
-def source_of(image: ImageUrl | None, where: str) -> Source:
+def source_of(image: ImageUrl | None, where: str, fetches: bool) -> Source | Remote:
     """Return the image of one part."""
     if image is None:
         raise InvalidValue(f"{where}: must be there, as an object with 'url'", where)
@@ -68,23 +91,28 @@ def source_of(image: ImageUrl | None, where: str) -> Source:
             f"{where}.detail: must be one of {', '.join(DETAILS)}, not '{image.detail[:20]}'",
             f"{where}.detail",
         )
+    is_low = image.detail == "low"
+    if image.url[:SCHEME_CHARACTERS].lower().startswith(("http:", "https:")):
+        if fetches:
+            return Remote(image.url, where, is_low)
+        raise Unsupported(
+            f"{where}: this server fetches nothing (--allowed-media-domains); send a data: URL",
+            where,
+        )
     mime_type, data = read_url(image.url, where)
-    header = checked_header(data, mime_type, where)
-    return Source(data, header, where, image.detail == "low")
+    return Source(data, checked_header(data, mime_type, where), where, is_low)
 
 
 def read_url(url: str, where: str) -> tuple[str, bytes]:
     """Return the MIME type that a URL claims, and its data."""
     head, comma, text = url.partition(",")
-    scheme = head.partition(":")[0].lower()
-    if scheme in ("http", "https"):
-        raise Unsupported(f"{where}: this server fetches nothing; send a data: URL", where)
     claims = head.lower().split(";")
-    if scheme != "data" or not comma or claims[-1] != "base64":
+    if not claims[0].startswith("data:") or not comma or claims[-1] != "base64":
         raise InvalidValue(f"{where}: must be a URL like data:image/png;base64,...", where)
-    if len(text) * 3 // 4 > MAX_BYTES:
+    if len(text) * 3 // 4 > MAX_IMAGE_BYTES:
         raise InvalidValue(
-            f"{where}: {len(text) * 3 // 4} bytes are more than the {MAX_BYTES} of an image", where
+            f"{where}: {len(text) * 3 // 4} bytes are more than the {MAX_IMAGE_BYTES} of an image",
+            where,
         )
     try:
         return claims[0].removeprefix("data:"), binascii.a2b_base64(text, strict_mode=True)

@@ -12,11 +12,12 @@ import msgspec
 from headrace.board import Field, Slot
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import GenerateRequest, Image
-from headrace.tokenizer_proc.image_sources import Source, image_parts, sources_of
+from headrace.tokenizer_proc.image_sources import Remote, Source, image_parts, sources_of
 from headrace.tokenizer_proc.openai_requests import ChatMessage
-from headrace.tokenizer_proc.stages import Ids, Sequences
+from headrace.tokenizer_proc.stages import Encoding, Ids, Sequences
 
 if TYPE_CHECKING:  # what only those load who take images
+    from headrace.tokenizer_proc.image_fetches import ImageFetches
     from headrace.tokenizer_proc.image_processor import ImageProcessor
     from headrace.tokenizer_proc.image_store import ImageStore, Stored
 
@@ -29,6 +30,7 @@ class Images:
         max_images: of a request.
         look: sees to it that nothing counts as sent to an engine that has died.
         slot: of this process, where it is counted.
+        fetches: None is that nothing is fetched.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Images:
         max_images: int,
         look: Callable[[], None],
         slot: Slot,
+        fetches: "ImageFetches | None" = None,
     ) -> None:
         self._processor = processor
         self._store = store
@@ -46,6 +49,7 @@ class Images:
         self._max_images = max_images
         self._look = look
         self._slot = slot
+        self._fetches = fetches
 
     def of(self, messages: Sequence[ChatMessage]) -> "PromptImages":
         """Return the images of a conversation, of which nothing has been decoded.
@@ -53,7 +57,25 @@ class Images:
         Raises:
             RequestError: some are not taken; the text names the part.
         """
-        return PromptImages(self, sources_of(messages, self._max_images))
+        return PromptImages(self, sources_of(messages, self._max_images, bool(self._fetches)))
+
+    def take_fetched(self) -> None:
+        """Let those go on whose images have been fetched."""
+        if self._fetches is not None:
+            self._fetches.look()
+
+    def fetch(self, sources: Sequence[Source | Remote]) -> Encoding[list[Source]]:
+        """Return images, those fetched that are elsewhere.
+
+        Raises:
+            RequestError: one cannot be fetched, or is none; the text names its part.
+        """
+        remotes = [source for source in sources if isinstance(source, Remote)]
+        if not remotes:
+            return [source for source in sources if isinstance(source, Source)]
+        assert self._fetches is not None
+        files = iter((yield from self._fetches.files(remotes)))
+        return [s.source(*next(files)) if isinstance(s, Remote) else s for s in sources]
 
     def prepare(self, sources: Sequence[Source]) -> "list[Stored]":
         """Return images in the arena, prepared if they are not there.
@@ -140,20 +162,22 @@ class Images:
 class PromptImages:
     """The images of one prompt. Without any, nothing changes."""
 
-    def __init__(self, images: Images | None, sources: Sequence[Source]) -> None:
+    def __init__(self, images: Images | None, named: Sequence[Source | Remote]) -> None:
         self._images = images
-        self._sources = sources
+        self._named = named
+        self._sources: list[Source] = []
         self._stored: list[Stored] = []
         self._found: list[Image] = []
 
     def __bool__(self) -> bool:
-        return bool(self._sources)
+        return bool(self._named)
 
-    def written(self, text: str) -> str:
+    def written(self, text: str) -> Encoding[str]:
         """Prepare the images, and return the rendered conversation with them written out."""
-        if not self._sources:
+        if not self._named:
             return text
         assert self._images is not None
+        self._sources = yield from self._images.fetch(self._named)
         self._stored = self._images.prepare(self._sources)
         return self._images.write(text, self._stored)
 

@@ -91,6 +91,8 @@ class Service:
 
     def handle(self, timeout_ms: int) -> None:
         """Handle the requests that wait, or return after `timeout_ms` without any."""
+        if self._images is not None:
+            self._images.take_fetched()
         jobs = self._receive(min(timeout_ms, LOOK_MS) if self._aside else timeout_ms)
         if not (jobs or self._aside or self._suspects):
             self._backlog.settle()

@@ -16,7 +16,7 @@ from headrace.tokenizer_proc.openai_requests import (
     decode_tokenize,
 )
 from headrace.tokenizer_proc.sampling_fields import check_token_ids
-from headrace.tokenizer_proc.stages import Answer, Body, Ids, Stages, Text, json_answer
+from headrace.tokenizer_proc.stages import Answer, Body, Encoding, Ids, Stages, Text, json_answer
 
 CHUNK = 1 << 16  # token ids made into Python's numbers at once
 
@@ -52,7 +52,8 @@ class TokenRoutes:
         """Answer `/tokenize`."""
         request = decode_tokenize(body)
         self._check_model(request.model)
-        (ids,) = yield [self._text(request)]
+        text = yield from self._text(request)
+        (ids,) = yield [text]
         return json_answer(
             {
                 "count": len(ids),
@@ -62,12 +63,13 @@ class TokenRoutes:
             }
         )
 
-    def _text(self, request: TokenizeRequest) -> Text:
+    def _text(self, request: TokenizeRequest) -> Encoding[Text]:
         special = request.add_special_tokens
         if request.prompt is not None:
             return Text(request.prompt, special is not False)
         images = self._images_of(request.messages)
-        return Text(images.written(self._template.render(request)), special is True)
+        text = yield from images.written(self._template.render(request))
+        return Text(text, special is True)
 
     def detokenize(self, _http: HttpRequest, body: Body) -> Answer:
         """Answer `/detokenize`."""

@@ -14,7 +14,7 @@ def test_there_is_a_seat_per_process() -> None:
     seats = seats_of(config)
     assert len(seats) == len(set(seats)) == 2 + (3 + 1) + 1 + 1 + 1
     assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(4)]
-    assert {seat.role for seat in seats} == set(ROLES) - {"vision"}
+    assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher"}
 
 
 def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -> None:
@@ -24,6 +24,9 @@ def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -
         *(Seat("tokenizer", i) for i in (3, 4, 5)),
         Seat("vision", 0),
     ]
+    fetching = ServerConfig(allowed_media_domains=("example.com",))
+    assert Seat("fetcher", 0) in seats_of(fetching, takes_images=True)
+    assert Seat("fetcher", 0) not in seats_of(fetching)
     mock = ServerConfig(engine="mock")
     assert {seat.role for seat in seats_of(mock, takes_images=True)}.isdisjoint(
         ("vision", "worker")

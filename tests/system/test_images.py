@@ -3,13 +3,16 @@
 The engine is a mock, which is done with an image once its prompt is computed.
 """
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +44,93 @@ BAD = [
     (data_url(MOVING, "image/gif"), "animation"),
     (data_url(PNG, "image/jpeg"), "says that it is image/jpeg"),
     ("data:image/png;base64,!!!", "not base64"),
-    ("http://169.254.169.254/latest/meta-data", "fetches nothing"),
-    ("http://localhost/x.png", "fetches nothing"),
+    ("http://169.254.169.254/latest/meta-data", "is none of this server's --allowed"),
+    ("http://localhost/x.png", "localhost is not at a public address"),
 ]
+BAD_FILES = [
+    ("/to?http://169.254.169.254/latest/meta-data", "169.254.169.254 is none of"),
+    ("/to?http://localhost/x.png", "localhost is not at a public address"),
+    ("/to?/to?/to?/to?/x.png", "redirected more than 3 times"),
+    ("/missing", "its server answers 404"),
+    ("/text", "says that it is text/html, not an image"),
+    ("/bomb", "30000 x 30000 pixels"),
+    ("/broken", "cannot be decoded"),
+    ("/wrong", "says that it is image/jpeg, and is PNG"),
+    ("/endless", "more than the 20971520 bytes of an image"),
+]
+FILES = {
+    "/x.png": ("image/png", PNG),
+    "/text": ("text/html", b"<html>"),
+    "/bomb": ("image/png", BOMB),
+    "/broken": ("image/png", PNG[:-200]),
+    "/wrong": ("image/jpeg", PNG),
+}
+
+
+class PictureServer(ThreadingHTTPServer):
+    """Has images; `/to?URL` redirects, `/slow` answers when it is let."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), PictureHandler)
+        self.is_asked = threading.Event()
+        self.may_answer = threading.Event()
+        self.where = f"127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class PictureHandler(BaseHTTPRequestHandler):
+    server: PictureServer
+
+    def do_GET(self) -> None:
+        path, _, rest = self.path.partition("?")
+        with contextlib.suppress(ConnectionError):  # who asked may have died
+            if path == "/to":
+                self.send_response(302)
+                self.send_header("Location", rest)
+                self.end_headers()
+            elif path == "/slow":
+                self.server.is_asked.set()
+                self.server.may_answer.wait(60)
+                self.send_file("image/png", PNG)
+            elif path == "/endless":
+                self.send_file("image/png", bytes(30 << 20), has_length=False)
+            elif path in FILES:
+                self.send_file(*FILES[path])
+            else:
+                self.send_error(404)
+
+    def send_file(self, kind: str, data: bytes, has_length: bool = True) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        if has_length:
+            self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def pictures() -> Iterator[PictureServer]:
+    with PictureServer() as serving:
+        yield serving
+        serving.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, pictures: PictureServer
+) -> Iterator[RunningServer]:
     """Two processes for images, 2 ms a step."""
     folder = tmp_path_factory.mktemp("vision") / "smolvlm"
     make_vision_folder(folder, "smolvlm")
     running = RunningServer(
         *(str(folder), "--engine", "mock", "--mock-profile", "2ms", "--preprocess-procs", "2"),
         *("--image-memory-bytes", str(16 << 20), "--max-images", "3"),
+        *("--allowed-media-domains", pictures.where, "--allowed-media-domains", "localhost"),
         *("--record", str(tmp_path_factory.getbasetemp() / "images")),
     )
     yield running
@@ -103,6 +180,69 @@ def test_what_is_no_good_image_is_a_400_that_names_its_part(
     assert why in error["message"]
     assert server.ring == before
     assert ask(server, "look", image_part(data_url(PNG))).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "why"), BAD_FILES, ids=[path for path, _ in BAD_FILES])
+def test_what_is_elsewhere_and_no_good_image_is_one_too(
+    server: RunningServer, pictures: PictureServer, path: str, why: str
+) -> None:
+    answer = ask(server, "look", image_part(f"http://{pictures.where}{path}"))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == WHERE
+    assert why in error["message"]
+
+
+def test_an_image_that_is_elsewhere_is_as_if_it_were_here(
+    server: RunningServer, pictures: PictureServer
+) -> None:
+    url, here = f"http://{pictures.where}/to?/x.png", image_part(data_url(PNG))
+    found = server.metric("images_found_total")
+    answers = [ask(server, "look", part, image_part(url)) for part in (here, image_part(url))]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json()["usage"] == answers[1].json()["usage"]
+    assert server.metric("images_found_total") - found >= 3
+    tokens = httpx.post(
+        f"{server.url}/tokenize", json={"messages": [message("look", here, image_part(url))]}
+    )
+    assert tokens.json()["count"] == answers[0].json()["usage"]["prompt_tokens"]
+    wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
+
+
+def test_a_fetcher_that_dies_is_replaced_and_asked_again(
+    server: RunningServer, pictures: PictureServer
+) -> None:
+    url, name = f"http://{pictures.where}/slow", "headrace: fetcher"
+    victims = set()
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(ask, server, "look", image_part(url))
+        for _ in range(2):
+            assert pictures.is_asked.wait(60)
+            pictures.is_asked.clear()
+            victims.add(server.ring[name].pid)
+            server.ring[name].kill()
+            assert ask(server, "look", picture_part(0)).status_code == 200  # others never notice
+        assert pictures.is_asked.wait(60)
+        pictures.may_answer.set()
+        assert looking.result().status_code == 200
+    assert server.ring[name].pid not in victims
+    assert len(victims) == 2
+
+
+def test_what_fetchers_die_of_fails_alone(server: RunningServer, pictures: PictureServer) -> None:
+    pictures.may_answer.clear()
+    pictures.is_asked.clear()
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(ask, server, "look", image_part(f"http://{pictures.where}/slow"))
+        for _ in range(3):
+            assert pictures.is_asked.wait(60)
+            pictures.is_asked.clear()
+            server.ring["headrace: fetcher"].kill()
+        assert looking.result().status_code == 500
+    pictures.may_answer.set()
+    url = f"http://{pictures.where}/x.png"
+    assert ask(server, "look", image_part(url)).status_code == 200
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "all are well")
 
 
 def test_more_images_than_may_be_are_a_400(server: RunningServer) -> None:

@@ -96,7 +96,7 @@ def test_what_cannot_be_taken_is_refused_by_its_part(url: str, what: str) -> Non
 def test_nothing_is_fetched(url: str) -> None:
     refused = refusal(url)
     assert isinstance(refused, Unsupported)
-    assert "fetches nothing; send a data: URL" in str(refused)
+    assert "fetches nothing (--allowed-media-domains); send a data: URL" in str(refused)
 
 
 def test_a_detail_is_one_that_is_known() -> None:
@@ -116,7 +116,7 @@ def test_the_largest_size_is_taken() -> None:
 
 
 def test_too_many_bytes_are_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_sources, "MAX_BYTES", 30)
+    monkeypatch.setattr(image_sources, "MAX_IMAGE_BYTES", 30)
     assert "bytes are more than the 30 of an image" in str(refusal(data_url(PNG)))
     assert "bytes are more than the 30 of an image" in str(
         refusal(data_url(b"")[:-1] + "," + "%" * 50)

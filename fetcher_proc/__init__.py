@@ -1,0 +1,1 @@
+"""The fetcher: images that requests name by URLs."""

@@ -1,0 +1,67 @@
+"""Answers to processes that prepare images: files go through an arena, of which this process owns
+the one region. Who gets a file reads it at once, and says so there.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from headrace.arena import Region
+from headrace.board import Board
+from headrace.fetcher_proc.download import File
+from headrace.messages import Fetch, Fetched, Tensor
+from headrace.sockets import Outbox, address
+from headrace.watch import Watch
+
+LOOK_S = 0.002  # between looks at what has been read
+
+
+class Replies:
+    """The outgoing links of the fetcher, and files that have not been read."""
+
+    def __init__(self, run_dir: str, region: Region, board: Board) -> None:
+        num_tokenizers = len(list(board.of("tokenizer")))
+        self._links = [Outbox(address(run_dir, "fetched", i)) for i in range(num_tokenizers)]
+        self._region = region
+        self._watch = Watch(board, ("tokenizer",))
+        self._places: dict[int, int] = {}  # by place, who is to read it
+
+    async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
+        """Answer with the files of a request, as soon as there is room."""
+        while (places := self._allocate([len(file.data) for file in files])) is None:
+            await asyncio.sleep(LOOK_S)
+        tensors = []
+        for place, file in zip(places, files, strict=True):
+            self._region.view(place)[: len(file.data)] = file.data
+            self._region.send(place)
+            self._places[place] = fetch.tokenizer
+            tensors.append(Tensor(place, self._region.generation(place), "u1", [len(file.data)]))
+        await self._answer(fetch, Fetched(fetch.id, tensors, [file.mime_type for file in files]))
+
+    async def refuse(self, fetch: Fetch, place: int, why: str) -> None:
+        """Answer that one of the URLs is not fetched."""
+        await self._answer(fetch, Fetched(fetch.id, failed=place, why=why))
+
+    async def _answer(self, fetch: Fetch, message: Fetched) -> None:
+        while not self._links[fetch.tokenizer].try_send(message):
+            await asyncio.sleep(LOOK_S)
+
+    def _allocate(self, sizes: list[int]) -> list[int] | None:
+        """Return places for files, all or none."""
+        self._sweep()
+        found: list[int] = []
+        for size in sizes:
+            place = self._region.allocate(size)
+            if place is None:
+                for other in found:
+                    self._region.free(other)
+                return None
+            found.append(place)
+        return found
+
+    def _sweep(self) -> None:
+        """Free what has been read, and what nobody will read: who was to has died."""
+        lost = {seat.index for seat in self._watch.replaced()}
+        for place, reader in list(self._places.items()):
+            if reader in lost or not self._region.num_sent(place):
+                del self._places[place]
+                self._region.free(place)
