@@ -1,7 +1,7 @@
 """Where a frontend sends: bodies to the tokenizer with the least to do, aborts to the engine.
 
 Long bodies have a tokenizer of their own: who asks for little never waits behind one. So do those
-with images, the last. What has an image is told by a field's name, without a look at anything else.
+with images, the last. What has an image is told by a word in it, without a look at anything else.
 Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
 again (aborts: losing one would leave the engine working for nobody). What a process had that died
 is sent again when another is in its seat.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.backlog import tokenizer_backlog
 from headrace.board import Board, Field, Slot, State
+from headrace.errors import ANTHROPIC_PATHS
 from headrace.messages import Abort, Renew
 from headrace.sent import Sent
 from headrace.sockets import Outbox, address
@@ -22,7 +23,8 @@ from headrace.watch import Watch
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
 MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
-IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others
+IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others;
+ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
 
 
 class Links:
@@ -56,7 +58,7 @@ class Links:
     def forward(self, sent: Sent) -> bool:
         """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
         body = sent.body
-        target = min(self._lane(body), key=self._business)
+        target = min(self._lane(sent.request.path, body), key=self._business)
         if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
             return False
         if not self._tokenizers[target].try_send(sent.request, body):
@@ -66,9 +68,10 @@ class Links:
         self._slot.add(Field.FORWARDED_BYTES + target, len(body) + 1)
         return True
 
-    def _lane(self, body: bytes) -> Sequence[int]:
+    def _lane(self, path: str, body: bytes) -> Sequence[int]:
         """Return the tokenizers that may get a body."""
-        if self._images and IMAGE_MARK in body:
+        mark = ANTHROPIC_MARK if path.startswith(ANTHROPIC_PATHS) else IMAGE_MARK
+        if self._images and mark in body:
             return self._images
         return self._short if len(body) < LONG_BODY_BYTES else (self._long,)
 

@@ -21,7 +21,7 @@ def as_written(names: Mapping[str, str]) -> Iterator[None]:
         yield
     except RequestError as error:
         param = error.param or ""
-        name = names.get(INDEX.sub("[]", param))
+        name = names.get(param) or names.get(INDEX.sub("[]", param))
         if name is not None:
             indices = iter(INDEX.findall(param))
             error.rename(re.sub(r"\[\]", lambda _: next(indices), name))

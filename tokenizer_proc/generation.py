@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -121,7 +122,7 @@ class GenerationPlanner:
         self._num_detokenizers = num_detokenizers
         self._seed = seed
         self._grammars = grammars or Grammars(card)
-        self._images_of = images.of if images else none_of
+        self._images_of = images.of if images else partial(none_of, card.takes_images)
         self._plans = msgspec.msgpack.Encoder()
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
@@ -134,22 +135,28 @@ class GenerationPlanner:
         echo = echo_of(request, self._card.sampling_defaults)
         form = Form(Api.RESPONSES, "input", more=ResponsesForm(echo))
         with as_written(RESPONSES_NAMES):
-            return (yield from self._chat(http, chat_of_responses(request), form))
+            chat, names = chat_of_responses(request)
+            with as_written(names):
+                return (yield from self._chat(http, chat, form))
 
     def messages(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/messages` request."""
         request = decode_messages(body)
         with as_written(MESSAGES_NAMES):
-            chat = chat_of_messages(request)
-            return (yield from self._chat(http, chat, Form(Api.MESSAGES, "messages")))
+            chat, names = chat_of_messages(request)
+            with as_written(names):
+                return (yield from self._chat(http, chat, Form(Api.MESSAGES, "messages")))
 
     def count_tokens(self, _http: HttpRequest, body: Body) -> Stages:
         """Answer a `/v1/messages/count_tokens` request."""
         request = decode_count(body)
         with as_written(MESSAGES_NAMES):
-            chat = chat_of_messages(request)
+            chat, names = chat_of_messages(request)
             self._prompts.check_model(chat.model)
-            (ids,) = yield [Text(self._template.render(chat), add_special_tokens=False)]
+            with as_written(names):
+                images = self._images_of(chat.messages)
+                text = yield from images.written(self._template.render(chat))
+            (ids,) = yield [Text(text, add_special_tokens=False)]
         return json_answer({"input_tokens": len(ids)})
 
     def completion(self, http: HttpRequest, body: Body) -> Stages:
@@ -183,7 +190,7 @@ class GenerationPlanner:
     def _chat(self, http: HttpRequest, request: ChatRequest, form: Form) -> Encoding[Sequences]:
         """Plan the answers to a conversation."""
         self._prompts.check_model(request.model)
-        images = self._images_of(request.messages)
+        images = self._images_of(request.messages, salt_of(request.cache_salt))
         text = self._template.render(request)
         parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens

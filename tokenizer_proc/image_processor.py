@@ -71,10 +71,13 @@ class ImageProcessor:
             why = str(error).splitlines()[0]
             raise ModelError(f"{model}: its image processor cannot be loaded: {why}") from error
 
-    def key(self, source: Source) -> bytes:
-        """Return the key of an image: others are other pixels, or are prepared otherwise."""
+    def key(self, source: Source, salt: bytes = b"") -> bytes:
+        """Return the key of an image: others are other pixels, or are prepared otherwise.
+
+        With a `salt`, 16 bytes at most, only who has the same one finds it.
+        """
         person = b"low" if source.is_low and self.spelling.low_detail else b""
-        return blake2b(source.data, digest_size=KEY_BYTES, person=person).digest()
+        return blake2b(source.data, digest_size=KEY_BYTES, person=person, salt=salt).digest()
 
     def prepare(self, source: Source) -> Prepared:
         """Decode and process an image.

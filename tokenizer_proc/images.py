@@ -51,13 +51,17 @@ class Images:
         self._slot = slot
         self._fetches = fetches
 
-    def of(self, messages: Sequence[ChatMessage]) -> "PromptImages":
+    def of(self, messages: Sequence[ChatMessage], salt: bytes = b"") -> "PromptImages":
         """Return the images of a conversation, of which nothing has been decoded.
+
+        Args:
+            salt: only images of the same salt are known to be the same.
 
         Raises:
             RequestError: some are not taken; the text names the part.
         """
-        return PromptImages(self, sources_of(messages, self._max_images, bool(self._fetches)))
+        named = sources_of(messages, self._max_images, fetches=self._fetches is not None)
+        return PromptImages(self, named, salt)
 
     def take_fetched(self) -> None:
         """Let those go on whose images have been fetched."""
@@ -77,7 +81,7 @@ class Images:
         files = iter((yield from self._fetches.files(remotes)))
         return [s.source(*next(files)) if isinstance(s, Remote) else s for s in sources]
 
-    def prepare(self, sources: Sequence[Source]) -> "list[Stored]":
+    def prepare(self, sources: Sequence[Source], salt: bytes) -> "list[Stored]":
         """Return images in the arena, prepared if they are not there.
 
         Raises:
@@ -87,20 +91,20 @@ class Images:
 
         self._look()
         try:
-            return self._in_order(sources)
+            return self._in_order(sources, salt)
         except NeverFits:
             self._store.clear()  # in an empty arena, no image is in another's way
         try:
-            return self._in_order(sources)
+            return self._in_order(sources, salt)
         except NeverFits as error:
             where = sources[0].where
             raise InvalidValue(f"{where}: with those after it, takes {error}", where) from error
 
-    def _in_order(self, sources: Sequence[Source]) -> "list[Stored]":
+    def _in_order(self, sources: Sequence[Source], salt: bytes) -> "list[Stored]":
         """Return images in the arena; raises NeverFits, too."""
         found: list[Stored] = []
         for source in sources:
-            key = self._processor.key(source)
+            key = self._processor.key(source, salt)
             stored = self._store.find(key)
             self._slot.add(Field.IMAGES)
             self._slot.add(Field.FOUND_IMAGES, stored is not None)
@@ -162,8 +166,11 @@ class Images:
 class PromptImages:
     """The images of one prompt. Without any, nothing changes."""
 
-    def __init__(self, images: Images | None, named: Sequence[Source | Remote]) -> None:
+    def __init__(
+        self, images: Images | None, named: Sequence[Source | Remote], salt: bytes = b""
+    ) -> None:
         self._images = images
+        self._salt = salt
         self._named = named
         self._sources: list[Source] = []
         self._stored: list[Stored] = []
@@ -178,7 +185,7 @@ class PromptImages:
             return text
         assert self._images is not None
         self._sources = yield from self._images.fetch(self._named)
-        self._stored = self._images.prepare(self._sources)
+        self._stored = self._images.prepare(self._sources, self._salt)
         return self._images.write(text, self._stored)
 
     def find(self, ids: Ids) -> None:
@@ -194,7 +201,7 @@ class PromptImages:
             return sequences
         assert self._images is not None
         if not self._images.has(self._stored):
-            self._stored = self._images.prepare(self._sources)
+            self._stored = self._images.prepare(self._sources, self._salt)
         requests: list[GenerateRequest] = []
         for request in sequences.requests:
             images = self._images.send(self._stored, self._found)
@@ -202,15 +209,23 @@ class PromptImages:
         return Sequences(requests, sequences.prompts)
 
 
-def none_of(messages: Sequence[ChatMessage]) -> PromptImages:
+def none_of(
+    takes_images: bool, messages: Sequence[ChatMessage], _salt: bytes = b""
+) -> PromptImages:
     """Return no images: this process prepares none.
+
+    Args:
+        takes_images: the model does.
 
     Raises:
         Unsupported: there are some, of a request that was not seen to have them.
     """
     for where, _ in image_parts(messages):
+        if not takes_images:
+            raise Unsupported(f"{where}: this model takes no images", where)
         raise Unsupported(
-            f"{where}: images are found by the name 'image_url' in the body; escape none of it",
+            f"{where}: images are found by the name 'image_url', or by Anthropic's 'image', in the "
+            "body; escape none of it",
             where,
         )
     return PromptImages(None, [])

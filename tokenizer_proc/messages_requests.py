@@ -10,6 +10,14 @@ import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.field_names import refuse
+from headrace.tokenizer_proc.mixed_content import (
+    Content,
+    image_names,
+    image_part,
+    joined,
+    plain,
+    text_part,
+)
 from headrace.tokenizer_proc.openai_requests import (
     Body,
     ChatRequest,
@@ -34,7 +42,29 @@ CHAT_NAMES = {
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class Block(TextPart):
+class ImageSource(msgspec.Struct):
+    """`source` of an image."""
+
+    type: str
+    media_type: str | None = None
+    data: str | None = None
+    url: str | None = None
+
+    @property
+    def image_url(self) -> str | None:
+        """The same as a URL."""
+        if self.type == "base64" and self.media_type is not None and self.data is not None:
+            return f"data:{self.media_type};base64,{self.data}"
+        return self.url if self.type == "url" else None
+
+
+class Shown(TextPart):
+    """Text or an image."""
+
+    source: ImageSource | None = None
+
+
+class Block(Shown):
     """A part of a message's content; which fields there are depends on its type."""
 
     thinking: str | None = None
@@ -42,7 +72,7 @@ class Block(TextPart):
     name: str | None = None
     input: Object | None = None
     tool_use_id: str | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[Shown] | None = None
 
 
 class InputMessage(msgspec.Struct):
@@ -142,9 +172,11 @@ def decode_count(body: bytes | memoryview) -> CountRequest:
     return request
 
 
-def chat_of_messages(request: CountRequest) -> ChatRequest:
-    """Return the chat that a request comes to; raises as `checked_chat` does."""
-    return checked_chat(chat_body(request))
+def chat_of_messages(request: CountRequest) -> tuple[ChatRequest, dict[str, str]]:
+    """Return the chat that a request comes to, and what its images are called in the request;
+    raises as `checked_chat` does."""
+    body = chat_body(request)
+    return checked_chat(body), image_names(body["messages"])
 
 
 def chat_body(request: CountRequest) -> Object:
@@ -218,7 +250,7 @@ def add(messages: list[Object], message: Object) -> None:
     """Add a message; what follows one of the same role is a part of that, as with Anthropic."""
     last = messages[-1] if messages else {}
     if last.keys() == message.keys() == {"role", "content"} and last["role"] == message["role"]:
-        last["content"] = f"{last['content']}\n{message['content']}"
+        last["content"] = joined(last["content"], message["content"])
     else:
         messages.append(message)
 
@@ -227,7 +259,7 @@ def said(message: InputMessage, where: str) -> list[Object]:
     """Return what a message says as a chat's: what tools have answered is a message for each."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    texts: list[TextPart] = []
+    parts: list[Object] = []
     thoughts: list[str] = []
     calls: list[Object] = []
     results: list[Object] = []
@@ -240,17 +272,39 @@ def said(message: InputMessage, where: str) -> list[Object]:
         elif block.type == "tool_use":
             calls.append(called(block, place))
         elif block.type == "tool_result":
-            content = text_of(block.content or "", f"{place}.content")
+            content = content_of(block.content or "", f"{place}.content")
             result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
             results.append(result)
         else:
-            texts.append(block)
-    found: Object = {"role": message.role, "content": text_of(texts, where)}
+            parts.append(shown(block, where, index))
+    found: Object = {"role": message.role, "content": plain(parts)}
     if thoughts:
         found["reasoning_content"] = "\n".join(thoughts)
     if calls:
         found["tool_calls"] = calls
-    return results if results and not texts else [*results, found]
+    return results if results and not parts else [*results, found]
+
+
+def content_of(content: str | list[Shown], where: str) -> Content:
+    """Return what a tool has answered as a chat's content."""
+    if isinstance(content, str):
+        return content
+    return plain([shown(part, where, index) for index, part in enumerate(content)])
+
+
+def shown(part: Shown, where: str, index: int) -> Object:
+    """Return a text or an image as a chat has it."""
+    if part.type != "image":
+        return text_part(text_of([part], where))
+    place = f"{where}[{index}].source"
+    url = None if part.source is None else part.source.image_url
+    if url is None:
+        raise InvalidValue(
+            f"{place}: must have 'type': 'base64' with 'media_type' and 'data', or 'type': 'url' "
+            "with 'url'",
+            place,
+        )
+    return image_part(url, "auto", place)
 
 
 def called(block: Block, where: str) -> Object:

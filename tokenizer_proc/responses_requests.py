@@ -11,6 +11,14 @@ import msgspec
 from headrace.errors import InvalidValue, Unsupported
 from headrace.sampling_defaults import SamplingDefaults
 from headrace.tokenizer_proc.field_names import refuse
+from headrace.tokenizer_proc.mixed_content import (
+    Content,
+    image_names,
+    image_part,
+    joined,
+    plain,
+    text_part,
+)
 from headrace.tokenizer_proc.openai_requests import (
     Body,
     ChatRequest,
@@ -25,6 +33,7 @@ Object = dict[str, Any]
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are told in clear text
+IMAGE = "input_image"
 TEXT_PARTS = ("input_text", "output_text", "text")
 THOUGHT_PARTS = ("reasoning_text", "summary_text")
 UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt")
@@ -41,17 +50,24 @@ CHAT_NAMES = {
 }
 
 
+class InputPart(TextPart):
+    """A part of an item's content."""
+
+    image_url: str | None = None
+    detail: str | None = None
+
+
 class InputItem(msgspec.Struct):
     """A message, unless its type says otherwise; which fields there are depends on that."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[InputPart] | None = None
     summary: list[TextPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[TextPart] | None = None
+    output: str | list[InputPart] | None = None
 
 
 class OfferedFunction(msgspec.Struct):
@@ -157,9 +173,11 @@ def decode_responses(body: bytes | memoryview) -> ResponsesRequest:
     return request
 
 
-def chat_of_responses(request: ResponsesRequest) -> ChatRequest:
-    """Return the chat that a request comes to; raises as `checked_chat` does."""
-    return checked_chat(chat_body(request))
+def chat_of_responses(request: ResponsesRequest) -> tuple[ChatRequest, dict[str, str]]:
+    """Return the chat that a request comes to, and what its images are called in the request;
+    raises as `checked_chat` does."""
+    body = chat_body(request)
+    return checked_chat(body), image_names(body["messages"])
 
 
 def chat_body(request: ResponsesRequest) -> Object:
@@ -229,7 +247,7 @@ def said(item: InputItem, where: str) -> Object:
             if item.role is None or item.content is None:
                 raise InvalidValue(f"{where}: a message needs 'role' and 'content'", where)
             role = "system" if item.role == "developer" else item.role
-            return {"role": role, "content": text_of(item.content, where, TEXT_PARTS)}
+            return {"role": role, "content": content_of(item.content, where, "content")}
         case "function_call":
             if item.name is None or item.arguments is None:
                 raise InvalidValue(f"{where}: a call needs 'name' and 'arguments'", where)
@@ -238,7 +256,7 @@ def said(item: InputItem, where: str) -> Object:
             call = {"id": item.call_id, "type": "function", "function": function}
             return {"role": "assistant", "tool_calls": [call]}
         case "function_call_output":
-            output = text_of(item.output or "", where, TEXT_PARTS)
+            output = content_of(item.output or "", where, "output")
             return {"role": "tool", "tool_call_id": item.call_id, "content": output}
         case "reasoning":
             told = text_of(item.content or item.summary or "", where, THOUGHT_PARTS)
@@ -247,12 +265,28 @@ def said(item: InputItem, where: str) -> Object:
             raise Unsupported(f"{where}: '{item.type}' items are not supported", where)
 
 
+def content_of(content: str | list[InputPart], where: str, field: str) -> Content:
+    """Return the content of an item as a chat's."""
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, part in enumerate(content):
+        if part.type == IMAGE:
+            place = f"{where}.{field}[{index}].image_url"
+            if part.image_url is None:
+                raise InvalidValue(f"{place}: must be there; no files are kept here", place)
+            parts.append(image_part(part.image_url, part.detail or "auto", place))
+        else:
+            parts.append(text_part(text_of([part], where, TEXT_PARTS)))
+    return plain(parts)
+
+
 def add(messages: list[Object], message: Object) -> None:
     """Add a message. What the assistant thinks, says and calls in a row is one of a chat's; so is
     what the system says, as templates want it."""
-    last = messages[-1] if messages else {"role": None}
+    last: Object = messages[-1] if messages else {"role": None}
     if message["role"] == last["role"] == "system":
-        last["content"] += "\n" + message["content"]
+        last["content"] = joined(last["content"], message["content"])
     elif message["role"] == last["role"] == "assistant" and not (
         "content" in last and "content" in message
     ):

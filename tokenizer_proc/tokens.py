@@ -1,6 +1,7 @@
 """`/tokenize` and `/detokenize`, as vLLM has them: what a text is to the model."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -46,7 +47,7 @@ class TokenRoutes:
         self._card = card
         self._template = template
         self._spelling = spelling
-        self._images_of = images.of if images else none_of
+        self._images_of = images.of if images else partial(none_of, card.takes_images)
 
     def tokenize(self, _http: HttpRequest, body: Body) -> Stages:
         """Answer `/tokenize`."""

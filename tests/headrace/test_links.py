@@ -91,6 +91,15 @@ def test_bodies_with_images_go_to_those_who_prepare_some(tmp_path: Path) -> None
     tokenizers.close()
 
 
+def test_images_of_messages_are_found_by_their_type(tmp_path: Path) -> None:
+    tokenizers = Tokenizers(str(tmp_path), num_images=1)
+    body = b'{"type": "image", "source": {"type": "base64"}}'
+    for path, tokenizer in (("/v1/messages", 3), ("/v1/messages/count_tokens", 3), ("/", 0)):
+        assert tokenizers.links.forward(Sent(replace(REQUEST, path=path), body))
+        assert tokenizers.received(tokenizer) == len(body)
+    tokenizers.close()
+
+
 def test_a_model_without_images_has_no_ear_for_them(tokenizers: Tokenizers) -> None:
     assert tokenizers.links.forward(Sent(REQUEST, b'"image_url"'))
     assert tokenizers.received(0) == len(b'"image_url"')

@@ -3,6 +3,7 @@
 The engine is a mock, which is done with an image once its prompt is computed.
 """
 
+import base64
 import contextlib
 import re
 import signal
@@ -16,7 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import openai
 import pytest
 from image_parts import data_url, encoded, image_part, message
 from PIL import Image
@@ -243,6 +246,66 @@ def test_what_fetchers_die_of_fails_alone(server: RunningServer, pictures: Pictu
     url = f"http://{pictures.where}/x.png"
     assert ask(server, "look", image_part(url)).status_code == 200
     wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "all are well")
+
+
+def test_openais_client_may_show_images(server: RunningServer, pictures: PictureServer) -> None:
+    urls = [data_url(PNG), f"http://{pictures.where}/x.png"]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        one, two = (
+            client.responses.create(
+                model=client.models.list().data[0].id,
+                max_output_tokens=4,
+                input=[
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "input_image", "image_url": url, "detail": "auto"}
+                            for url in urls[:n]
+                        ],
+                    }
+                ],
+            )
+            for n in (1, 2)
+        )
+        with pytest.raises(openai.BadRequestError, match="30000 x 30000 pixels") as refused:
+            client.responses.create(
+                model=one.model,
+                input=[
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "input_image", "image_url": data_url(BOMB), "detail": "low"}
+                        ],
+                    }
+                ],
+            )
+    assert two.usage and one.usage and two.usage.input_tokens - one.usage.input_tokens > 20
+    assert refused.value.param == "input[0].content[0].image_url"
+
+
+def test_anthropics_client_may_show_images(server: RunningServer, pictures: PictureServer) -> None:
+    def source(data: bytes) -> Any:
+        return {
+            "type": "base64",
+            "media_type": "image/png",
+            "data": base64.b64encode(data).decode(),
+        }
+
+    url: Any = {"type": "url", "url": f"http://{pictures.where}/x.png"}
+    where = r"messages\[0\].content\[0\].source: 30000 x 30000 pixels"
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        for sources in ([source(PNG)], [source(PNG), url]):
+            content: Any = [{"type": "image", "source": one} for one in sources]
+            said: Any = [{"role": "user", "content": content}]
+            answer = client.messages.create(model=model, max_tokens=4, messages=said)
+            counted = client.messages.count_tokens(model=model, messages=said)
+            usage = answer.usage
+            assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        with pytest.raises(anthropic.BadRequestError, match=where):
+            content = [{"type": "image", "source": source(BOMB)}]
+            said = [{"role": "user", "content": content}]
+            client.messages.create(model=model, max_tokens=4, messages=said)
 
 
 def test_more_images_than_may_be_are_a_400(server: RunningServer) -> None:

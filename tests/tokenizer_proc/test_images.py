@@ -144,6 +144,16 @@ def test_an_image_is_prepared_once(lane: Lane) -> None:
     assert lane.slot[Field.FOUND_IMAGES] == 4
 
 
+def test_only_those_of_the_same_salt_find_an_image(lane: Lane) -> None:
+    keys = [
+        lane.chat(message(FIRST), **fields).requests[0].images[0].key
+        for fields in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {"cache_salt": "yours"})
+    ]
+    assert keys[1] == keys[2]
+    assert len(set(keys)) == 3
+    assert (lane.slot[Field.IMAGES], lane.slot[Field.FOUND_IMAGES]) == (4, 1)
+
+
 def test_pixels_are_in_the_arena(lane: Lane) -> None:
     image = lane.chat(message(FIRST)).requests[0].images[0]
     tensor = image.tensors["pixel_values"]
@@ -212,6 +222,103 @@ def test_what_was_given_up_while_a_request_was_aside_is_prepared_again(folder: P
 def test_a_process_without_images_says_why(lane: Lane) -> None:
     with pytest.raises(Unsupported, match=r"image_url: images are found by the name 'image_url'"):
         lane.chat(message(FIRST), planner=lane.short)
+
+
+def responses(*parts: Object | str) -> Object:
+    """Return a body of `/v1/responses`."""
+    content = [
+        {"type": "input_text", "text": part}
+        if isinstance(part, str)
+        else {"type": "input_image", **part["image_url"], "image_url": part["image_url"]["url"]}
+        for part in parts
+    ]
+    return {"instructions": "Be kind.", "input": [{"role": "user", "content": content}]}
+
+
+def block(part: Object | str) -> Object:
+    """Return a block of a message of Anthropic's."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    head, _, data = part["image_url"]["url"].partition(";base64,")
+    kind = head.removeprefix("data:")
+    return {
+        "type": "image",
+        "source": {"type": "base64", "media_type": kind, "data": data}
+        if data
+        else {"type": "url", "url": head},
+    }
+
+
+def messages(*parts: Object | str) -> Object:
+    """Return a body of `/v1/messages`."""
+    content = [block(part) for part in parts]
+    said = [{"role": "user", "content": content}]
+    return {"system": "Be kind.", "messages": said, "max_tokens": 5}
+
+
+APIS = {"responses": responses, "messages": messages}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_images_of_other_apis_are_a_chats(lane: Lane, api: str) -> None:
+    parts = ("a", FIRST, "b", SECOND)
+    handle, body = getattr(lane.planner, api), APIS[api](*parts)
+    planned = finish(handle(HTTP, json.dumps(body).encode()), lane.encoder)
+    expected = lane.chat({"role": "system", "content": "Be kind."}, message(*parts))
+    assert list(planned.prompts[0]) == list(expected.prompts[0])
+    keys = [[image.key for image in found.requests[0].images] for found in (planned, expected)]
+    assert keys[0] == keys[1]
+
+
+def test_images_of_messages_are_counted(lane: Lane) -> None:
+    body = {"messages": [{"role": "user", "content": [block("a"), block(FIRST)]}]}
+    answer = finish(lane.planner.count_tokens(HTTP, json.dumps(body).encode()), lane.encoder)
+    planned = lane.chat(message("a", FIRST))
+    assert json.loads(answer.body) == {"input_tokens": len(planned.prompts[0])}
+
+
+def test_a_tool_may_answer_with_an_image(lane: Lane) -> None:
+    call = {"type": "tool_use", "id": "x", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "x", "content": [block("a"), block(FIRST)]}
+    body = messages("Look.")
+    body["messages"] += [
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+        {"role": "user", "content": [block(SECOND)]},
+        {"role": "user", "content": "Well?"},
+    ]
+    planned = finish(lane.planner.messages(HTTP, json.dumps(body).encode()), lane.encoder)
+    text = lane.encoder.decode(list(planned.prompts[0]), skip_special_tokens=False)
+    assert "tool: a<fake_token_around_image>" in text
+    assert "user: <fake_token_around_image>" in text
+    assert text.endswith("<fake_token_around_image>Well?assistant: ")
+    assert len(planned.requests[0].images) == 2
+
+
+@pytest.mark.parametrize(
+    ("api", "url", "says"),
+    [
+        ("responses", "data:image/png;base64,!!!", "input[0].content[1].image_url: is not base64"),
+        ("messages", "data:image/png;base64,!!!", "messages[0].content[1].source: is not base64"),
+        ("responses", "http://x/", "input[0].content[1].image_url: this server fetches nothing"),
+        ("messages", "http://x/", "messages[0].content[1].source: this server fetches nothing"),
+    ],
+)
+def test_a_bad_image_is_named_as_its_client_wrote_it(
+    lane: Lane, api: str, url: str, says: str
+) -> None:
+    body = json.dumps(APIS[api]("look", image_part(url))).encode()
+    with pytest.raises(RequestError) as refused:
+        finish(getattr(lane.planner, api)(HTTP, body), lane.encoder)
+    assert str(refused.value).startswith(says)
+    assert refused.value.param == says.partition(":")[0]
+
+
+def test_an_image_without_a_source_is_refused(lane: Lane) -> None:
+    body = messages("look")
+    body["messages"][0]["content"].append({"type": "image", "source": {"type": "file"}})
+    with pytest.raises(InvalidValue, match=r"^messages\[0\].content\[1\].source: must have 'type'"):
+        finish(lane.planner.messages(HTTP, json.dumps(body).encode()), lane.encoder)
 
 
 def test_tokens_of_images_are_told(lane: Lane) -> None:

@@ -86,7 +86,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"container": "x"}, "container: not supported by this server"),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},
-            "messages[0].content: this model takes text, not 'image' parts",
+            "messages[0].content[0].source: this model takes no images",
         ),
         ({"system": [IMAGE]}, "system: this model takes text, not 'image' parts"),
     ],

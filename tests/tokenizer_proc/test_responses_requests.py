@@ -11,6 +11,8 @@ from headrace.errors import RequestError
 from headrace.messages import Api, GenerateRequest, ReplyPlan, ResponsesForm
 from headrace.tokenizer_proc.responses_requests import chat_body, decode_responses
 
+HI = {"type": "input_text", "text": "Hi"}
+IMAGE = {"type": "input_image", "image_url": "data:"}
 ROLES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 
@@ -90,8 +92,16 @@ def test_a_response_will_repeat_the_request() -> None:
         ({"input": [{"role": "user"}]}, "input[0]: a message needs 'role' and 'content'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: 'item_reference' items"),
         (
+            {"input": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "input[0]: this model takes text, not 'input_audio' parts",
+        ),
+        (
+            {"instructions": "Be kind.", "input": [{"role": "user", "content": [HI, IMAGE]}]},
+            "input[0].content[1].image_url: this model takes no images",
+        ),
+        (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0]: this model takes text, not 'input_image' parts",
+            "input[0].content[0].image_url: must be there; no files are kept here",
         ),
         ({"max_output_tokens": 0}, "max_output_tokens: must be at least 1, not 0"),
         (
