@@ -1,13 +1,13 @@
 """The images of the sequences that the engine has: which are encoded next, and who waits for them.
 Pure.
 
-A sequence has rows for all of its images or for none, in the order in which sequences came, and
-keeps them to its end: it may have to be computed again, when its pixels are gone. Pixels are let go
-of as soon as the embedding is there. What a vision worker had at hand when it died is asked for
-again, each image alone; at the second death it has failed.
+A sequence has rows for all of its images or for none, the most important first, and keeps them to
+its end: it may have to be computed again, when its pixels are gone. Images are encoded in the same
+order. Pixels are let go of as soon as the embedding is there. What a vision worker had at hand when
+it died is asked for again, each image alone; at the second death it has failed.
 """
 
-from collections import OrderedDict, deque
+from bisect import insort
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -38,6 +38,11 @@ class Losses:
     failed: list[tuple[Sequence, str]] = field(default_factory=list)  # and why
 
 
+def by_arrival(sequence: Sequence) -> tuple[int, int]:
+    """Return a sequence's importance where it is first come, first served."""
+    return 0, sequence.arrival
+
+
 class Images:
     """All images of live sequences.
 
@@ -45,6 +50,7 @@ class Images:
         image_token: the id that stands for a row.
         release: tells the arena that a tensor which came with a request is done with.
         are_whole: adjacent tokens of an image see each other.
+        importance: tells who comes first, the least of all.
     """
 
     def __init__(
@@ -53,13 +59,15 @@ class Images:
         image_token: int,
         release: Callable[[Tensor], None],
         are_whole: bool = False,
+        importance: Callable[[Sequence], tuple[int, int]] = by_arrival,
     ) -> None:
         self.pool = pool
         self._image_token = image_token
         self._release = release
         self._are_whole = are_whole
-        self._waiting: deque[Sequence] = deque()  # for room
-        self._jobs: OrderedDict[bytes, Job] = OrderedDict()  # in order
+        self._importance = importance
+        self._waiting: list[Sequence] = []  # for room, the most important first
+        self._jobs: dict[bytes, Job] = {}
         self._at_hand: list[tuple[Job, Sequence]] = []  # and whose pixels they are
         self.num_queries = 0  # images that came, ...
         self.num_hits = 0  # ... and those that had come before
@@ -83,13 +91,13 @@ class Images:
         grids = [(p.places[0], p.image.grid) for p in sequence.images if p.image.grid]
         if grids:
             sequence.rope = RopePositions(grids)
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=self._importance)
         self._admit()
 
     def _admit(self) -> None:
         """Give those who wait their rows, as long as there is room for the first."""
         while self._waiting and self.pool.can_hold(sizes_of(self._waiting[0])):
-            sequence = self._waiting.popleft()
+            sequence = self._waiting.pop(0)
             sizes = sizes_of(sequence)
             self.num_queries += len(sizes)
             self.num_hits += sum(map(self.pool.is_known, sizes))
@@ -139,7 +147,7 @@ class Images:
             return None
         images: list[Image] = []
         num_rows = 0
-        for job in self._jobs.values():
+        for job in sorted(self._jobs.values(), key=self._urgency):
             sequence, placed = job.needed_by[0]
             num_rows += placed.image.num_rows
             if images and (job.num_deaths or num_rows > BATCH_ROWS):
@@ -153,6 +161,10 @@ class Images:
             return None
         rows = [self.pool.rows(image.key).tobytes() for image in images]
         return Encode([image.tensors for image in images], rows)
+
+    def _urgency(self, job: Job) -> tuple[int, int]:
+        """Return the importance of who is the most important of those who need an image."""
+        return min(self._importance(sequence) for sequence, _ in job.needed_by)
 
     def take(self, answer: Encoded) -> Losses:
         """Take what the vision worker has made of the last batch."""

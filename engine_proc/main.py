@@ -135,7 +135,8 @@ def make_images(config: EngineConfig, arena: Arena | None) -> Images | None:
         return None
     assert config.image_token is not None
     pool = EmbeddingPool(num_area_rows(config))
-    return Images(pool, config.image_token, arena.release, config.whole_images)
+    importance = Policy(config.scheduling_policy).importance
+    return Images(pool, config.image_token, arena.release, config.whole_images, importance)
 
 
 def make_scheduler(

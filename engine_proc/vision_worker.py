@@ -19,7 +19,6 @@ from headrace.messages import FromVision, ToVision
 from headrace.process import Context
 from headrace.restarts import Restarts
 
-AREA_BYTES = 512 << 20  # of embeddings; more where a prompt of full length has more rows
 IMAGE_BYTES = 1024  # of an image in an `Encode`, its rows aside
 WHY_BYTES = 4096  # of what an `Encoded` says of an image that failed
 
@@ -27,8 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def num_area_rows(config: EngineConfig) -> int:
-    """Return how many rows the embedding area has: any prompt's images fit."""
-    return max(config.max_model_len, AREA_BYTES // (ROW_NUMBER_BYTES * config.image_row_size))
+    """Return how many rows the embedding area has: as its memory allows, and any prompt's fit."""
+    row_bytes = ROW_NUMBER_BYTES * config.image_row_size
+    return max(config.max_model_len, config.image_memory_bytes // row_bytes)
 
 
 class VisionWorker:

@@ -25,6 +25,11 @@ class Policy(enum.StrEnum):
     PRIORITY = "priority"  # the request's priority, the lowest first
     LPM = "lpm"  # the longest prefix in the cache (SGLang), and long waiting
 
+    def importance(self, sequence: Sequence) -> tuple[int, int]:
+        """Return whose pages, and whose images, come first: the least. Prefixes do not count."""
+        priority = sequence.request.priority if self is Policy.PRIORITY else 0
+        return priority, sequence.arrival
+
 
 class WaitingQueue:
     """Sequences that wait: a line for each key, and priority where that counts.
@@ -96,5 +101,4 @@ class WaitingQueue:
 
     def importance(self, sequence: Sequence) -> tuple[int, int]:
         """Return the order in which running sequences keep their pages, the first for longest."""
-        priority = sequence.request.priority if self._policy is Policy.PRIORITY else 0
-        return priority, sequence.arrival
+        return self._policy.importance(sequence)

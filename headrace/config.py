@@ -112,7 +112,7 @@ class ServerConfig:
     max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
     max_images: int = flag(16, "images in a request")
     image_memory_bytes: int = flag(
-        512 << 20, "prepared images, for the engine and to be used again; of each such process"
+        512 << 20, "prepared images of each process that prepares some, and again embeddings of all"
     )
     allowed_media_domains: tuple[str, ...] = flag(
         (), "a host whose images are fetched, or HOST:PORT at any address; may be repeated"
@@ -430,6 +430,7 @@ class EngineConfig:
     cudagraph_capture_sizes: tuple[int, ...] = ()
     profile_dir: str | None = None
     nvtx: bool = False
+    image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -409,6 +409,7 @@ class Supervisor:
             image_token=self._card.image_token,
             image_row_size=self._card.image_row_size,
             whole_images=self._card.whole_images,
+            image_memory_bytes=c.image_memory_bytes,
             **self._arena_fields,
         )
 

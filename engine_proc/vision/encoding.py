@@ -1,7 +1,7 @@
-"""Encodes a batch of images: tensors out of the arena, embeddings into the area."""
+"""Encodes images: tensors out of the arena, embeddings into the area."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,28 +17,30 @@ log = logging.getLogger(__name__)
 
 
 class Encoder(Protocol):
-    """What makes rows of images, [rows, row_size] of each."""
+    """What makes rows of an image, [rows, row_size]."""
 
-    def encode(self, images: Sequence[Tensors]) -> list[Floats]: ...
+    def encode(self, image: Tensors) -> Floats: ...
 
 
 def encode(message: Encode, encoder: Encoder, arena: Arena, area: Floats) -> Encoded:
     """Write the rows of all images that can be encoded; say which cannot."""
     gone: list[int] = []
     failed: dict[int, str] = {}
-    images: dict[int, Tensors] = {}
     for place, tensors in enumerate(message.images):
+        rows = np.frombuffer(message.rows[place], np.int32)
+        wanted = [len(rows), area.shape[1]]
         try:
-            images[place] = {name: read(arena, tensor) for name, tensor in tensors.items()}
+            made = encoder.encode({name: read(arena, tensor) for name, tensor in tensors.items()})
         except Stale:
             gone.append(place)
-    for place, made in encode_all(images, encoder, failed).items():
-        rows = np.frombuffer(message.rows[place], np.int32)
-        wanted = (len(rows), area.shape[1])
-        if made.shape == wanted:
-            area[rows] = made
+        except Exception as error:  # whatever transformers and torch make of an image
+            log.exception("an image cannot be encoded")
+            failed[place] = f"it cannot be encoded: {error!r}"
         else:
-            failed[place] = f"an image became {list(made.shape)} numbers, not {list(wanted)}"
+            if list(made.shape) == wanted:
+                area[rows] = made
+            else:
+                failed[place] = f"an image became {list(made.shape)} numbers, not {wanted}"
     return Encoded(gone, failed)
 
 
@@ -52,20 +54,3 @@ def read(arena: Arena, tensor: Tensor) -> npt.NDArray[Any]:
     if not arena.holds(tensor):
         raise Stale("a tensor went while it was read")
     return numbers
-
-
-def encode_all(
-    images: dict[int, Tensors], encoder: Encoder, failed: dict[int, str]
-) -> dict[int, Floats]:
-    """Return the rows of images: of all together or, where that fails, of each alone."""
-    try:
-        made = encoder.encode(list(images.values())) if images else []
-        return dict(zip(images, made, strict=True))
-    except Exception as error:  # whatever transformers and torch make of an image
-        if len(images) == 1:
-            place = next(iter(images))
-            log.exception("an image cannot be encoded")
-            failed[place] = f"it cannot be encoded: {error!r}"
-            return {}
-    alone = [encode_all({place: image}, encoder, failed) for place, image in images.items()]
-    return {place: rows for one in alone for place, rows in one.items()}

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from engine_configs import engine_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.placed_image import PlacedImage
 from headrace.engine_proc.scheduler import Limits, Scheduler
 from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.vision_worker import num_area_rows
+from headrace.engine_proc.waiting_queue import Policy
 from headrace.messages import (
     Encode,
     Encoded,
@@ -75,13 +78,14 @@ class Rig:
         budget: int = 64,
         whole: bool = False,
         depth: int = 1,
+        policy: Policy = Policy.FCFS,
     ) -> None:
         self.embeddings = EmbeddingPool(num_rows)
         self.released: Counter[int] = Counter()  # by offset
-        self.images = Images(self.embeddings, IMAGE, self._release, whole)
+        self.images = Images(self.embeddings, IMAGE, self._release, whole, policy.importance)
         self.pool = PagePool(num_pages, 4)
-        limits = Limits(max_num_seqs=3, max_num_batched_tokens=budget)
-        self.scheduler = Scheduler(self.pool, limits, images=self.images)
+        limits = Limits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
+        self.scheduler = Scheduler(self.pool, limits, policy, images=self.images)
         self.whole = whole
         self.depth = depth  # steps that are open at once
         self.open: list[tuple[list[Chunk], Step]] = []
@@ -98,7 +102,7 @@ class Rig:
     def _release(self, tensor: Tensor) -> None:
         self.released[tensor.offset] += 1
 
-    def add(self, parts: list[Part], max_tokens: int = 3) -> Sequence:
+    def add(self, parts: list[Part], max_tokens: int = 3, priority: int = 0) -> Sequence:
         tokens: list[int] = []
         images = []
         for part in parts:
@@ -111,7 +115,9 @@ class Rig:
             images.append(Image(b"%d" % part, len(tokens), size, size, {"pixels": tensor}))
             tokens += [IMAGE] * size
         id = request_id(0, len(self.said))
-        request = GenerateRequest(id, 0, max_tokens, Sampling(), [], b"", images=images)
+        request = GenerateRequest(
+            id, 0, max_tokens, Sampling(), [], b"", priority=priority, images=images
+        )
         sequence = Sequence.of(request, array("I", tokens).tobytes())
         self.said[id] = []
         self.scheduler.add(sequence)
@@ -459,6 +465,51 @@ def test_who_leaves_while_his_image_is_being_encoded_leaves_its_rows_alone() -> 
     rig.run()
     assert rig.said[second.id] == alone([[1], 8], 3)
     rig.check_empty()
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [(Policy.FCFS, [1, 2, 3, 4, 6]), (Policy.PRIORITY, [4, 6, 1, 3, 2])]
+)
+def test_images_are_encoded_in_the_order_of_the_policy(policy: Policy, order: list[int]) -> None:
+    rig = Rig(policy=policy)
+    rig.add([[1], 1], priority=1)
+    rig.add([[2], 2], priority=2)
+    rig.add([[3], 3, 1], priority=1)
+    rig.add([[4], 4, 6], priority=-1)
+    rig.ask()
+    assert rig.batches == [order]
+    rig.answer()
+    rig.run()
+    rig.check_empty()
+
+
+def test_room_for_embeddings_is_given_in_the_order_of_the_policy() -> None:
+    rig = Rig(num_rows=4, policy=Policy.PRIORITY)
+    rig.add([[1], 3])  # four rows
+    rig.add([[2], 8], priority=2)
+    rig.add([[3], 13], priority=1)
+    rig.run()
+    assert rig.batches == [[3], [13], [8]]
+    rig.check_empty()
+
+
+def test_who_waits_for_an_image_counts_as_waiting() -> None:
+    rig = Rig()
+    for image in range(4):
+        assert not rig.scheduler.is_full
+        rig.add([[1], image])
+        rig.step()  # up to the image, and then it gives its place up
+        rig.step()
+    assert rig.scheduler.is_full
+    rig.run()
+    assert not rig.scheduler.is_full
+    rig.check_empty()
+
+
+def test_embeddings_have_as_many_rows_as_their_memory_and_no_fewer_than_a_prompt() -> None:
+    sizes = {"image_row_size": 16, "max_model_len": 100}
+    assert num_area_rows(engine_config(**sizes, image_memory_bytes=64 * 1000 + 63)) == 1000
+    assert num_area_rows(engine_config(**sizes, image_memory_bytes=64 * 10)) == 100
 
 
 def test_a_batch_has_a_limit() -> None:
