@@ -30,6 +30,7 @@ from headrace.record import Tee
 from headrace.record import begin as begin_record
 from headrace.roles import ROLES, title
 from headrace.stacks import StackFile, write_to
+from headrace.turns import take_turns
 from headrace.vitals import resident_bytes
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -162,24 +163,12 @@ def leave(_signal: int, _frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def take_turns(is_urgent: bool) -> None:
-    """Have this process, when it is woken, wait for a free core or the end of another's turn.
-
-    Where cores are short, whoever works finishes what it is at, and more has come together when it
-    is the next one's turn: in a ring of five processes on two cores that is worth a quarter of the
-    throughput. Where there is a free core it changes nothing. Who is urgent does not wait.
-    """
-    if os.sched_getscheduler(0) in (os.SCHED_OTHER, os.SCHED_BATCH):  # nobody has chosen another
-        policy = os.SCHED_OTHER if is_urgent else os.SCHED_BATCH
-        os.sched_setscheduler(0, policy, os.sched_param(0))
-
-
 def run(note: Note, writer: LineWriter) -> None:
     """Be the process that `note` describes, whose log is written by `writer`."""
     role = ROLES[note.role]
     seat = Seat(note.role, note.index)
     os.nice(role.niceness)
-    take_turns(role.is_urgent)
+    take_turns(role.is_urgent, role.turn_us)
     board = Board(note.board_fd, note.seats)
     slot = board.slot(note.role, note.index)
     write_to(note.stacks_fd)
