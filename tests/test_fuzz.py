@@ -16,6 +16,7 @@ TRIES = {
     "gguf": 2000,
     "safetensors": 2000,
     "template": 150,
+    "image": 2000,
 }
 
 

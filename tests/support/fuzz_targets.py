@@ -16,7 +16,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from image_parts import encoded
 from mutations import Pieces
+from PIL import Image
 from random_decoders import NUM_PAGES, SPEC, cpu
 
 from headrace.detokenizer_proc.replies import Replies
@@ -30,7 +32,7 @@ from headrace.engine_proc.worker import safetensors
 from headrace.engine_proc.worker.runner import GenerationRunner
 from headrace.engine_proc.worker.sampler import Sampler
 from headrace.engine_proc.worker.weights import StoredTensor
-from headrace.errors import ModelError, RequestError
+from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.gguf import read_metadata
 from headrace.messages import (
     SAMPLING_ROW,
@@ -58,6 +60,9 @@ from headrace.messages import (
 )
 from headrace.model_card import read_gguf
 from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.tokenizer_proc.image_header import format_of
+from headrace.tokenizer_proc.image_processor import decoded
+from headrace.tokenizer_proc.image_sources import Source, checked_header
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
@@ -68,6 +73,7 @@ FRONTENDS = 2
 SEQUENCES = [request_id(f, c) + s for f in range(FRONTENDS + 1) for c in (1, 2) for s in (0, 1)]
 TOKENS = [bytes([byte]) for byte in range(256)] + ["é".encode(), b"\xf0\x9f", b"<end>"]
 TEMPLATE_CPU_S = 0.2
+MAX_PIXELS = 100_000
 
 
 @dataclass(frozen=True)
@@ -344,6 +350,40 @@ def template_seeds() -> list[bytes]:
     return [source.encode() for source in sources]
 
 
+# Images
+
+
+def run_image(data: bytes) -> None:
+    """Read an image's header and decode it; it is taken with the size it says, or refused."""
+    kind = f"image/{format_of(data).lower()}"
+    try:
+        header = checked_header(data, kind, "x")
+        if header.width * header.height > MAX_PIXELS:
+            return  # bounded, but slow
+        image = decoded(Source(data, header, "x"))
+    except InvalidValue as error:
+        assert str(error).startswith("x: ")
+    else:
+        assert image.mode == "RGB"
+        assert sorted(image.size) == sorted((header.width, header.height))
+
+
+def image_seeds() -> list[bytes]:
+    picture = Image.new("RGB", (9, 6), (200, 10, 30))
+    turned = Image.Exif()
+    turned[0x0112] = 6  # its orientation
+    return [
+        encoded(picture),
+        encoded(picture.convert("P"), exif=turned),
+        encoded(picture.convert("I;16")),
+        encoded(picture, "JPEG", exif=turned),
+        encoded(picture.convert("CMYK"), "JPEG", progressive=True),
+        encoded(picture, "WEBP", exif=turned),
+        encoded(picture, "WEBP", lossless=True),
+        encoded(picture, "GIF", save_all=True, append_images=[Image.new("RGB", (9, 6))]),
+    ]
+
+
 TARGETS = {
     "decoders": Target(run_decoders, decoder_seeds),
     "step_output": Target(run_step_output, column_seeds),
@@ -352,4 +392,5 @@ TARGETS = {
     "gguf": Target(run_gguf, gguf_seeds),
     "safetensors": Target(run_safetensors, safetensors_seeds),
     "template": Target(run_template, template_seeds),
+    "image": Target(run_image, image_seeds),
 }
