@@ -58,6 +58,10 @@ class Heart:
         return True
 
     def _run(self) -> None:
-        while self.beat():
+        has_beaten = True
+        while True:
+            beats = self.beat()
+            if has_beaten and not beats:
+                log.error("at one piece of work for more than %g s; its heart stops", MAX_WORK_S)
+            has_beaten = beats
             time.sleep(BEAT_S)
-        log.error("at one piece of work for more than %g s; its heart stops", MAX_WORK_S)

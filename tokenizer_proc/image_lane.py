@@ -39,6 +39,7 @@ def load_images(config: TokenizerConfig, context: Context, encoder: Encoder) -> 
             region.forget_sent()
 
     def wait() -> None:
+        context.slot.beat()  # to wait for room is no work
         time.sleep(LOOK_S)
         look()
 

@@ -69,12 +69,16 @@ def serve_images(config: TokenizerConfig, context: Context, inbox: Inbox[ToToken
     from headrace.tokenizer_proc.image_lane import load_images
 
     os.nice(LONG_NICENESS)
-    context.keep_beating()
+    heart = context.keep_beating()
+    heart.begin(context.progress)
     service = load_service(config, context, inbox, num_threads(), 1, 0, load_images)
+    heart.end()
     context.ready()
     service.load_fast()
     while True:
+        heart.begin()
         service.handle(IDLE_MS)
+        heart.end()
         service.show_images()
 
 

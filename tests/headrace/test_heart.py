@@ -1,6 +1,7 @@
 """A heart beats for who gets something done."""
 
 import time
+from itertools import chain, repeat
 
 import pytest
 from servers import wait_until
@@ -47,7 +48,7 @@ def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
 
 
 def test_a_heart_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    times = iter((0.0, MAX_WORK_S + 1))
+    times = chain((0.0,), repeat(MAX_WORK_S + 1))
     heart = Heart(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))
     heart.begin()
     heart.start()
