@@ -32,6 +32,7 @@ NUM_CLIENTS = 2 * NUM_SEQS
 MIN_TOKENS, MAX_TOKENS = 16, 48
 NUM_TOKENS = (MIN_TOKENS + MAX_TOKENS) / 2  # on average
 PEAK_S = 15.0  # about
+MIN_ROUNDS = 4  # of all clients, however slow a machine is
 RAMP_S = 5.0  # are not counted
 SETTLED_S = 15.0  # until memory is first looked at
 OVERLOAD = 10
@@ -62,7 +63,7 @@ async def peak(target: Target) -> float:
     for _ in range(2):  # the second is warm
         once = await run_load(target, requests([0.0] * NUM_CLIENTS))
         seconds = max(record.last for record in once.records) - once.start
-    number = int(PEAK_S / seconds * NUM_CLIENTS)
+    number = max(int(PEAK_S / seconds), MIN_ROUNDS) * NUM_CLIENTS
     outcome = await run_load(target, requests([0.0] * number), NUM_CLIENTS)
     assert not any(record.error for record in outcome.records)
     return goodput(outcome, max(record.sent for record in outcome.records) - outcome.start)
