@@ -31,17 +31,9 @@ from headrace.engine_proc.scheduler import Limits, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.main import LOOK_US
-from headrace.messages import (
-    FromWorker,
-    GenerateRequest,
-    Sampling,
-    Step,
-    StepResult,
-    ToDetokenizer,
-    ToWorker,
-    request_id,
-)
+from headrace.messages import GenerateRequest, Sampling, ToDetokenizer, request_id
 from headrace.sockets import Inbox, Outbox, address
+from headrace.worker_messages import FromWorker, Step, StepResult, ToWorker
 from support.report import Quantity, Report, parser
 
 BATCHES = (1, 8, 32)

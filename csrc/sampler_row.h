@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-struct SamplingRow { // messages.SAMPLING_ROW
+struct SamplingRow { // worker_messages.SAMPLING_ROW
     uint64_t seed, position;
     float temperature, top_p, min_p;
     float presence_penalty, frequency_penalty, repetition_penalty;
@@ -14,7 +14,7 @@ struct SamplingRow { // messages.SAMPLING_ROW
     int32_t history_start, num_prompt, num_history;
     int32_t bias_start, num_bias;
 };
-static_assert(sizeof(SamplingRow) == 72, "as messages.SAMPLING_ROW");
+static_assert(sizeof(SamplingRow) == 72, "as worker_messages.SAMPLING_ROW");
 
 // The arrays that a row points into.
 struct RowContext {

@@ -6,14 +6,14 @@ from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.image_columns import ImageColumns
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.sampling_rows import SamplingRows
-from headrace.messages import Step
+from headrace.worker_messages import Step
 
 UNKNOWN = 0  # a token
 KNOWN = -1  # the row of a relay
 
 
 def build_step(chunks: list[Chunk]) -> Step:
-    """Flatten chunks into the message that workers run. See `messages.Step`."""
+    """Flatten chunks into the message that workers run. See `worker_messages.Step`."""
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
     relays: dict[int, int] = {}  # rows of the step before, by token

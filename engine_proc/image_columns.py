@@ -1,4 +1,4 @@
-"""The columns of a step that tell of images. Pure. See `messages.Step`."""
+"""The columns of a step that tell of images. Pure. See `worker_messages.Step`."""
 
 from array import array
 

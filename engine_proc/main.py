@@ -43,16 +43,14 @@ from headrace.messages import (
     GenerateRequest,
     Renew,
     Said,
-    Step,
-    StepFailed,
     StepOutput,
     Stop,
     ToEngine,
-    WorkerReady,
     request_of,
 )
 from headrace.process import Context
 from headrace.sockets import Frame, Inbox, address
+from headrace.worker_messages import Step, StepFailed, WorkerReady
 
 if TYPE_CHECKING:
     from headrace.grammar import GrammarCompiler

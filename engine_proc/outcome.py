@@ -4,7 +4,8 @@ import struct
 from array import array
 
 from headrace.engine_proc.chunk import Chunk
-from headrace.messages import StepResult, TokenLogprob
+from headrace.messages import TokenLogprob
+from headrace.worker_messages import StepResult
 
 ROW = struct.Struct("<fi")  # logprob, rank
 PAIR = struct.Struct("<if")  # token, logprob

@@ -5,14 +5,15 @@ import struct
 from array import array
 
 from headrace.engine_proc.sequence import Sequence
-from headrace.messages import SAMPLING_ROW, Sampling
+from headrace.messages import Sampling
+from headrace.worker_messages import SAMPLING_ROW
 
 BAN = float("-inf")
 POSITION, POSITION_AT = struct.Struct("<Q"), 8  # in a `SAMPLING_ROW`
 
 
 class SamplingRows:
-    """Collects the sampling columns of a `messages.Step`."""
+    """Collects the sampling columns of a `worker_messages.Step`."""
 
     def __init__(self) -> None:
         self.rows = bytearray()

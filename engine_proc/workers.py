@@ -19,9 +19,10 @@ from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.speculation import FIRST_LENGTH, TOKENS_PER_STEP
 from headrace.engine_proc.step_channel import StepChannel
-from headrace.messages import (
-    MAX_BIASES,
-    MAX_LOGPROBS,
+from headrace.messages import MAX_BIASES, MAX_LOGPROBS
+from headrace.process import Context
+from headrace.restarts import Restarts
+from headrace.worker_messages import (
     SAMPLING_ROW,
     FromWorker,
     Masks,
@@ -32,8 +33,6 @@ from headrace.messages import (
     ToWorker,
     WorkerReady,
 )
-from headrace.process import Context
-from headrace.restarts import Restarts
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step

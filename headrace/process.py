@@ -23,9 +23,9 @@ from headrace import logs
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
+from headrace.fingerprint import fingerprint
 from headrace.heart import Heart
 from headrace.logs import LineWriter
-from headrace.messages import fingerprint
 from headrace.record import Tee
 from headrace.record import begin as begin_record
 from headrace.roles import ROLES, title

@@ -21,6 +21,7 @@ import msgspec
 from headrace import logs
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import HeadraceError
+from headrace.fingerprint import fingerprint
 from headrace.messages import (
     Abort,
     HttpRequest,
@@ -30,7 +31,6 @@ from headrace.messages import (
     ToEngine,
     ToFrontend,
     ToTokenizer,
-    fingerprint,
     request_of,
 )
 from headrace.process import Note, spawn

@@ -7,7 +7,7 @@ step is on its way, or when it is there. Results that are there at once are sent
 from collections.abc import Callable
 
 from headrace.engine_proc.worker.runner import Promise
-from headrace.messages import StepFailed, StepResult
+from headrace.worker_messages import StepFailed, StepResult
 
 
 class Answers:

@@ -9,7 +9,7 @@ from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.runner import MaskSource, Promise, Runner
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
-from headrace.messages import Step, StepFailed, StepResult
+from headrace.worker_messages import Step, StepFailed, StepResult
 
 TOKEN_BYTES = 4
 # How CUDA, cuBLAS, cuda-python and torch on the CPU say it, who have no class of their own for it.

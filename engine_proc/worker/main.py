@@ -21,9 +21,9 @@ from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.profiles import Profiles
 from headrace.engine_proc.worker.sampler import Masks
 from headrace.exit_status import ExitStatus
-from headrace.messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 from headrace.process import Context
 from headrace.wishes import PROFILE, Wishes
+from headrace.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 
 IDLE_S = 0.5
 POLL_S = 1e-4  # while a GPU computes and no other step has come

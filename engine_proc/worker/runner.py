@@ -9,7 +9,7 @@ import numpy as np
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Batch, Executor, Floats, Int32s
 from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
-from headrace.messages import Step, StepResult
+from headrace.worker_messages import Step, StepResult
 
 MaskSource = Callable[[int], Masks]  # waits for so many masks
 

@@ -19,7 +19,7 @@ from headrace.engine_proc.worker.executor import Floats, Int32s
 
 Masks = npt.NDArray[np.uint32]
 
-ROW = np.dtype(  # messages.SAMPLING_ROW
+ROW = np.dtype(  # worker_messages.SAMPLING_ROW
     [
         *((name, "<u8") for name in ("seed", "position")),
         *((name, "<f4") for name in ("temperature", "top_p", "min_p")),
@@ -99,7 +99,7 @@ class Sampler:
                 do not reach, as in models that have more logits than tokens, is not chosen.
 
         Returns:
-            The token of each row, [rows], and `messages.StepResult.logprobs`.
+            The token of each row, [rows], and `worker_messages.StepResult.logprobs`.
 
         Raises:
             ValueError: a row points out of range.

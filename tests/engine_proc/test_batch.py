@@ -14,15 +14,8 @@ from headrace.engine_proc.placed_image import PlacedImage
 from headrace.engine_proc.rope_positions import RopePositions
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.workers import MIN_PAGE_TOKENS, step_bytes
-from headrace.messages import (
-    MAX_BIASES,
-    MAX_LOGPROBS,
-    SAMPLING_ROW,
-    GenerateRequest,
-    Image,
-    Sampling,
-    request_id,
-)
+from headrace.messages import MAX_BIASES, MAX_LOGPROBS, GenerateRequest, Image, Sampling, request_id
+from headrace.worker_messages import SAMPLING_ROW
 
 
 def make_sequence(tokens: list[int], pages: list[int], seed: int = 0, **options: Any) -> Sequence:

@@ -26,12 +26,11 @@ from headrace.messages import (
     GenerateRequest,
     Image,
     Sampling,
-    Step,
-    StepResult,
     Tensor,
     request_id,
     request_of,
 )
+from headrace.worker_messages import Step, StepResult
 
 IMAGE = 99  # the token
 VOCABULARY = 11

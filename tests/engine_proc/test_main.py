@@ -24,9 +24,9 @@ from headrace.messages import (
     Sampling,
     Stop,
     TokenLogprob,
-    WorkerReady,
     request_id,
 )
+from headrace.worker_messages import WorkerReady
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from array import array
 import pytest
 
 from headrace.engine_proc.outcome import PAIR, ROW, Outcome
-from headrace.messages import StepResult, TokenLogprob
+from headrace.messages import TokenLogprob
+from headrace.worker_messages import StepResult
 
 
 def test_rows_and_logprobs_come_in_turn() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from headrace.engine_proc.sampling_rows import BAN, SamplingRows, banned_tokens
 from headrace.engine_proc.sequence import Sequence
-from headrace.messages import SAMPLING_ROW, GenerateRequest, Sampling
+from headrace.messages import GenerateRequest, Sampling
+from headrace.worker_messages import SAMPLING_ROW
 
 PROMPT = [1, 2, 3]
 

@@ -24,13 +24,8 @@ from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import MAX_WATCHED, Limits, Scheduler
 from headrace.engine_proc.speculation import PromptLookup
 from headrace.engine_proc.waiting_queue import Policy
-from headrace.messages import (
-    FinishReason,
-    Sampling,
-    StepResult,
-    request_id,
-    request_of,
-)
+from headrace.messages import FinishReason, Sampling, request_id, request_of
+from headrace.worker_messages import StepResult
 
 LAST_EVENT = 20  # the step before which the last thing happens
 

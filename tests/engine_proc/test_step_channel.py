@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.engine_proc.step_channel import NUM_SLOTS, StepChannel
-from headrace.messages import FromWorker, StepResult, WorkerReady
+from headrace.worker_messages import FromWorker, StepResult, WorkerReady
 
 DEADLINE_S = 20.0
 SLOT_BYTES = 4096
@@ -19,7 +19,7 @@ SLOT_BYTES = 4096
 ECHO = """
 import sys
 from headrace.engine_proc.step_channel import StepChannel
-from headrace.messages import FromWorker
+from headrace.worker_messages import FromWorker
 
 inward, outward = (StepChannel(int(fd), FromWorker) for fd in sys.argv[1:])
 while (message := inward.receive(20.0)) is not None and message.token_ids:

@@ -15,9 +15,10 @@ from headrace.engine_proc import workers as module
 from headrace.engine_proc.child import WorkerDied
 from headrace.engine_proc.sampling_rows import pack
 from headrace.engine_proc.workers import Workers
-from headrace.messages import Sampling, Step, StepResult, ToWorker, WorkerReady
+from headrace.messages import Sampling
 from headrace.model_card import find_demo_model
 from headrace.process import Context
+from headrace.worker_messages import Step, StepResult, ToWorker, WorkerReady
 
 CONFIG = engine_config(
     model_path=str(find_demo_model()),

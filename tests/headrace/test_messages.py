@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import messages
+from headrace import fingerprint as module
+from headrace.fingerprint import fingerprint
 from headrace.messages import (
     COUNTER_BITS,
     ENDED,
@@ -17,7 +18,6 @@ from headrace.messages import (
     Encoded,
     FinishReason,
     FromVision,
-    FromWorker,
     GenerateRequest,
     Head,
     HttpRequest,
@@ -26,7 +26,6 @@ from headrace.messages import (
     ResponseFrames,
     Sampling,
     StepOutput,
-    StepResult,
     Stop,
     Tensor,
     ToDetokenizer,
@@ -35,13 +34,12 @@ from headrace.messages import (
     TokenLogprob,
     ToTokenizer,
     ToVision,
-    WorkerReady,
-    fingerprint,
     first_counter,
     frontend_of,
     request_id,
     request_of,
 )
+from headrace.worker_messages import FromWorker, StepResult, WorkerReady
 
 
 @given(
@@ -124,7 +122,7 @@ def test_the_fingerprint_changes_with_any_message(monkeypatch: pytest.MonkeyPatc
         id: int
         why: str = ""
 
-    monkeypatch.setattr(messages, "ToEngine", GenerateRequest | Abort | Changed)
+    monkeypatch.setattr(module, "ToEngine", GenerateRequest | Abort | Changed)
     assert fingerprint() != before
 
 

@@ -22,16 +22,13 @@ from headrace.messages import (
     Encoded,
     GenerateRequest,
     Sampling,
-    Step,
-    StepFailed,
     StepOutput,
-    StepResult,
     ToDetokenizer,
     ToEngine,
-    WorkerReady,
     request_id,
 )
 from headrace.sockets import Inbox, Outbox, address
+from headrace.worker_messages import Step, StepFailed, StepResult, WorkerReady
 
 WAIT_MS = 5000
 READY = WorkerReady(num_pages=16, page_tokens=16)

@@ -35,10 +35,8 @@ from headrace.engine_proc.worker.weights import StoredTensor
 from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.gguf import read_metadata
 from headrace.messages import (
-    SAMPLING_ROW,
     Abort,
     Api,
-    FromWorker,
     GenerateRequest,
     HttpRequest,
     Message,
@@ -47,15 +45,12 @@ from headrace.messages import (
     ResponseFrames,
     Said,
     Sampling,
-    Step,
     StepOutput,
-    StepResult,
     Stop,
     ToDetokenizer,
     ToEngine,
     ToFrontend,
     ToTokenizer,
-    ToWorker,
     request_id,
 )
 from headrace.model_card import read_gguf
@@ -64,6 +59,7 @@ from headrace.tokenizer_proc.image_header import format_of
 from headrace.tokenizer_proc.image_processor import decoded
 from headrace.tokenizer_proc.image_sources import Source, checked_header
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
+from headrace.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult, ToWorker
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)

@@ -12,15 +12,8 @@ from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.step_limit import StepLimit
-from headrace.messages import (
-    SAMPLING_ROW,
-    FinishReason,
-    GenerateRequest,
-    Sampling,
-    Step,
-    StepResult,
-    request_id,
-)
+from headrace.messages import FinishReason, GenerateRequest, Sampling, request_id
+from headrace.worker_messages import SAMPLING_ROW, Step, StepResult
 
 VOCABULARY = 11
 END = 0

@@ -13,7 +13,7 @@ from headrace.engine_proc.worker.cuda.reports import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.runner import MaskSource, batch_of, no_masks, optional
-from headrace.messages import Step, StepResult
+from headrace.worker_messages import Step, StepResult
 
 
 class Copied:

@@ -19,7 +19,7 @@ from headrace.engine_proc.worker.cuda.token_mask import apply_mask
 from headrace.engine_proc.worker.executor import Floats, Int32s
 from headrace.engine_proc.worker.runner import MaskSource
 from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
-from headrace.messages import Step
+from headrace.worker_messages import Step
 
 Rows = npt.NDArray[np.void]
 

@@ -38,7 +38,7 @@ from headrace.engine_proc.worker.runner import EmbeddingRunner, Runner
 from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.shard import shards
 from headrace.errors import ModelError
-from headrace.messages import Step
+from headrace.worker_messages import Step
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 

@@ -35,7 +35,7 @@ class RowDraws:
         """Send a step's rows; return them as they are on the device, [rows, ROW_NUMBERS].
 
         Args:
-            rows: `messages.SAMPLING_ROW`, one after the other.
+            rows: `worker_messages.SAMPLING_ROW`, one after the other.
         """
         num = len(rows)
         end = (self._graph_for(num // ROW_NUMBERS) or 0) * ROW_NUMBERS or num
@@ -82,7 +82,7 @@ def draws_of(columns: Tensor) -> Draws:
     """Return how rows are drawn.
 
     Args:
-        columns: [rows, ROW_NUMBERS], int32, of `messages.SAMPLING_ROW`.
+        columns: [rows, ROW_NUMBERS], int32, of `worker_messages.SAMPLING_ROW`.
     """
     wide, real = columns.view(torch.int64), columns.view(torch.float32)
     return Draws(

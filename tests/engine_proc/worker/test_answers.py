@@ -1,7 +1,7 @@
 """Results are sent in the order of their steps, and no later than the next step's launch."""
 
 from headrace.engine_proc.worker.answers import Answers
-from headrace.messages import StepFailed, StepResult
+from headrace.worker_messages import StepFailed, StepResult
 
 
 class Promised:

@@ -16,7 +16,7 @@ from headrace.engine_proc.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.worker.attempts import Attempts, TooLarge, is_out_of_memory
 from headrace.engine_proc.worker.runner import MaskSource, no_masks
 from headrace.exit_status import ExitStatus
-from headrace.messages import Step, StepFailed, StepResult
+from headrace.worker_messages import Step, StepFailed, StepResult
 
 DONE = StepResult(b"done")
 

@@ -14,7 +14,8 @@ from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner
 from headrace.engine_proc.worker.sampler import Masks, Sampler
-from headrace.messages import GenerateRequest, Sampling, Step
+from headrace.messages import GenerateRequest, Sampling
+from headrace.worker_messages import Step
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
 NO_DRAFTS = array("i")

@@ -10,7 +10,7 @@ from reference_sampler import Doubles, Rows, make_rows
 
 from headrace.engine_proc.worker.executor import Floats, Int32s
 from headrace.engine_proc.worker.sampler import ROW, Sampler
-from headrace.messages import SAMPLING_ROW
+from headrace.worker_messages import SAMPLING_ROW
 
 DRAWS = 20000
 # Upper 0.1% point of chi-square by degrees of freedom: with fixed seeds this is no lottery.

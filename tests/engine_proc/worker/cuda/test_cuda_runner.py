@@ -19,7 +19,8 @@ from headrace.engine_proc.worker.executor import Int32s
 from headrace.engine_proc.worker.runner import GenerationRunner
 from headrace.engine_proc.worker.sampler import Sampler
 from headrace.engine_proc.worker.spec import LayerSpec
-from headrace.messages import Sampling, Step
+from headrace.messages import Sampling
+from headrace.worker_messages import Step
 
 TINY = dataclasses.replace(
     SPEC,

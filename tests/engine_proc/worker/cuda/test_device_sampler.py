@@ -20,7 +20,8 @@ from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
 from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
-from headrace.messages import Step, StepResult, TokenLogprob
+from headrace.messages import TokenLogprob
+from headrace.worker_messages import Step, StepResult
 
 VOCAB_SIZE = 150
 ALONE = Team(SPEC, None)

@@ -17,7 +17,7 @@ from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, in_transformers, load
 from headrace.engine_proc.worker.runner import EmbeddingRunner
 from headrace.errors import ConfigError, ModelError
-from headrace.messages import Step, StepResult
+from headrace.worker_messages import Step, StepResult
 
 PAGE_BYTES = 2 * PAGE_TOKENS * 16 * 4  # of one layer and one KV head, in fp32
 GIB = 1 << 30
