@@ -12,6 +12,7 @@ from servers import RunningServer
 
 from headrace.flags import from_flags
 from headrace.frontend.health import PATHS as HEALTH_PATHS
+from headrace.frontend.health import PING
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 PAGES = {
@@ -43,7 +44,8 @@ def test_the_units_that_the_page_about_running_shows_start_a_server() -> None:
     for argv in (command.split(), arguments):
         assert from_flags(argv).drain_timeout == 60
     probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness")]
-    assert {*probes, container["livenessProbe"]["httpGet"]["path"]} == set(HEALTH_PATHS)
+    probes.append(container["livenessProbe"]["httpGet"]["path"])
+    assert {*probes, PING} == set(HEALTH_PATHS)
 
 
 @needs_curl
