@@ -90,7 +90,7 @@ class Model:
                 continue
             image = prepare(self.folder, picture(*part))
             made.images.append(image)
-            rows = self.tower.encode([image])[0]
+            rows = self.tower.encode(image)
             marker = IMAGE_TOKEN + 1 if self.family != "llava" else ord("\n")
             made.tokens.append(marker)
             if "image_grid_thw" in image:
