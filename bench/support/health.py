@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Self
 
 from support.blocking import Client
@@ -22,6 +23,7 @@ class HealthProbe:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            cwd=Path(__file__).parents[1],
         )
 
     def __enter__(self) -> Self:
