@@ -168,7 +168,7 @@ def run(note: Note, writer: LineWriter) -> None:
     role = ROLES[note.role]
     seat = Seat(note.role, note.index)
     os.nice(role.niceness)
-    take_turns(role.is_urgent, role.turn_us)
+    take_turns(role.is_urgent)
     board = Board(note.board_fd, note.seats)
     slot = board.slot(note.role, note.index)
     write_to(note.stacks_fd)

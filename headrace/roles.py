@@ -27,7 +27,6 @@ class Role:
     numbered: bool = True
     niceness: int = 0
     is_urgent: bool = False  # takes a core from the others at once when there is something to do
-    turn_us: int | None = None  # of a core, as in `take_turns`
     death_signal: signal.Signals = signal.SIGKILL  # sent by the kernel when the parent dies
 
 
@@ -37,7 +36,6 @@ ROLES = {
         "headrace.frontend.main:main",
         FrontendConfig,
         is_urgent=True,
-        turn_us=100,  # the least there is
         death_signal=signal.SIGTERM,
     ),
     # Tokenizers give way to the frontends and the step when cores are short.

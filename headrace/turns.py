@@ -16,22 +16,25 @@ SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 PLAIN = (os.SCHED_OTHER, os.SCHED_BATCH)  # else somebody has chosen another policy
 
 
-def take_turns(is_urgent: bool, turn_us: int | None = None) -> None:
+def take_turns(is_urgent: bool) -> None:
     """Have this process, when it is woken, wait for a free core or the end of another's turn.
 
     Where cores are short, whoever works finishes what it is at, and more has come together when it
     is the next one's turn: in a ring of five processes on two cores that is worth a quarter of the
     throughput. Where there is a free core it changes nothing. Who is urgent does not wait.
-
-    Args:
-        turn_us: how long its own turns are; None is as long as the system says.
     """
-    if os.sched_getscheduler(0) not in PLAIN:
-        return
-    policy = os.SCHED_OTHER if is_urgent else os.SCHED_BATCH
-    os.sched_setscheduler(0, policy, os.sched_param(0))
-    number = SYS_SCHED_SETATTR.get(platform.machine())
-    if turn_us is not None and number is not None:
+    if os.sched_getscheduler(0) in PLAIN:
+        policy = os.SCHED_OTHER if is_urgent else os.SCHED_BATCH
+        os.sched_setscheduler(0, policy, os.sched_param(0))
+
+
+def take_short_turns(turn_us: int) -> None:
+    """Ask for turns of this length, less than others have, in order to wait for nobody's end.
+
+    That costs the others: a tenth of the ring's throughput where cores are short.
+    """
+    number, policy = SYS_SCHED_SETATTR.get(platform.machine()), os.sched_getscheduler(0)
+    if policy in PLAIN and number is not None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
         wanted = ATTRIBUTES.pack(ATTRIBUTES.size, policy, 0, nice, 0, turn_us * 1000, 0, 0)
         ctypes.CDLL(None).syscall(number, 0, wanted, 0)

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, os, platform
-from headrace.turns import ATTRIBUTES, SYS_SCHED_SETATTR, take_turns
+from headrace.turns import ATTRIBUTES, SYS_SCHED_SETATTR, take_short_turns, take_turns
 
 def seen():
     found = ctypes.create_string_buffer(ATTRIBUTES.size)
@@ -21,7 +21,8 @@ os.nice(3)
 print(seen())
 take_turns(is_urgent=False)
 print(seen())
-take_turns(is_urgent=True, turn_us=200)
+take_turns(is_urgent=True)
+take_short_turns(200)
 print(seen())
 """
 
