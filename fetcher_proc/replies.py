@@ -27,8 +27,11 @@ class Replies:
 
     async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
         """Answer with the files of a request, as soon as there is room."""
-        while (places := self._allocate([len(file.data) for file in files])) is None:
+        sizes = [len(file.data) for file in files]
+        self._sweep()
+        while (places := self._region.allocate_all(sizes)) is None:
             await asyncio.sleep(LOOK_S)
+            self._sweep()
         tensors = []
         for place, file in zip(places, files, strict=True):
             self._region.view(place)[: len(file.data)] = file.data
@@ -44,19 +47,6 @@ class Replies:
     async def _answer(self, fetch: Fetch, message: Fetched) -> None:
         while not self._links[fetch.tokenizer].try_send(message):
             await asyncio.sleep(LOOK_S)
-
-    def _allocate(self, sizes: list[int]) -> list[int] | None:
-        """Return places for files, all or none."""
-        self._sweep()
-        found: list[int] = []
-        for size in sizes:
-            place = self._region.allocate(size)
-            if place is None:
-                for other in found:
-                    self._region.free(other)
-                return None
-            found.append(place)
-        return found
 
     def _sweep(self) -> None:
         """Free what has been read, and what nobody will read: who was to has died."""

@@ -11,6 +11,7 @@ follows begins other generations, and what is still said of old ones counts for 
 import mmap
 import os
 from bisect import insort
+from collections.abc import Iterable
 
 from headrace.messages import Tensor
 
@@ -110,6 +111,18 @@ class Region:
                 self._turn(page)
                 return page * PAGE_BYTES
         return None
+
+    def allocate_all(self, sizes: Iterable[int]) -> list[int] | None:
+        """Return a place for each number of bytes; None is no room for all."""
+        found: list[int] = []
+        for size in sizes:
+            place = self.allocate(size)
+            if place is None:
+                for other in found:
+                    self.free(other)
+                return None
+            found.append(place)
+        return found
 
     def view(self, place: int) -> memoryview:
         """Return the bytes of a place, to be written."""

@@ -103,7 +103,7 @@ class ImageStore:
 
     def _places(self, sizes: list[int], beside: Collection[Stored]) -> list[int]:
         """Return places of these sizes, all or none; wait until there are some."""
-        while (found := self._allocate(sizes)) is None:
+        while (found := self._region.allocate_all(sizes)) is None:
             if self._give_up_one(beside):
                 continue
             if not any(self._is_sent(stored) for stored in self._images.values()):
@@ -112,17 +112,6 @@ class ImageStore:
                     f"room for {self._region.max_bytes} (--image-memory-bytes)"
                 )
             self._wait()
-        return found
-
-    def _allocate(self, sizes: list[int]) -> list[int] | None:
-        found: list[int] = []
-        for size in sizes:
-            place = self._region.allocate(size)
-            if place is None:
-                for other in found:
-                    self._region.free(other)
-                return None
-            found.append(place)
         return found
 
     def _give_up_one(self, beside: Collection[Stored]) -> bool:

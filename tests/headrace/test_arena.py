@@ -54,6 +54,18 @@ def test_a_region_gives_no_more_than_it_has(arena: Arena) -> None:
     assert region.allocate(region.max_bytes) == places[0]
 
 
+def test_there_is_a_place_for_all_or_for_none(arena: Arena) -> None:
+    region = arena.region(0)
+    assert region.allocate_all([1, PAGE_BYTES, region.max_bytes]) is None
+    assert region.num_bytes == 0
+    places = region.allocate_all([1, PAGE_BYTES + 1])
+    assert places is not None
+    assert region.num_bytes == 3 * PAGE_BYTES
+    for place in places:
+        region.free(place)
+    assert region.num_bytes == 0
+
+
 def test_an_engine_says_when_it_is_done_with_each_that_was_sent(arena: Arena) -> None:
     region, engine = arena.region(0), Arena(arena.fd, 2)
     tensor = put(region, b"abc")
