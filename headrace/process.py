@@ -208,7 +208,10 @@ def main() -> None:
     if note.fingerprint != fingerprint():
         log.error("the code on disk has changed since the server started; restart the server")
         sys.exit(ExitStatus.HOPELESS)
-    run(note, writer)
+    try:
+        run(note, writer)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving, with its last lines
 
 
 if __name__ == "__main__":
