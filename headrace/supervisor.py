@@ -487,7 +487,9 @@ class Supervisor:
             try:
                 child.process.wait(max(deadline - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
-                log.warning("%s does not end; killing it", child.seat)
+                # Who has not begun to serve may miss what it is told, and leaves nothing behind.
+                level = logging.WARNING if self._is_up else logging.DEBUG
+                log.log(level, "%s does not end; killing it", child.seat)
                 child.process.kill()
                 child.process.wait()
         if self._listeners is not None:

@@ -48,9 +48,7 @@ def refused(setup: str, status: int, *args: str, env: dict[str, str] | None = No
         env={**os.environ, **(env or {})},
     )
     assert result.returncode == status
-    told = result.stderr.splitlines()
-    # Who is told to end while it begins may miss it, and is killed: that is said, too.
-    (line,) = [line for line in told if "does not end; killing it" not in line]
+    (line,) = result.stderr.splitlines()
     assert line.startswith("launch_server: error: ")
     return line
 
