@@ -1,8 +1,13 @@
 """Where each folder installs to, and the C++ extension. All metadata is in pyproject.toml."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
+from itertools import chain
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc", "fetcher_proc"]
 
@@ -25,6 +30,22 @@ core = Extension(
     language="c++",
 )
 
+
+class BuildAtOnce(build_ext):
+    """Compiles as many files at once as there are processors."""
+
+    def build_extension(self, ext: Extension) -> None:
+        compile_some = self.compiler.compile
+
+        def compile_all(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                objects = pool.map(lambda source: compile_some([source], **options), sources)
+                return list(chain.from_iterable(objects))
+
+        self.compiler.compile = compile_all
+        super().build_extension(ext)
+
+
 setup(
     packages=list(package_dir),
     package_dir=package_dir,
@@ -35,4 +56,5 @@ setup(
     },
     exclude_package_data={"headrace.csrc": ["*.cpp", "*.h", "*/*"]},
     ext_modules=[core],
+    cmdclass={"build_ext": BuildAtOnce},
 )

@@ -1,20 +1,16 @@
 """Messages from the ring, handed to those who wait, some entries at a time.
 
-A step of hundreds of streams wakes hundreds of tasks, each of which writes to a socket: between
-some and the next the event loop looks at everything else.
+A step of hundreds of streams writes to hundreds of sockets: between some and the next the event
+loop looks at everything else.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from itertools import islice
 
 from headrace.board import Field, Slot
 from headrace.frontend.exchanges import Exchanges
-from headrace.messages import Entry, ResponseFrames
+from headrace.messages import ResponseFrames, request_of
 from headrace.sockets import Frame
-
-MAX_ENTRIES = 16  # in one turn of the event loop
 
 
 class Delivery:
@@ -24,24 +20,58 @@ class Delivery:
         self._loop = loop
         self._exchanges = exchanges
         self._slot = slot
-        self._messages: deque[Iterator[Entry]] = deque()
+        self._incoming: deque[Incoming] = deque()
 
     def __len__(self) -> int:
         """How many messages there are."""
-        return len(self._messages)
+        return len(self._incoming)
 
     def take(self, frames: ResponseFrames, data: Frame) -> None:
         """Take a message; hand over what there is a turn for."""
-        self._messages.append(frames.split(data))
-        if len(self._messages) == 1:
+        self._incoming.append(Incoming(frames, data))
+        if len(self._incoming) == 1:
             self._deliver()
 
     def _deliver(self) -> None:
-        entries = list(islice(self._messages[0], MAX_ENTRIES))
-        for entry in entries:
-            self._exchanges.deliver(*entry)
-        if len(entries) < MAX_ENTRIES:
-            self._messages.popleft()
+        incoming = self._incoming[0]
+        num_bytes = incoming.deliver(self._exchanges)
+        self._slot.add(Field.BYTES_OUT, num_bytes)
+        if incoming.is_delivered:
+            self._incoming.popleft()
             self._slot.add(Field.MESSAGES_TAKEN)
-        if self._messages:
+        if self._incoming:
             self._loop.call_soon(self._deliver)
+
+
+class Incoming:
+    """A message of which some has been handed over."""
+
+    def __init__(self, frames: ResponseFrames, data: Frame) -> None:
+        self._frames = frames
+        self._data = data if isinstance(data, bytes) else bytes(data)
+        self._heads = frames.heads.copy()  # a request may have several entries
+        self._ids = memoryview(frames.ids).cast("Q")
+        self._lengths = memoryview(frames.lengths).cast("I")
+        self._told = memoryview(frames.told).cast("I") if frames.told else None
+        assert len(self._ids) == len(self._lengths) == len(frames.last)
+        assert self._told is None or len(self._told) == len(self._ids)
+        assert sum(self._lengths) == len(data)
+        self._row = self._start = 0
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether nothing is left."""
+        return self._row == len(self._ids)
+
+    def deliver(self, exchanges: Exchanges) -> int:
+        """Hand over some entries; return how many bytes of them have been written to sockets."""
+        view, last, told = memoryview(self._data), self._frames.last, self._told
+        written = exchanges.streams.write(self._frames, self._data, self._row, self._start)
+        for start, row, num_written in written.left:
+            id = self._ids[row]
+            head = self._heads.pop(request_of(id), None) if self._heads else None
+            piece = view[start : start + self._lengths[row]]
+            count = told[row] if told else 0
+            exchanges.deliver(id, head, piece, last[row] != 0, count, num_written)
+        self._row, self._start = written.row, written.start
+        return written.num_bytes

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.board import Field, Slot
+from headrace.frontend.streams import Streams
 from headrace.http_counts import CLIENT_LEFT
 from headrace.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
 from headrace.sent import Sent
@@ -31,13 +32,20 @@ class Exchange:
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
     on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
-    # Write a piece from the middle of an answer; False where the client does not read.
-    write: Callable[[Frame], bool] | None = None
+    # Write a piece from the middle of an answer, but for so many bytes of its chunk that have been
+    # written; False where the client does not read.
+    write: Callable[[Frame, int], bool] | None = None
 
-    def deliver(self, data: Frame, last: bool) -> None:
-        """Take response bytes. Past the limit the exchange is dropped: memory stays bounded."""
-        if self.write is not None and data and not last and not self.unsent and self.write(data):
+    def deliver(self, data: Frame, last: bool, num_written: int = 0) -> None:
+        """Take response bytes. Past the limit the exchange is dropped: memory stays bounded.
+
+        Args:
+            num_written: how many bytes of their HTTP chunk have been written.
+        """
+        is_piece = self.write is not None and data and not last and not self.unsent
+        if self.write is not None and is_piece and self.write(data, num_written):
             return
+        assert not num_written
         self.unsent += data
         self.complete |= last
         if len(self.unsent) > MAX_UNSENT_BYTES and not last:
@@ -55,9 +63,14 @@ class Exchange:
 
 
 class Exchanges:
-    """All open requests of a frontend."""
+    """All open requests of a frontend.
+
+    Attributes:
+        streams: the sockets of those of them that stream to clients who read.
+    """
 
     def __init__(self, frontend: int, slot: Slot) -> None:
+        self.streams = Streams()
         self._frontend = frontend
         self._slot = slot
         self._counter = first_counter(slot[Field.STARTS])
@@ -92,6 +105,8 @@ class Exchanges:
     def renumber(self, sent: Sent) -> int:
         """Draw a new id for a request; what comes for the old one is dropped."""
         exchange = self._open.pop(sent.request.id)
+        sent.told |= self.streams.told(exchange.id)
+        self.streams.close(exchange.id)
         exchange.id = self._next_id()
         self._open[exchange.id] = exchange
         return exchange.id
@@ -106,10 +121,13 @@ class Exchanges:
     def close(self, exchange: Exchange) -> None:
         """Stop waiting."""
         self._open.pop(exchange.id, None)
+        self.streams.close(exchange.id)
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
-    def deliver(self, id: int, head: Head | None, data: Frame, last: bool, told: int) -> None:
-        """Hand an entry of a message to the request it is for."""
+    def deliver(
+        self, id: int, head: Head | None, data: Frame, last: bool, told: int, num_written: int = 0
+    ) -> None:
+        """Hand an entry of a message to the request it is for, as in `Exchange.deliver`."""
         exchange = self._open.get(request_of(id))
         if exchange is None:
             return
@@ -118,4 +136,4 @@ class Exchanges:
         if exchange.sent is not None:
             exchange.sent.is_answered = True
             exchange.sent.told[id % MAX_SEQUENCES] = told
-        exchange.deliver(data, last)
+        exchange.deliver(data, last, num_written)

@@ -69,6 +69,7 @@ class Forwarder:
             self._exchanges.open(head.wants_timing),
             self._links,
             self._slot,
+            streams=self._exchanges.streams,
             retry_after_s=lambda: self._door.retry_after_s,
             on_end=partial(self._end, row, head.length),
         )

@@ -6,7 +6,8 @@ there when nothing else answers. Names have no characters that JSON would escape
 
 from dataclasses import dataclass
 
-from headrace.board import DETAILS, Board, Field, Slot, State
+from headrace.board import Board, Field, Slot, State
+from headrace.details import details_of
 
 LIVE, READY, STARTUP = "/health", "/ready", "/startup"
 PING = "/ping"  # as /health; SageMaker asks so, vLLM and SGLang answer
@@ -34,7 +35,7 @@ def health_of(board: Board, path: str, is_draining: bool, now_ns: int) -> Health
         reasons.append("the server stops when open requests are answered")
     progress = min((slot[Field.PROGRESS] for slot in board.of("worker")), default=1000) / 1000
     told = ",".join(f'"{reason}"' for reason in reasons)
-    processes = ",".join(process_of(slot, now_ns) for slot in board.slots)
+    processes = ",".join(process_of(board, slot, now_ns) for slot in board.slots)
     body = (
         f'{{"status":"{"unhealthy" if reasons else "ok"}","reasons":[{told}],'
         f'"loaded":{progress:.3f},"processes":[{processes}]}}'
@@ -47,12 +48,12 @@ def has_started(slot: Slot) -> bool:
     return slot[Field.STATE] in (State.READY, State.DEAD) or slot[Field.STARTS] > 1
 
 
-def process_of(slot: Slot, now_ns: int) -> str:
+def process_of(board: Board, slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
     silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if slot[Field.STATE] else 0.0
     restarts = max(slot[Field.STARTS], 1) - 1
-    fields = DETAILS[slot.seat.role]
-    details = "".join(f',"{name}":{slot[field]}' for name, field in fields.items())
+    found = details_of(board, slot, now_ns)
+    details = "".join(f',"{name}":{value}' for name, value in found.items())
     return (
         f'{{"process":"{slot.seat}","state":"{State(slot[Field.STATE]).name.lower()}",'
         f'"silent_s":{max(silent_s, 0.0):.2f},"restarts":{restarts}{details}}}'

@@ -35,6 +35,7 @@ class LoopLag:
 
     def _fire(self) -> None:
         lag_ns = max(time.monotonic_ns() - self._due_ns, 0)
+        self._slot[Field.LAG_NS] = lag_ns
         self._slot.histogram(Span.LOOP_LAG).observe(lag_ns)
         # No callback that held the timer up has used more than either.
         blocked_ns = min(lag_ns, time.thread_time_ns() - self._cpu_ns)

@@ -32,12 +32,8 @@ from headrace.links import Links
 from headrace.messages import ToFrontend
 from headrace.process import DRAIN, LEAVE, Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, address
-from headrace.turns import take_short_turns
 
 HEARTBEAT_S = 0.1
-# The least there is, where images are prepared: who does that works for milliseconds at a time, and
-# a frontend would often wait for the end of that.
-TURN_US = 100
 LINGER_S = 0.5  # in which who is connected may still ask, when another takes this seat
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
@@ -69,8 +65,6 @@ class Frontend:
             context.tee,
         )
         self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
-        if self._links.take_images:
-            take_short_turns(TURN_US)
         self._exchanges = Exchanges(context.index, context.slot)
         limits = AdmissionLimits(
             num_requests=config.max_num_requests,
@@ -154,6 +148,8 @@ class Frontend:
                 self._end_streams()
             self._slot.beat()
             self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
+            self._slot[Field.ANSWERED] = self._server.server_state.total_requests
+            self._slot.open_ids = (exchange.id for exchange in self._exchanges)
             self._slot[Field.UNSENT_BYTES] = self._exchanges.num_unsent_bytes
             self._door.observe(loop.time())
             self._links.flush()

@@ -8,6 +8,7 @@ from headrace.frontend.exchanges import Exchange
 from headrace.frontend.hops import Hops
 from headrace.frontend.refusals import Refusal
 from headrace.frontend.request import Request, nobody
+from headrace.frontend.streams import Streams
 from headrace.links import Links
 from headrace.messages import HttpRequest
 from headrace.sent import Sent
@@ -29,12 +30,14 @@ class Passage:
         links: Links,
         slot: Slot,
         *,
+        streams: Streams,
         retry_after_s: Callable[[], int],
         on_end: Callable[[Request, Exchange], None],
     ) -> None:
         """Be the way of a request that has come in.
 
         Args:
+            streams: write the pieces of a stream whose client reads.
             retry_after_s: when there will be room again in an engine that was full.
             on_end: is told when it has been answered, or given up.
         """
@@ -42,6 +45,7 @@ class Passage:
         self._exchange = exchange
         self._links = links
         self._slot = slot
+        self._streams = streams
         self._retry_after_s = retry_after_s
         self._on_end = on_end
         self._num_kept = 0
@@ -103,12 +107,15 @@ class Passage:
             whole.observe(time.monotonic_ns() - request.received_at)
         self.end()
 
-    def _write_piece(self, data: Frame) -> bool:
+    def _write_piece(self, data: Frame, num_written: int) -> bool:
         """Write a piece from the middle of an answer, if the client reads."""
         if not self._request.is_writable:
             return False
-        self._request.write(data)
+        self._request.write(data, num_written)
         self._slot.add(Field.BYTES_OUT, len(data))
+        fd = self._request.clear_socket
+        if fd >= 0:  # there may be many more pieces
+            self._streams.open(self._exchange.id, fd)
         return True
 
     def _begin(self, length: int) -> None:

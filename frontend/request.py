@@ -119,9 +119,21 @@ class Request:
         lines.append(b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n")
         self._head = b"".join(lines)
 
-    def write(self, data: Frame) -> None:
-        """Write a piece of the body."""
-        self._write(self._chunk(data))
+    def write(self, data: Frame, num_written: int = 0) -> None:
+        """Write a piece of the body, but for so many bytes of its chunk that have been written."""
+        chunk = self._chunk(data)
+        self._write((b"".join(chunk)[num_written:],) if num_written else chunk)
+
+    @property
+    def clear_socket(self) -> int:
+        """Where chunks can be written at once, the socket's number: all before them is; else -1."""
+        cycle = self._cycle
+        transport = cycle.transport
+        is_plain = self._is_chunked and self.method != HEAD and cycle.scope["scheme"] == "http"
+        if not is_plain or transport.is_closing() or transport.get_write_buffer_size():
+            return -1
+        fd: int = transport.get_extra_info("socket").fileno()
+        return fd
 
     def end(self, data: Frame = b"") -> None:
         """Write the last of the body; the connection may be used again."""

@@ -9,20 +9,24 @@ import enum
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from headrace.errors import ConfigError
 from headrace.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 from headrace.http_counts import HTTP_WORDS
 
-SLOT_WORDS = 5120  # of 8 bytes: whole pages, so neighbors never share a cache line
+SLOT_WORDS = 5632  # of 8 bytes: whole pages, so neighbors never share a cache line
 LAST_WORDS = 64  # here a slot's text begins, 512 bytes
 MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
 HISTOGRAMS = 192  # and here its histograms
 LOG_WORDS = 1024
 LOG = SLOT_WORDS - LOG_WORDS  # here the end of its log: how many bytes there were, and a ring
 HTTP = LOG - HTTP_WORDS  # here what it counts of HTTP
+MAX_IDS = 64
+IDS = HTTP - MAX_IDS  # and here ids of requests that are open
 HEARTBEAT_LIMIT_S = 4.0  # older than this is ill; processes beat at least once a second
 
 
@@ -63,8 +67,10 @@ class Field(enum.IntEnum):
     PARTINGS = 26  # connections refused or ended: too many, too slow, or not HTTP
     ADMITTED = 20  # gauge: requests that take a place, let in and not answered
     MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
+    ANSWERED = 27  # all that was asked, `/health` too
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
-    WISHES = 57  # 6 words, how often operators have asked for each of `WISHES`
+    LAG_NS = 6  # gauge, how late the event loop's last timer was; before all that is `WORK`
+    WISHES = 57  # 7 words, how often operators have asked for each of `WISHES`
     FORWARDED_BYTES = 32  # 25 words, one per tokenizer process: bodies sent to it
     # tokenizer
     HANDLED = 8
@@ -107,6 +113,10 @@ class Field(enum.IntEnum):
     EMBEDDING_ROWS = 50  # gauge, of the embedding area,
     EMBEDDING_ROWS_FREE = 51  # gauge, and those of no image that somebody needs
     STEPS_AHEAD = 52  # of STEPS, those sent while another was computed
+    STEPPED_NS = 53  # gauge, CLOCK_MONOTONIC, when a step has ended,
+    STEP_DUE_NS = 54  # gauge, and when the oldest that is open is overdue; 0 is never
+    # worker
+    COMPUTED_STEPS = 8
     # vision worker
     ENCODED_IMAGES = 8
     # fetcher, with AT_HAND
@@ -116,33 +126,25 @@ class Field(enum.IntEnum):
     TOKENS = 8
     OPEN_REPLIES = 9  # gauge
     FRAMES = 10
+    TOOL_READINGS = 11  # 12 words, by what `tool_readings.py` tells apart
 
 
+WORK = slice(8, 64)  # of these words some change when a process gets something done
 GAUGES = {
     "frontend": (
         *(Field.OPEN_REQUESTS, Field.HELD_BYTES, Field.UNSENT_BYTES, Field.CONNECTIONS),
-        *(Field.ADMITTED, Field.KEPT_BYTES, Field.IS_CLOSED),
+        *(Field.ADMITTED, Field.KEPT_BYTES, Field.IS_CLOSED, Field.LAG_NS),
     ),
     "tokenizer": (Field.IMAGE_BYTES, Field.SENT_IMAGE_BYTES),
     "engine": (
         *(Field.RUNNING, Field.WAITING, Field.WAITING_TOKENS),
         *(Field.PAGES_TOTAL, Field.PAGES_FREE, Field.WAITING_IMAGES),
-        *(Field.EMBEDDING_ROWS, Field.EMBEDDING_ROWS_FREE),
+        *(Field.EMBEDDING_ROWS, Field.EMBEDDING_ROWS_FREE, Field.STEPPED_NS, Field.STEP_DUE_NS),
     ),
     "worker": (),
     "vision": (),
     "fetcher": (),
     "detokenizer": (Field.OPEN_REPLIES,),
-}
-# What people are told of each kind of process, beside its state.
-DETAILS = {
-    "frontend": {"open_requests": Field.OPEN_REQUESTS, "connections": Field.CONNECTIONS},
-    "tokenizer": {},
-    "engine": {"running": Field.RUNNING, "waiting": Field.WAITING, "steps": Field.STEPS},
-    "worker": {},
-    "vision": {"images": Field.ENCODED_IMAGES},
-    "fetcher": {"images": Field.FETCHED_IMAGES},
-    "detokenizer": {"open_replies": Field.OPEN_REPLIES},
 }
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
@@ -206,11 +208,12 @@ class Slot:
         self.seat = seat
         self._words = words
         self._text = words[LAST_WORDS:MESSAGES_SENT].cast("B")
-        starts = range(HISTOGRAMS, HTTP - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
+        starts = range(HISTOGRAMS, IDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
         self._histograms = [
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
             for start, span in zip(starts, Span, strict=False)
         ]
+        self._ids = words[IDS:HTTP]
         self.http_words = words[HTTP:LOG]  # of `HttpCounts`
         self._log = words[LOG + 1 :].cast("B")
 
@@ -240,8 +243,24 @@ class Slot:
         if state == State.STARTING:
             self.add(Field.STARTS)
             self[LOG] = 0
+            self.open_ids = ()
             for field in GAUGES[self.seat.role]:
                 self[field] = 0
+
+    @property
+    def work(self) -> bytes:
+        """What the process counts of what it does: the same again is that it has done nothing."""
+        return bytes(self._words[WORK])
+
+    @property
+    def open_ids(self) -> list[int]:
+        """The ids of a frontend's open requests, of the oldest where there are many."""
+        return [id for id in self._ids.tolist() if id]
+
+    @open_ids.setter
+    def open_ids(self, ids: Iterable[int]) -> None:
+        some = array("Q", islice(ids, MAX_IDS))
+        self._ids[:] = some + array("Q", bytes(8 * (MAX_IDS - len(some))))
 
     @property
     def last_words(self) -> str:
@@ -279,9 +298,12 @@ class Slot:
         if state != State.READY:
             return f"{self.seat} is {state.name.lower()}"
         silence_s = (now_ns - self[Field.HEARTBEAT_NS]) / 1e9
-        if silence_s < HEARTBEAT_LIMIT_S:
-            return None
-        return f"{self.seat} has been silent for {silence_s:.0f} s"
+        if silence_s >= HEARTBEAT_LIMIT_S:
+            return f"{self.seat} has been silent for {silence_s:.0f} s"
+        due_ns = self[Field.STEP_DUE_NS] if self.seat.role == "engine" else 0
+        if due_ns and now_ns > due_ns:
+            return f"{self.seat} waits for a step that has taken far too long"
+        return None
 
     def healthy(self, now_ns: int) -> bool:
         """Whether the process serves."""
@@ -322,11 +344,6 @@ class Board:
     def of(self, role: str) -> Iterator[Slot]:
         """Yield the slots of all processes of a role, by index."""
         return (s for s in self.slots if s.seat.role == role)
-
-    def illnesses(self) -> list[str]:
-        """Return why the server does not serve, by process; empty is good health."""
-        now_ns = time.monotonic_ns()
-        return [why for slot in self.slots if (why := slot.illness(now_ns)) is not None]
 
     def unhealthy(self) -> list[Seat]:
         """Return who keeps the server from serving; empty is good health."""

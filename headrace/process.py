@@ -80,6 +80,7 @@ class Context:
         """
         gc.freeze()
         gc.set_threshold(*COLLECT)
+        signal.signal(signal.SIGTERM, leave)
         self.slot.enter(State.READY)
 
     def keep_beating(self) -> Heart:
@@ -88,9 +89,13 @@ class Context:
         heart.start()
         return heart
 
-    def progress(self) -> tuple[int, int]:
-        """Return what changes as long as the process loads something, and not when it hangs."""
-        return self.slot[Field.PROGRESS], resident_bytes(os.getpid())
+    def progress(self) -> list[tuple[int, int]]:
+        """Return what changes as long as this process or one of its role loads something.
+
+        Who has loaded a share of a model waits for who is slower, and hangs when all do.
+        """
+        likes = self.board.of(self.seat.role)
+        return [(slot[Field.PROGRESS], resident_bytes(slot[Field.PID])) for slot in likes]
 
     @property
     def orphaned(self) -> bool:
@@ -159,7 +164,11 @@ def read_note(fd: int) -> Note:
 
 
 def leave(_signal: int, _frame: FrameType | None) -> None:
-    """End the process from wherever it waits, `finally` blocks included."""
+    """End the process from wherever it waits, `finally` blocks included.
+
+    It may get lost within the callback of a weak reference, say: to be told again ends it at once.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(0)
 
 
@@ -180,7 +189,10 @@ def run(note: Note, writer: LineWriter) -> None:
         name = f"{note.role}-{note.index}"
         tee = begin_record(note.record, name, msgspec.msgpack.encode(note))
     context = Context(seat, board, slot, note.log_level, note.parent, tee)
-    signal.signal(signal.SIGTERM, leave)
+    # Until it serves, the kernel ends it: Python drops what `leave` raises within a callback, such
+    # as there is after each import. A frontend has to sweep up, whenever it ends.
+    if role.death_signal == signal.SIGTERM:
+        signal.signal(signal.SIGTERM, leave)
     die_with_parent(note.parent, role.death_signal)
     config = msgspec.msgpack.decode(note.config, type=role.config)
     try:

@@ -1,7 +1,7 @@
 """Who has a core when, where cores are short.
 
 Linux gives a core to who has the earliest deadline, at the end of somebody's turn. Since 6.12 a
-process says how short its own turns are, and one with shorter turns has the core at once. Before
+process says how long its own turns are, and one with shorter turns has the core at once. Before
 that, and wherever it is not allowed, nothing changes.
 """
 
@@ -13,6 +13,7 @@ import struct
 # <linux/sched/types.h>: size, policy, flags, nice, priority, runtime, deadline, period.
 ATTRIBUTES = struct.Struct("<IIQiIQQQ")
 SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
+LONGEST_NS = 100_000_000
 PLAIN = (os.SCHED_OTHER, os.SCHED_BATCH)  # else somebody has chosen another policy
 
 
@@ -28,13 +29,13 @@ def take_turns(is_urgent: bool) -> None:
         os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
-def take_short_turns(turn_us: int) -> None:
-    """Ask for turns of this length, less than others have, in order to wait for nobody's end.
+def take_long_turns() -> None:
+    """Ask for the longest turns there are, whose end nobody has to wait for who is woken.
 
-    That costs the others: a tenth of the ring's throughput where cores are short.
+    For who works for long at a time. It has as much of a core as before, in longer pieces.
     """
     number, policy = SYS_SCHED_SETATTR.get(platform.machine()), os.sched_getscheduler(0)
     if policy in PLAIN and number is not None:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-        wanted = ATTRIBUTES.pack(ATTRIBUTES.size, policy, 0, nice, 0, turn_us * 1000, 0, 0)
+        wanted = ATTRIBUTES.pack(ATTRIBUTES.size, policy, 0, nice, 0, LONGEST_NS, 0, 0)
         ctypes.CDLL(None).syscall(number, 0, wanted, 0)

@@ -106,6 +106,10 @@ class Client(Request):
     def is_writable(self) -> bool:
         return self.reads
 
+    @property
+    def clear_socket(self) -> int:
+        return -1
+
     def take_body(self) -> bytes | None:
         return self._body
 
@@ -126,7 +130,7 @@ class Client(Request):
         assert not self.status
         self.status, self.head, self.length = status, dict(headers), length
 
-    def write(self, data: Frame) -> None:
+    def write(self, data: Frame, num_written: int = 0) -> None:
         assert self.status
         assert self.reads
         assert not self.is_complete

@@ -3,8 +3,9 @@
 import asyncio
 
 from headrace.board import SLOT_WORDS, Field, Seat, Slot
-from headrace.frontend.delivery import MAX_ENTRIES, Delivery
+from headrace.frontend.delivery import Delivery
 from headrace.frontend.exchanges import Exchanges
+from headrace.frontend.streams import TURN
 from headrace.messages import Head, ResponseFrames
 
 HEAD = Head(200, "text/plain")
@@ -14,13 +15,13 @@ async def test_a_large_message_is_delivered_in_turns() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
     exchanges = Exchanges(0, slot)
     delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
-    waiting = [exchanges.open() for _ in range(2 * MAX_ENTRIES + 1)]
+    waiting = [exchanges.open() for _ in range(2 * TURN + 1)]
     ids = [exchange.id for exchange in waiting]
     first = ResponseFrames.of(dict.fromkeys(ids, HEAD), ids, [1] * len(ids), [False] * len(ids))
     delivery.take(first, b"a" * len(ids))
     delivery.take(ResponseFrames.of({}, ids[:1], [1], [True]), b"b")
     has_come = [bool(exchange.unsent) for exchange in waiting]
-    assert sum(has_come) == MAX_ENTRIES
+    assert sum(has_come) == TURN
     assert slot[Field.MESSAGES_TAKEN] == 0
     assert bytes(waiting[0].unsent) == b"a", "what came later is later"
     turns = 0
@@ -36,7 +37,7 @@ async def test_a_message_of_just_one_turn_ends() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
     exchanges = Exchanges(0, slot)
     delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
-    ids = [exchanges.open().id for _ in range(MAX_ENTRIES)]
+    ids = [exchanges.open().id for _ in range(TURN)]
     delivery.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
     while not slot[Field.MESSAGES_TAKEN]:
         await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headrace.board import Board, Field, Seat, State
+from headrace.board import MESSAGES_SENT, Board, Field, Seat, State
 from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
 
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
@@ -34,15 +34,30 @@ def test_all_is_well_where_all_serve(path: str) -> None:
 def test_each_process_is_told_of() -> None:
     board = make_board()
     board.slot("engine")[Field.WAITING] = 7
+    board.slot("engine")[Field.STEPPED_NS] = 5 * 10**8
+    board.slot("engine")[MESSAGES_SENT] = 3
+    board.slot("detokenizer")[MESSAGES_SENT] = 2
+    board.slot("frontend")[Field.LAG_NS] = 12 * 10**6
+    board.slot("frontend")[Field.FORWARDED_BYTES] = 900
+    board.slot("tokenizer")[Field.HANDLED_BYTES] = 200
     board.slot("worker").enter(State.STARTING)
     told = json.loads(health_of(board, LIVE, False, 2 * 10**9).body)
-    engine = next(one for one in told["processes"] if one["process"] == "engine 0")
-    assert engine == {
-        **{"process": "engine 0", "state": "ready", "silent_s": 1.0, "restarts": 0},
-        **{"running": 0, "waiting": 7, "steps": 0},
-    }
-    assert [one["process"] for one in told["processes"]] == [str(seat) for seat in SEATS]
-    assert next(one for one in told["processes"] if one["process"] == "worker 0")["restarts"] == 1
+    alike = {"state": "ready", "silent_s": 1.0, "restarts": 0}
+    frontend = {"open_requests": 0, "connections": 0, "queued_messages": 2, "lag_s": 0.012}
+    assert told["processes"] == [
+        {"process": "frontend 0", **alike, **frontend},
+        {"process": "tokenizer 0", **alike, "queued_bytes": 700},
+        {
+            "process": "engine 0",
+            **alike,
+            "running": 0,
+            "waiting": 7,
+            "steps": 0,
+            "last_step_s": 1.5,
+        },
+        {"process": "worker 0", "state": "starting", "silent_s": 0.0, "restarts": 1, "steps": 0},
+        {"process": "detokenizer 0", **alike, "open_replies": 0, "queued_steps": 3},
+    ]
 
 
 def test_who_is_silent_is_named() -> None:
@@ -51,6 +66,12 @@ def test_who_is_silent_is_named() -> None:
     assert json.loads(found.body)["reasons"] == [
         f"{seat} has been silent for 5 s" for seat in SEATS
     ]
+
+
+def test_a_step_that_does_not_end_is_no_good_health() -> None:
+    board = make_board()
+    board.slot("engine")[Field.STEP_DUE_NS] = 2 * 10**9 - 1
+    assert ask(board, LIVE) == (503, ["engine 0 waits for a step that has taken far too long"])
 
 
 def test_a_server_that_stops_is_alive_but_not_ready() -> None:
