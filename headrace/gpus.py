@@ -31,6 +31,7 @@ class Gpu:
     total_bytes: int
     free_bytes: int
     pci: str  # where it is plugged in
+    uuid: str  # numbers are each process's own
 
 
 def load_driver() -> Any:
@@ -71,8 +72,8 @@ def look(driver: Any, nvml: Any) -> Iterator[Gpu]:
             return int(ask(driver, "cuDeviceGetAttribute", which, one))
 
         memory = MemoryInfo()
-        handle = device(nvml, uuid_of(bytes(ask(driver, "cuDeviceGetUuid", one).bytes)))
-        call(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        uuid = uuid_of(bytes(ask(driver, "cuDeviceGetUuid", one).bytes))
+        call(nvml, "nvmlDeviceGetMemoryInfo", device(nvml, uuid), ctypes.byref(memory))
         yield Gpu(
             index=index,
             name=text(ask(driver, "cuDeviceGetName", TEXT_BYTES, one)),
@@ -84,6 +85,7 @@ def look(driver: Any, nvml: Any) -> Iterator[Gpu]:
             total_bytes=int(ask(driver, "cuDeviceTotalMem", one)),
             free_bytes=memory.free,
             pci=text(ask(driver, "cuDeviceGetPCIBusId", TEXT_BYTES, one)),
+            uuid=uuid,
         )
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.engine_proc.worker.model import read_json
+from headrace.engine_proc.worker.model import Model, read_json
+from headrace.engine_proc.worker.spec import Placement
+from headrace.engine_proc.worker.weights import Format
 from headrace.errors import ModelError
+from headrace.machine import has_gpus
 from headrace.vision import vision_family
 
-NVIDIA = Path("/dev/nvidiactl")  # is there where the driver is
 INTERPRET = "TRITON_INTERPRET"  # of Triton: kernels are interpreted, on the CPU, for tests
 
 
@@ -50,30 +52,69 @@ def sees_whole_images(path: Path) -> bool:
     return family is not None and family.sees_whole
 
 
+def dtype_on_gpus(asked: str, model: Model, *, quantization: str, kv_cache_dtype: str) -> str:
+    """Return what GPUs compute one of our decoders in, given `--dtype` and other flags.
+
+    float16 ends at 65504, which Gemma 2's and 3's layers pass. Where `--quantization fp8` rounds
+    to fewer bits anyhow, bfloat16 has the quicker product. Pages are of the same type.
+
+    Raises:
+        ModelError: it was to be float16, and the model's numbers are too large for that.
+    """
+    is_large = model.spec.placement == Placement.PRE_POST
+    if asked == "float16" and is_large:
+        raise ModelError(
+            f"--dtype float16 ends at 65504, which {model.spec.architecture} models pass; "
+            "use bfloat16 or float32"
+        )
+    if asked != "auto":
+        return asked
+    is_wide = is_large or quantization != "none" or kv_cache_dtype == "bfloat16"
+    is_stored = model.weights["embed"].format == Format.F16
+    return "float16" if is_stored and not is_wide else "bfloat16"
+
+
 def why_not_on_gpus(path: Path, *, quantization: str, dtype: str, kv_cache_dtype: str) -> str:
-    """Return why GPUs cannot run one of our decoders with these flags; "" is that they can."""
+    """Return why GPUs cannot run one of our decoders with these flags; "" is that they can.
+
+    Args:
+        dtype: what they would compute it in.
+    """
     if sees_whole_images(path):
         return "in this model the tokens of an image see each other, which GPU workers cannot do"
     if quantization not in ("none", "fp8"):
         return f"--quantization {quantization} is for CPUs"
-    own = "bfloat16" if dtype == "auto" else dtype
-    if kv_cache_dtype not in ("auto", "fp8", own):
-        return f"--kv-cache-dtype {kv_cache_dtype} is not that of the weights, {own}"
+    if kv_cache_dtype not in ("auto", "fp8", dtype):
+        return f"--kv-cache-dtype {kv_cache_dtype} is not that of the weights, {dtype}"
     return ""
 
 
-def check_on_cpu(*, quantization: str, kv_cache_dtype: str, why: str) -> None:
+def beyond_kernels(error: ModelError) -> ModelError:
+    """The error for a model that GPUs were to run, and that our own code cannot."""
+    return ModelError(f"--device cuda runs what our own code knows: {error}; use --device cpu")
+
+
+def check_on_cpu(
+    *, quantization: str, dtype: str, kv_cache_dtype: str, attention_backend: str, why: str
+) -> None:
     """Raise `ModelError` if a model that runs on the CPU, for the reason, needs a GPU to do so."""
-    for flag, value in (("--quantization", quantization), ("--kv-cache-dtype", kv_cache_dtype)):
-        if value == "fp8":
-            raise ModelError(f"{flag} fp8 is for GPUs, and the model runs on the CPU: {why}")
+    for flag, value, for_gpus, instead in (
+        ("--quantization", quantization, ("fp8",), "int8 or int8_weight_only"),
+        ("--dtype", dtype, ("float16",), "bfloat16 or float32"),
+        ("--kv-cache-dtype", kv_cache_dtype, ("fp8", "float16"), "bfloat16 or float32"),
+        ("--attention-backend", attention_backend, ("triton", "flashinfer"), "auto"),
+    ):
+        if value in for_gpus:
+            raise ModelError(
+                f"{flag} {value} is for GPUs, and the model runs on the CPU: {why}; use {instead}"
+            )
 
 
 def find_gpus(asked: str, num: int) -> str:
     """Return why this machine has not `num` GPUs for `--device asked`; "" is that it has."""
     if os.environ.get(INTERPRET) == "1":
         return "" if asked == "cuda" else f"{INTERPRET}=1 is for tests, which say --device cuda"
-    if not NVIDIA.exists():
+    if not has_gpus():
         return "this machine has no NVIDIA GPU"
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:

@@ -11,6 +11,7 @@ WHOLE_BYTES = 2 << 20  # what the driver maps at once: nothing else is in an exp
 LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 DEFAULT_STREAM = 0  # where copies are made that name none
 PORTABLE_AND_MAPPED = 1 | 2  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP
+PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE: pinned for all contexts of the process
 
 
 class CudaError(HeadraceError):
@@ -81,6 +82,14 @@ class CudaMemory:
     def close(self, address: int) -> None:
         """Unmap what was opened."""
         self._call("cuIpcCloseMemHandle", address)
+
+    def allocate_host(self, num_bytes: int) -> int:
+        """Return memory of the host that is pinned: copies to and from it need no host."""
+        return int(self._call("cuMemHostAlloc", num_bytes, PORTABLE))
+
+    def free_host(self, address: int) -> None:
+        """Give back what was allocated on the host."""
+        self._call("cuMemFreeHost", address)
 
     def map_host(self, address: int, num_bytes: int) -> int:
         """Return where kernels find a page of the host."""

@@ -15,14 +15,16 @@ from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
 from headrace.engine_proc.worker.devices import (
     Device,
+    beyond_kernels,
     check_on_cpu,
     choose,
+    dtype_on_gpus,
     find_gpus,
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Executor, Floats
-from headrace.engine_proc.worker.model import Model
+from headrace.engine_proc.worker.model import Model, NotLowered
 from headrace.engine_proc.worker.opener import open_for
 from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner, Runner
@@ -86,16 +88,19 @@ def load(
     Raises:
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
     """
-    model = open_for(
-        Path(config.model_path),
-        impl="headrace" if config.device == "cuda" else config.model_impl,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        load_format=config.load_format,
-        group=group,
-    )
+    try:
+        model = open_for(
+            Path(config.model_path),
+            impl="headrace" if config.device == "cuda" else config.model_impl,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+            load_format=config.load_format,
+            group=group,
+        )
+    except NotLowered as error:
+        raise beyond_kernels(error) if config.device == "cuda" else error from None
     if isinstance(model, Model):
-        device = device_of(config)
+        device = device_of(config, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
         if device.name == "cpu":
             return in_core(config, model, progress, group, embeds)
@@ -107,19 +112,18 @@ def load(
     return in_transformers(config, model, group)
 
 
-def device_of(config: WorkerConfig) -> Device:
+def device_of(config: WorkerConfig, model: Model) -> Device:
     """Return where one of our decoders runs."""
-    why_not = why_not_on_gpus(
-        Path(config.model_path),
-        quantization=config.quantization,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-    )
+    flags = {"quantization": config.quantization, "kv_cache_dtype": config.kv_cache_dtype}
+    dtype = dtype_on_gpus(config.dtype, model, **flags)
+    why_not = why_not_on_gpus(Path(config.model_path), dtype=dtype, **flags)
     device = choose(config.device, why_not, partial(find_gpus, config.device, config.num_ranks))
     if device.name == "cpu":
         check_on_cpu(
             quantization=config.quantization,
+            dtype=config.dtype,
             kv_cache_dtype=config.kv_cache_dtype,
+            attention_backend=config.attention_backend,
             why=device.why,
         )
     return device
@@ -191,7 +195,9 @@ def in_transformers(
         )
     check_on_cpu(
         quantization="none",
+        dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
         why="transformers' modules do",
     )
     if isinstance(model, Classifier):

@@ -1,15 +1,12 @@
 """Worker process: runs the model on the steps it is given; decides nothing.
 In: ToWorker (engine_proc).  Out: FromWorker (engine_proc)."""
 
-import logging
 import os
-import sys
 
 import numpy as np
 
 from headrace.board import Field
 from headrace.config import WorkerConfig
-from headrace.engine_proc.collectives import CollectiveFailed
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
@@ -20,7 +17,6 @@ from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.profiles import Profiles
 from headrace.engine_proc.worker.sampler import Masks
-from headrace.exit_status import ExitStatus
 from headrace.process import Context
 from headrace.wishes import PROFILE, Wishes
 from headrace.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
@@ -29,11 +25,13 @@ IDLE_S = 0.5
 POLL_S = 1e-4  # while a GPU computes and no other step has come
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
-log = logging.getLogger(__name__)
-
 
 def main(config: WorkerConfig, context: Context) -> None:
-    """Load the model, then execute steps until SIGTERM, or until another worker is lost."""
+    """Load the model, then execute steps until SIGTERM.
+
+    Raises:
+        CollectiveFailed: another worker is lost.
+    """
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
     area = MaskArea(config.mask_fd, config.vocab_size)
@@ -65,22 +63,18 @@ def main(config: WorkerConfig, context: Context) -> None:
     while True:
         step = steps.receive(POLL_S if answers.is_open else IDLE_S)
         profiles.look()
-        try:
-            if isinstance(step, Resume):
-                attempts.resume()
-            elif isinstance(step, Step):  # masks are those of a step that has failed
-                heart.begin()
-                profiles.began()
-                answers.add(attempts.run(step, masks_of))
-                profiles.took(len(step.token_ids) // TOKEN_BYTES)
-            elif answers.is_due:
-                answers.flush()
-            if not answers.is_open:
-                heart.end()
-        except CollectiveFailed as failure:
-            context.slot.last_words = str(failure)
-            log.warning("cannot go on: %s", failure)
-            sys.exit(ExitStatus.PEER_LOST)
+        if isinstance(step, Resume):
+            attempts.resume()
+        elif isinstance(step, Step):  # masks are those of a step that has failed
+            heart.begin()
+            profiles.began()
+            answers.add(attempts.run(step, masks_of))
+            context.slot.add(Field.COMPUTED_STEPS)
+            profiles.took(len(step.token_ids) // TOKEN_BYTES)
+        elif answers.is_due:
+            answers.flush()
+        if not answers.is_open:
+            heart.end()
 
 
 def embeddings(config: WorkerConfig) -> Floats | None:

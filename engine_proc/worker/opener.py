@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.engine_proc.collectives import CollectiveFailed
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.model import NO_DUMMY, Model, NotLowered, open_model, read_json
 from headrace.errors import ModelError
@@ -70,7 +71,12 @@ def open_for(
 def open_with_transformers(
     path: Path, dtype: str, max_model_len: int, group: ShmAllReduce | None
 ) -> "TransformersModel":
-    """Open a folder with transformers, and check that we run it as transformers does."""
+    """Open a folder with transformers, and check that we run it as transformers does.
+
+    Raises:
+        ModelError: it cannot be opened, or differs.
+        CollectiveFailed: another worker is lost.
+    """
     if not path.is_dir():
         raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
     from headrace.engine_proc.worker.transformers_check import check
@@ -93,11 +99,13 @@ def open_with_transformers(
     except ModelError as error:
         text = str(error).removeprefix(f"{path}: ")
         raise ModelError(f"{path}: {text}") from error
+    except CollectiveFailed:
+        raise
     except Exception as error:  # whatever transformers and the model's code raise
         raise ModelError(f"{path}: {CANNOT_RUN}: {first_line(error)}") from error
     if pooling is not None and model.is_causal and pooling.kind != PoolingKind.LAST:
         raise wrong_pooling(path, pooling.kind)
-    log.info("%s runs in transformers", model.architecture)
+    log.info("%s runs in transformers, on the CPU", model.architecture)
     return model
 
 

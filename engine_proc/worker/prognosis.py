@@ -4,8 +4,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.engine_proc.worker.devices import check_on_cpu, choose, find_gpus, why_not_on_gpus
-from headrace.engine_proc.worker.model import NO_DUMMY, NotLowered, open_model, read_json
+from headrace.engine_proc.worker.devices import (
+    beyond_kernels,
+    check_on_cpu,
+    choose,
+    dtype_on_gpus,
+    find_gpus,
+    why_not_on_gpus,
+)
+from headrace.engine_proc.worker.model import NO_DUMMY, Model, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
 
@@ -28,6 +35,7 @@ def foresee(
     device: str = "cpu",
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
+    attention_backend: str = "auto",
     tp: int = 1,
 ) -> Prognosis:
     """Say what will run a model with the flags of these names. No torch is loaded without a GPU.
@@ -35,18 +43,23 @@ def foresee(
     Raises:
         ModelError: nothing will. What transformers cannot run it says only when it tries.
     """
-    found = chosen(path, "headrace" if device == "cuda" else impl, load_format)
-    if found.executor == CORE:
-        why_not = why_not_on_gpus(
-            path,
-            quantization=quantization,
-            dtype=dtype,
-            kv_cache_dtype=kv_cache_dtype,
-        )
+    try:
+        found, model = chosen(path, "headrace" if device == "cuda" else impl, load_format)
+    except NotLowered as error:
+        raise beyond_kernels(error) if device == "cuda" else error from None
+    if model is not None:
+        flags = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+        why_not = why_not_on_gpus(path, dtype=dtype_on_gpus(dtype, model, **flags), **flags)
         where = choose(device, why_not, partial(find_gpus, device, tp))
         executor = CORE if where.name == "cpu" else KERNELS
         if executor == CORE:
-            check_on_cpu(quantization=quantization, kv_cache_dtype=kv_cache_dtype, why=where.why)
+            check_on_cpu(
+                quantization=quantization,
+                dtype=dtype,
+                kv_cache_dtype=kv_cache_dtype,
+                attention_backend=attention_backend,
+                why=where.why,
+            )
         return Prognosis(executor, f"{found.why}; {where.why}")
     if found.executor == TRANSFORMERS and load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
@@ -58,19 +71,19 @@ def foresee(
     return found
 
 
-def chosen(path: Path, impl: str, load_format: str) -> Prognosis:
-    """Say what `--model-impl` comes to."""
+def chosen(path: Path, impl: str, load_format: str) -> tuple[Prognosis, Model | None]:
+    """Say what `--model-impl` comes to; and the model, if it is one of our own decoders."""
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
-        return Prognosis(TRANSFORMERS, "it is a cross-encoder")
+        return Prognosis(TRANSFORMERS, "it is a cross-encoder"), None
     if impl == "transformers":
         if not path.is_dir():
             raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
-        return Prognosis(TRANSFORMERS, "--model-impl says so")
+        return Prognosis(TRANSFORMERS, "--model-impl says so"), None
     try:
         model = open_model(path, load_format)
     except NotLowered as error:
         if impl == "headrace":
             raise
-        return Prognosis(TRANSFORMERS, str(error).removeprefix(f"{path}: "))
-    return Prognosis(CORE, f"it knows {model.spec.architecture} models")
+        return Prognosis(TRANSFORMERS, str(error).removeprefix(f"{path}: ")), None
+    return Prognosis(CORE, f"it knows {model.spec.architecture} models"), model

@@ -60,7 +60,7 @@ class GenerationRunner:
         token_ids, logprobs = self._sampler.sample(
             logits,
             np.frombuffer(step.rows, ROW),
-            np.frombuffer(step.history, np.int32),
+            known(np.frombuffer(step.history, np.int32), self._drawn),
             np.frombuffer(step.bias_tokens, np.int32),
             np.frombuffer(step.bias, np.float32),
             masked_rows,
@@ -106,6 +106,11 @@ def relayed(token_ids: Int32s, relays: Int32s, drawn: Int32s) -> Int32s:
     places = np.flatnonzero(relays >= 0)
     filled[places] = drawn[relays[places]]
     return filled
+
+
+def known(history: Int32s, drawn: Int32s) -> Int32s:
+    """Return a history with the tokens that the step before has drawn, of which it has the rows."""
+    return relayed(history, -1 - history, drawn) if (history < 0).any() else history
 
 
 def optional(column: bytes) -> Int32s | None:

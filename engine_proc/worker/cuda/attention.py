@@ -154,7 +154,7 @@ def attend(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_sequences", "num_splits"])
 def attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
@@ -232,7 +232,7 @@ def attention_kernel(
     tl.store(out + place[:, None] * HEAD_DIM + dim[None, :], attended, mask=is_number)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def merge_kernel(
     out: tl.tensor,
     partial: tl.tensor,

@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
+from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, is_for
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gate import act_mul
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
@@ -50,6 +51,7 @@ class Step:
     logit_rows: Tensor  # [rows], int32
     rotations: list[Rotations]  # by the spec's `ropes`
     images: ImageInputs | None = None
+    prompts: FlashInferAttention | None = None  # attends in our kernel's place
 
 
 class CudaExecutor:
@@ -119,6 +121,7 @@ class CudaExecutor:
         self.buffers = StepBuffers(largest, max_pages, self.team.num_tokens, self.device)
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
+        self.prompts: FlashInferAttention | None = None  # attends where there are many
 
     def take_pages(self, num_pages: int) -> None:
         """Have so many empty pages from here on. Graphs that there are know the old ones."""
@@ -142,8 +145,10 @@ class CudaExecutor:
     @torch.inference_mode()
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        sizes = self.buffers.send(batch)
         images = image_inputs(batch, self.device, self.dtype)
-        step = self.step_of(self.buffers.send(batch), int(batch.positions.max()) + 1, images)
+        prompts = self.planned(batch, sizes)
+        step = self.step_of(sizes, int(batch.positions.max()) + 1, images, prompts)
         vectors = self.hidden(step).float().cpu().numpy()
         self.team.check()
         return vectors
@@ -155,14 +160,29 @@ class CudaExecutor:
         images = image_inputs(batch, self.device, self.dtype)
         bucket = self.buckets.choose(sizes) if images is None else None
         if bucket is None:
-            return self.compute(sizes, int(batch.positions.max()) + 1, images)
+            prompts = self.planned(batch, sizes)
+            return self.compute(sizes, int(batch.positions.max()) + 1, images, prompts)
         self.graphs[bucket].replay()
         return self.buffers.logits[: sizes.num_rows]
 
-    def compute(self, sizes: Sizes, max_keys: int, images: ImageInputs | None = None) -> Tensor:
+    def planned(self, batch: Batch, sizes: Sizes) -> FlashInferAttention | None:
+        """Return what attends in our kernel's place in a step without a graph, ready for it."""
+        if self.prompts is None or not is_for(sizes):
+            return None
+        self.prompts.plan(batch)
+        return self.prompts
+
+    def compute(
+        self,
+        sizes: Sizes,
+        max_keys: int,
+        images: ImageInputs | None = None,
+        prompts: FlashInferAttention | None = None,
+    ) -> Tensor:
         """Run the step in the buffers, padded to `sizes`. Nobody has more keys than `max_keys`."""
         spec = self.spec
-        own = self.matrices["head"].apply(self.hidden(self.step_of(sizes, max_keys, images)))
+        step = self.step_of(sizes, max_keys, images, prompts)
+        own = self.matrices["head"].apply(self.hidden(step))
         logits = self.buffers.logits_of(sizes.num_rows).copy_(self.team.all_logits(own))
         if spec.logit_multiplier != 1:
             logits *= spec.logit_multiplier
@@ -192,7 +212,13 @@ class CudaExecutor:
         self.draws.take({num_rows: graphs[num_rows] for num_rows in draws})
         self.buckets = buckets
 
-    def step_of(self, sizes: Sizes, max_keys: int, images: ImageInputs | None = None) -> Step:
+    def step_of(
+        self,
+        sizes: Sizes,
+        max_keys: int,
+        images: ImageInputs | None = None,
+        prompts: FlashInferAttention | None = None,
+    ) -> Step:
         """Derive all that kernels need to know of the step in the buffers."""
         buffers = self.buffers
         inputs = prepare_inputs(
@@ -212,6 +238,7 @@ class CudaExecutor:
         return Step(
             *(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations),
             images=images,
+            prompts=prompts,
         )
 
     def rotations(self, positions: Tensor) -> list[Rotations]:
@@ -285,18 +312,21 @@ class CudaExecutor:
             head_norm=head_norm,
             kv_scales=self.kv_scales[index],
         )
-        attended = attend(
-            queries,
-            keys,
-            values,
-            step.stretches,
-            scale=spec.attention_scale,
-            window=layer.window,
-            softcap=spec.attention_softcap,
-            sinks=self.weights.get(f"{name}.sinks"),
-            kv_scales=self.kv_scales[index],
-            tiling=self.tiling,
-        )
+        if step.prompts is not None:
+            attended = step.prompts.attend(queries, keys, values, layer.window)
+        else:
+            attended = attend(
+                queries,
+                keys,
+                values,
+                step.stretches,
+                scale=spec.attention_scale,
+                window=layer.window,
+                softcap=spec.attention_softcap,
+                sinks=self.weights.get(f"{name}.sinks"),
+                kv_scales=self.kv_scales[index],
+                tiling=self.tiling,
+            )
         return self.team.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
 
     def norm_heads(self, name: str, qkv: Tensor) -> None:

@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
 from headrace.engine_proc.worker.executor import Floats, Int32s
 from headrace.engine_proc.worker.runner import MaskSource
-from headrace.engine_proc.worker.sampler import NO_MASKS, ROW, Masks, Sampler
+from headrace.engine_proc.worker.sampler import NO_MASKS, NO_TOKENS, ROW, Masks, Sampler
 from headrace.worker_messages import Step
 
 Rows = npt.NDArray[np.void]
@@ -63,7 +63,8 @@ class DeviceSampler:
         told = np.flatnonzero(rows["num_logprobs"] >= 0)
         models_own = logits[self.send(told)] if len(told) else None
         columns = self._draws.send(np.frombuffer(step.rows, np.int32))
-        self.adjust(logits, step, rows, columns)
+        history = self.history_of(step) if step.history else None
+        self.adjust(logits, step, rows, columns, history)
         masks = NO_MASKS
         if len(masked_rows):
             masks = masks_of(len(masked_rows))
@@ -73,7 +74,8 @@ class DeviceSampler:
             targets = columns[:, PLACES["target"]]
             tokens.copy_(torch.where(targets >= 0, targets, tokens))
         if untouched is not None:
-            drawn = self.draw_on_host(untouched.cpu().numpy(), step, hard, masked_rows, masks)
+            past = NO_TOKENS if history is None else history.cpu().numpy()
+            drawn = self.draw_on_host(untouched.cpu().numpy(), step, past, hard, masked_rows, masks)
             tokens[self.send(hard)] = self.send(drawn)
         if models_own is None:
             return Drawn(tokens)
@@ -82,7 +84,17 @@ class DeviceSampler:
         reports = report(models_own, tokens[self.send(told)], self.send(num_tops), most)
         return Drawn(tokens, reports, tuple(num_tops.tolist()))
 
-    def adjust(self, logits: Tensor, step: Step, rows: Rows, columns: Tensor) -> None:
+    def history_of(self, step: Step) -> Tensor:
+        """Return a step's history, with the tokens that the step before has drawn, int32."""
+        tokens = np.frombuffer(step.history, np.int32)
+        history = self.send(tokens)
+        if not (tokens < 0).any():
+            return history
+        return torch.where(history < 0, self._draws.drawn[(-1 - history).clamp(min=0)], history)
+
+    def adjust(
+        self, logits: Tensor, step: Step, rows: Rows, columns: Tensor, history: Tensor | None
+    ) -> None:
         """Add biases, then penalize, in place."""
         if step.bias:
             add_biases(
@@ -92,8 +104,8 @@ class DeviceSampler:
                 self.send(np.frombuffer(step.bias_tokens, np.int32)),
                 self.send(np.frombuffer(step.bias, np.float32)),
             )
-        have_history = np.flatnonzero(rows["num_history"] > 0)
-        if len(have_history):
+        if history is not None:
+            have_history = np.flatnonzero(rows["num_history"] > 0)
             penalized = self.send(have_history)
             own = columns[penalized].T.contiguous()
             real = own.view(torch.float32)
@@ -106,10 +118,16 @@ class DeviceSampler:
                 frequency=real[PLACES["frequency_penalty"]],
                 repetition=real[PLACES["repetition_penalty"]],
             )
-            penalize(logits, penalties, self.send(np.frombuffer(step.history, np.int32)))
+            penalize(logits, penalties, history)
 
     def draw_on_host(
-        self, logits: Floats, step: Step, hard: Int32s, masked_rows: Int32s, masks: Masks
+        self,
+        logits: Floats,
+        step: Step,
+        history: Int32s,
+        hard: Int32s,
+        masked_rows: Int32s,
+        masks: Masks,
     ) -> Int32s:
         """Choose the tokens of some rows, of which these are the logits."""
         rows = np.frombuffer(step.rows, ROW)[hard]
@@ -118,7 +136,7 @@ class DeviceSampler:
         tokens, _ = self._on_host.sample(
             logits,
             rows,
-            np.frombuffer(step.history, np.int32),
+            history,
             np.frombuffer(step.bias_tokens, np.int32),
             np.frombuffer(step.bias, np.float32),
             own.astype(np.int32),

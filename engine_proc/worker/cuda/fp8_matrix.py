@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.gpus import has_fp8
+from headrace.engine_proc.worker.cuda.linear import finish
 from headrace.engine_proc.worker.cuda.numbers import dot, rounded
 from headrace.engine_proc.worker.cuda.pieces import pieces, send
 from headrace.engine_proc.worker.fp8_weight import Fp8Weight
@@ -190,7 +191,7 @@ def product(x: Tensor, codes: Tensor, scales: Tensor, matrix: Fp8Matrix) -> Tens
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def fp8_kernel(
     out: tl.tensor,
     x: tl.tensor,
@@ -229,10 +230,4 @@ def fp8_kernel(
         column_scales = tl.load(scales + columns * NUM_GROUPS + group, mask=is_column, other=0.0)
         part = dot(a, b, tl.zeros([BLOCK, BLOCK], tl.float32))
         sums += part * row_scales[:, None] * column_scales[None, :]
-    if HAS_BIAS:
-        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out + rows[:, None] * NUM_COLUMNS + columns[None, :],
-        rounded(sums, out.dtype.element_ty),
-        mask=is_row[:, None] & is_column[None, :],
-    )
+    finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.linear import BLOCK, linear
+from headrace.engine_proc.worker.cuda.linear import BLOCK, finish, linear
 from headrace.engine_proc.worker.cuda.numbers import dot, rounded
 from headrace.engine_proc.worker.cuda.pieces import send
 from headrace.engine_proc.worker.int4_packings import Codes
@@ -129,7 +129,7 @@ def int4_reference(matrix: Int4Matrix, dtype: torch.dtype) -> Tensor:
     return (steps * matrix.scales[:, group_of]).to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def int4_kernel(
     out: tl.tensor,
     x: tl.tensor,
@@ -147,7 +147,7 @@ def int4_kernel(
 ) -> None:
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    is_column, is_row = columns < NUM_COLUMNS, rows < num_rows
+    is_row = rows < num_rows
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
     for first in range(0, NUM_TERMS, BLOCK):
         terms = first + tl.arange(0, BLOCK)
@@ -158,13 +158,7 @@ def int4_kernel(
         )
         b = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
         sums = dot(a, tl.trans(rounded(b, a.dtype)), sums)
-    if HAS_BIAS:
-        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    tl.store(
-        out + rows[:, None] * NUM_COLUMNS + columns[None, :],
-        rounded(sums, out.dtype.element_ty),
-        mask=is_row[:, None] & is_column[None, :],
-    )
+    finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)
 
 
 @triton.jit

@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def linear_kernel(
     out: tl.tensor,
     x: tl.tensor,
@@ -77,12 +77,28 @@ def linear_kernel(
             other=0.0,
         )
         sums = dot(a, b, sums)
+    finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)
+
+
+@triton.jit
+def finish(
+    out: tl.tensor,
+    sums: tl.tensor,
+    bias: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    num_rows: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> None:
+    """Add the bias to a product's tile, round it once, and store it."""
+    is_column = columns < NUM_COLUMNS
     if HAS_BIAS:
         sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
     tl.store(
         out + rows[:, None] * NUM_COLUMNS + columns[None, :],
         rounded(sums, out.dtype.element_ty),
-        mask=is_row[:, None] & is_column[None, :],
+        mask=(rows < num_rows)[:, None] & is_column[None, :],
     )
 
 

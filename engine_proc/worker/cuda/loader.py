@@ -1,5 +1,7 @@
 """Loads a model, or a worker's share of it, onto a GPU; in Triton's interpreter, into memory."""
 
+import importlib
+import importlib.util
 from contextlib import nullcontext
 
 import torch
@@ -20,6 +22,7 @@ from headrace.engine_proc.worker.cuda.device_memory import (
     measure,
 )
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, why_not
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gpu_group import open_group
 from headrace.engine_proc.worker.cuda.gpus import has_fp8
@@ -28,6 +31,7 @@ from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED
 from headrace.engine_proc.worker.cuda.phases import phases
+from headrace.engine_proc.worker.devices import dtype_on_gpus
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.host_peers import HostPeers
@@ -40,8 +44,7 @@ from headrace.engine_proc.worker.shard import shards
 from headrace.errors import ModelError
 from headrace.worker_messages import Step
 
-DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"fp8": E4M3}  # others are those of the weights
 
 
@@ -68,6 +71,12 @@ def load_on_gpu(
         device = torch.device("cuda", 0 if host is None else host.rank)
         torch.cuda.set_device(device)
     check_fp8(config, device)
+    dtype = dtype_on_gpus(
+        config.dtype,
+        model,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+    )
     torch.set_num_threads(threads_of_rank(config.num_ranks))
     buckets = buckets_for(config, model)
     memory = TorchMemory(device) if device.type == "cuda" else None
@@ -83,7 +92,7 @@ def load_on_gpu(
             num_pages=1,
             page_tokens=PAGE_TOKENS,
             device=device,
-            dtype=DTYPES[config.dtype],
+            dtype=DTYPES[dtype],
             quantization=config.quantization,
             kv_dtype=KV_DTYPES.get(config.kv_cache_dtype),
             kv_scales=model.kv_scales,
@@ -92,6 +101,8 @@ def load_on_gpu(
             peers=peers,
             progress=part(progress, 0),
         )
+        if config.attention_backend == "flashinfer":
+            executor.prompts = flashinfer_for(executor)
     runner = runner_of(config, executor, model, embeds)
     num_pages = count_pages(config, executor, runner, buckets, host, memory, free_before)
     with fitting(f"{num_pages} pages and the graphs", LESS_CACHE):
@@ -131,6 +142,26 @@ def check_fp8(config: WorkerConfig, device: torch.device) -> None:
     if "fp8" in (config.quantization, config.kv_cache_dtype) and not has_fp8(device):
         name = torch.cuda.get_device_name(device)
         raise ModelError(f"--quantization and --kv-cache-dtype fp8 need Ada or newer, not {name}")
+
+
+def flashinfer_for(executor: CudaExecutor) -> FlashInferAttention:
+    """Return what attends to prompts with FlashInfer, as the flags ask.
+
+    Raises:
+        ModelError: it cannot; the text has the reason.
+    """
+    reason = why_not(executor.spec, executor.dtype, executor.kv_dtype)
+    if not reason and importlib.util.find_spec("flashinfer") is None:
+        reason = "the package flashinfer-python is missing"
+    if reason:
+        raise ModelError(f"--attention-backend flashinfer: {reason}; use triton")
+    return FlashInferAttention(
+        executor.spec,
+        page_tokens=PAGE_TOKENS,
+        device=executor.device,
+        dtype=executor.dtype,
+        library=importlib.import_module("flashinfer"),
+    )
 
 
 def collectives_of(

@@ -88,7 +88,7 @@ def launch(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     out: tl.tensor,
     residual: tl.tensor,

@@ -61,7 +61,7 @@ def penalize(logits: Tensor, penalties: Penalties, history: Tensor) -> None:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["starts", "num_prompt", "num_history"])
 def count_kernel(
     counts: tl.tensor,
     history: tl.tensor,
@@ -85,7 +85,7 @@ def count_kernel(
         tl.atomic_add(counts + token, one + 1, mask=is_token & (is_prompt == 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["presence", "frequency", "repetition"])
 def penalty_kernel(
     logits: tl.tensor,
     stride: tl.tensor,

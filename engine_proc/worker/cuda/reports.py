@@ -45,7 +45,7 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["out_stride"])
 def report_kernel(
     out: tl.tensor,
     logits: tl.tensor,

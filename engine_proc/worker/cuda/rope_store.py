@@ -96,7 +96,7 @@ def rope_store(
     return queries
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rope_store_kernel(
     queries: tl.tensor,
     qkv: tl.tensor,

@@ -31,6 +31,11 @@ class RowDraws:
         self._sizes: list[int] = []
         self._graphs: dict[int, Graph] = {}
 
+    @property
+    def drawn(self) -> Tensor:
+        """What was drawn last, [rows], int32, and room for more rows."""
+        return self._buffers.drawn
+
     def send(self, rows: Int32s) -> Tensor:
         """Send a step's rows; return them as they are on the device, [rows, ROW_NUMBERS].
 

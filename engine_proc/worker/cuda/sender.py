@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from headrace.engine_proc.worker.cuda.pinned_memory import MakeRoom, room_for
 from headrace.engine_proc.worker.executor import Int32s
 
 NUM_PIECES = 2
@@ -40,19 +41,21 @@ class Sender:
     Args:
         size: numbers of the longest.
         make_event: of the stream that they are sent on.
+        make_room: on the host, that they are sent from.
     """
 
     def __init__(
-        self, size: int, device: torch.device, make_event: Callable[[], Event] | None = None
+        self,
+        size: int,
+        device: torch.device,
+        make_event: Callable[[], Event] | None = None,
+        make_room: MakeRoom | None = None,
     ) -> None:
-        is_gpu = device.type == "cuda"
         if make_event is None:
-            make_event = torch.cuda.Event if is_gpu else NoEvent
+            make_event = torch.cuda.Event if device.type == "cuda" else NoEvent
         self.received = torch.zeros(size, dtype=torch.int32, device=device)
-        self._pieces = [
-            (torch.zeros(size, dtype=torch.int32, pin_memory=is_gpu), make_event())
-            for _ in range(NUM_PIECES)
-        ]
+        make_room = make_room or room_for(device)
+        self._pieces = [(make_room(size), make_event()) for _ in range(NUM_PIECES)]
         self._turn = 0
 
     def begin(self) -> Int32s:

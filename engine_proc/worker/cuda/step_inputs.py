@@ -108,7 +108,7 @@ def prepare_inputs(
     return inputs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_tokens", "max_sequences", "max_rows"])
 def inputs_kernel(
     token_ids: tl.tensor,
     positions: tl.tensor,

@@ -1,11 +1,25 @@
 """Where a model runs: what flags ask for, as far as there is a GPU that can do it."""
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
+from random_decoders import SPEC
 
+from headrace import machine
 from headrace.engine_proc.worker import devices
-from headrace.engine_proc.worker.devices import Device, choose, find_gpus, why_not_on_gpus
+from headrace.engine_proc.worker.devices import (
+    Device,
+    check_on_cpu,
+    choose,
+    dtype_on_gpus,
+    find_gpus,
+    why_not_on_gpus,
+)
+from headrace.engine_proc.worker.model import Model
+from headrace.engine_proc.worker.spec import Placement
+from headrace.engine_proc.worker.weights import Format, StoredTensor
 from headrace.errors import ModelError
 
 NO_GPU = "this machine has no NVIDIA GPU"
@@ -34,7 +48,48 @@ def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
         choose("cuda", "int8 is not for them", lambda: pytest.fail("nobody asked"))
 
 
-CAN = {"quantization": "none", "dtype": "auto", "kv_cache_dtype": "auto"}
+OTHERS = {"quantization": "none", "kv_cache_dtype": "auto"}
+
+
+def stored_as(format: Format, placement: Placement = Placement.PRE) -> Model:
+    spec = dataclasses.replace(SPEC, architecture="tiny", placement=placement)
+    embed = StoredTensor(format, (0, 1), np.empty(0, np.uint8))
+    return Model(spec, {"embed": embed}, eos_ids=())
+
+
+@pytest.mark.parametrize(
+    ("asked", "model", "flags", "dtype"),
+    [
+        ("auto", stored_as(Format.F16), {}, "float16"),
+        ("auto", stored_as(Format.F16), {"quantization": "fp8"}, "bfloat16"),
+        ("auto", stored_as(Format.F16, Placement.PRE_POST), {}, "bfloat16"),
+        ("auto", stored_as(Format.F16), {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
+        ("auto", stored_as(Format.BF16), {}, "bfloat16"),
+        ("auto", stored_as(Format.F32), {}, "bfloat16"),
+        ("auto", stored_as(Format.Q6_K), {}, "bfloat16"),
+        ("float16", stored_as(Format.BF16), {}, "float16"),
+        ("bfloat16", stored_as(Format.F16), {}, "bfloat16"),
+        ("float32", stored_as(Format.F16), {}, "float32"),
+    ],
+)
+def test_gpus_compute_in_the_type_of_the_file(
+    asked: str, model: Model, flags: dict[str, str], dtype: str
+) -> None:
+    assert dtype_on_gpus(asked, model, **{**OTHERS, **flags}) == dtype
+
+
+def test_float16_is_refused_where_it_is_too_narrow_and_where_nobody_computes_in_it() -> None:
+    with pytest.raises(ModelError, match=r"^--dtype float16 ends at 65504, which tiny models pass"):
+        dtype_on_gpus("float16", stored_as(Format.BF16, Placement.PRE_POST), **OTHERS)
+    flags = {**OTHERS, "dtype": "auto", "attention_backend": "auto", "why": NO_GPU}
+    check_on_cpu(**flags)
+    for flag in ("dtype", "kv_cache_dtype"):
+        text = f"float16 is for GPUs, .* CPU: {NO_GPU}; use bfloat16 or float32$"
+        with pytest.raises(ModelError, match=text):
+            check_on_cpu(**{**flags, flag: "float16"})
+
+
+CAN = {**OTHERS, "dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -45,6 +100,8 @@ CAN = {"quantization": "none", "dtype": "auto", "kv_cache_dtype": "auto"}
         ({"kv_cache_dtype": "bfloat16"}, ""),
         ({"kv_cache_dtype": "float32"}, "--kv-cache-dtype float32"),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16"),
+        ({"dtype": "float16", "kv_cache_dtype": "float16"}, ""),
+        ({"dtype": "float16", "kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16"),
         ({"quantization": "int8"}, "--quantization int8 is for CPUs"),
     ],
 )
@@ -67,9 +124,9 @@ def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert find_gpus("cuda", 1) == ""
     assert "is for tests" in find_gpus("auto", 1)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.setattr(devices, "NVIDIA", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path / "nothing")
     assert find_gpus("cuda", 1) == NO_GPU
-    monkeypatch.setattr(devices, "NVIDIA", tmp_path)
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
     assert find_gpus("auto", 1) == "the package torch is missing"
 

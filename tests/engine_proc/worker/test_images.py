@@ -1,17 +1,20 @@
-"""Models that take images say what `transformers.generate` says, in fp32.
+"""Models that take images say what `transformers.generate` says, in fp32, through the whole engine.
 
-Sequences with one image, with several and with none share batches, in chunks, and decode while
-others are still being read.
+Sequences with one image, with several and with none share steps, in chunks, and decode while others
+are still being read; pages and images are found again. Towers and workers are in this process.
 """
 
-import dataclasses
+from array import array
+from collections import defaultdict
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from engine_rig import WAIT_MS, Rig
 from tiny_vision import (
     FAMILIES,
     IMAGE_TOKEN,
@@ -21,17 +24,30 @@ from tiny_vision import (
     prepare,
 )
 
-from headrace.engine_proc.rope_positions import Grid, RopePositions
+from headrace.arena import Arena
+from headrace.engine_proc.batch import build_step
+from headrace.engine_proc.chunk import Chunk
+from headrace.engine_proc.embedding_area import EmbeddingArea
+from headrace.engine_proc.embedding_pool import EmbeddingPool
+from headrace.engine_proc.images import Images, Losses
+from headrace.engine_proc.sequence import Sequence
+from headrace.engine_proc.vision.encoding import encode
 from headrace.engine_proc.vision.tower import Tensors, Tower
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch, Executor, Floats
+from headrace.engine_proc.worker.executor import Executor, Floats
 from headrace.engine_proc.worker.model import open_model
+from headrace.engine_proc.worker.runner import GenerationRunner, batch_of
+from headrace.engine_proc.worker.sampler import Sampler
 from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
 from headrace.engine_proc.worker.transformers_model import open_transformers
+from headrace.messages import Encode, GenerateRequest, Image, Sampling, Tensor, request_id
 from headrace.model_card import read_folder
+from headrace.worker_messages import Step, StepResult, WorkerReady
 
 PAGE_TOKENS = 16
-PAGES_EACH = 16  # of a sequence
+NUM_PAGES = 64
+NUM_ROWS = 256  # of embeddings
+MAX_MODEL_LEN = 256
 NUM_NEW = 12
 MERGE = 2  # patches of a row of Qwen's, each way
 # Texts, and images by their seed and size.
@@ -44,23 +60,12 @@ PROMPTS: list[list[Any]] = [
 
 
 @dataclass
-class Sequence:
-    """A prompt, and what has been made of it."""
+class Prompt:
+    """Tokens, and images: what their processor makes of them, and where their rows are."""
 
     tokens: list[int] = field(default_factory=list)
     images: list[Tensors] = field(default_factory=list)
-    grids: list[tuple[int, Grid]] = field(default_factory=list)
-    rows: dict[int, int] = field(default_factory=dict)  # of the embedding area, by position
-    num_prompt: int = 0
-    num_computed: int = 0
-
-    @property
-    def generated(self) -> list[int]:
-        return self.tokens[self.num_prompt :]
-
-    @property
-    def is_done(self) -> bool:
-        return self.generated[-1:] == [TEXT["eos_token_id"]] or len(self.generated) == NUM_NEW
+    places: list[list[int]] = field(default_factory=list)
 
 
 class Model:
@@ -72,49 +77,42 @@ class Model:
         self.reference = make_vision_folder(folder, family)
         self.tower = Tower(folder)
         self.card = read_folder(folder)
-        self.embeds = np.empty((0, self.card.image_row_size), np.float32)
 
-    def executor(self) -> CpuExecutor:
+    def executor(self) -> Executor:
         model = open_model(self.folder)
-        num_pages = PAGES_EACH * len(PROMPTS)
-        return CpuExecutor(
-            model.spec, model.weights, num_pages=num_pages, page_tokens=PAGE_TOKENS, threads=2
-        )
+        sizes = {"num_pages": NUM_PAGES, "page_tokens": PAGE_TOKENS}
+        return CpuExecutor(model.spec, model.weights, **sizes, threads=2)
 
-    def prompt(self, parts: list[Any]) -> Sequence:
-        """Write a prompt as the processors do, markers included; and encode its images."""
-        made = Sequence()
+    def prompt(self, parts: list[Any]) -> Prompt:
+        """Write a prompt as the processors do, markers included."""
+        made = Prompt()
         for part in parts:
             if isinstance(part, str):
                 made.tokens += part.encode()
                 continue
             image = prepare(self.folder, picture(*part))
+            num_rows = len(self.tower.encode(image))
             made.images.append(image)
-            rows = self.tower.encode(image)
+            made.places.append([])
             marker = IMAGE_TOKEN + 1 if self.family != "llava" else ord("\n")
             made.tokens.append(marker)
-            if "image_grid_thw" in image:
-                t, h, w = image["image_grid_thw"][0].tolist()
-                made.grids.append((len(made.tokens), (t, h // MERGE, w // MERGE)))
-            for number in range(len(rows)):
-                if number and number % (len(rows) // num_tiles(image)) == 0:
+            for number in range(num_rows):
+                if number and number % (num_rows // num_tiles(image)) == 0:
                     made.tokens.append(marker)  # between tiles
-                made.rows[len(made.tokens)] = len(self.embeds) + number
+                made.places[-1].append(len(made.tokens))
                 made.tokens.append(IMAGE_TOKEN)
             made.tokens.append(marker)
-            self.embeds = np.concatenate([self.embeds, rows])
-        made.num_prompt = len(made.tokens)
         return made
 
-    def inputs(self, sequence: Sequence) -> dict[str, Any]:
+    def inputs(self, prompt: Prompt) -> dict[str, Any]:
         """Return a prompt as transformers takes it."""
-        ids = torch.tensor([sequence.tokens[: sequence.num_prompt]])
+        ids = torch.tensor([prompt.tokens])
         inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
         for name in names:
-            parts = [torch.from_numpy(image[name]) for image in sequence.images if name in image]
+            parts = [torch.from_numpy(image[name]) for image in prompt.images if name in image]
             if parts:
-                inputs[name] = torch.cat(parts, dim=int(num_tiles(sequence.images[0]) > 1))
+                inputs[name] = torch.cat(parts, dim=int(num_tiles(prompt.images[0]) > 1))
         is_image = (ids == IMAGE_TOKEN).long()
         if self.family == "qwen2_5_vl":
             inputs["mm_token_type_ids"] = is_image
@@ -123,17 +121,17 @@ class Model:
         return inputs
 
     @torch.inference_mode()
-    def logits(self, sequence: Sequence) -> Floats:
+    def logits(self, prompt: Prompt) -> Floats:
         """Return what transformers says of every token of a prompt."""
-        logits: Floats = self.reference(**self.inputs(sequence)).logits[0].numpy()
+        logits: Floats = self.reference(**self.inputs(prompt)).logits[0].numpy()
         return logits
 
     @torch.inference_mode()
-    def expected(self, sequence: Sequence) -> list[int]:
+    def expected(self, prompt: Prompt) -> list[int]:
         """Return what transformers generates."""
-        inputs = self.inputs(sequence)
+        inputs = self.inputs(prompt)
         output = self.reference.generate(**inputs, max_new_tokens=NUM_NEW, do_sample=False)
-        generated: list[int] = output[0, sequence.num_prompt :].tolist()
+        generated: list[int] = output[0, len(prompt.tokens) :].tolist()
         return generated
 
 
@@ -143,59 +141,120 @@ def num_tiles(image: Tensors) -> int:
     return pixels.shape[1] if pixels.ndim == 5 else 1
 
 
-def step_of(model: Model, sequences: list[Sequence], numbers: list[int], chunk: int) -> Batch:
-    """Return the next tokens of each sequence; where images must be whole, up to their end."""
-    starts, stops = [], []
-    for sequence in sequences:
-        stop = min(sequence.num_computed + chunk, len(sequence.tokens))
-        while model.card.whole_images and {stop - 1, stop} <= sequence.rows.keys():
-            stop += 1
-        starts.append(sequence.num_computed)
-        stops.append(stop)
-    spans = list(zip(sequences, starts, stops, strict=True))
-    places = [(s, position) for s, start, stop in spans for position in range(start, stop)]
-    ends = np.cumsum([stop - start for _, start, stop in spans])
-    pages = np.random.default_rng(0).permutation(PAGES_EACH * len(PROMPTS))
-    table = pages.reshape(len(PROMPTS), PAGES_EACH)[numbers]
-    has_images = any(s.rows for s in sequences)
-    triples = [RopePositions(s.grids).of(start, stop - start) for s, start, stop in spans]
-    return Batch(
-        token_ids=np.array([s.tokens[position] for s, position in places], np.int32),
-        positions=np.array([position for _, position in places], np.int32),
-        sequences=np.repeat(np.arange(len(spans)), np.diff(ends, prepend=0)).astype(np.int32),
-        page_table=table.astype(np.int32),
-        logit_rows=(ends - 1).astype(np.int32),
-        embed_rows=np.array([s.rows.get(position, -1) for s, position in places], np.int32)
-        if has_images
-        else None,
-        embeds=model.embeds,
-        rope_positions=np.concatenate(triples).astype(np.int32).reshape(-1, 3)
-        if any(s.grids for s in sequences)
-        else None,
-        last_seen=np.array([last_seen(s, position) for s, position in places], np.int32)
-        if has_images and model.card.whole_images
-        else None,
-    )
+class Eyes:
+    """A vision worker, in this process."""
+
+    def __init__(self, tower: Tower) -> None:
+        self._tower = tower
+        self.arena = Arena.create(1, 8 << 20)
+        self._region = self.arena.region(0)
+        self.area = EmbeddingArea.create(NUM_ROWS, tower.row_size)
+        self._asked: Encode | None = None
+        self.num_encoded = 0
+
+    def show(self, image: Tensors) -> dict[str, Tensor]:
+        """Put an image where it is looked for."""
+        shown = {}
+        for name, tensor in image.items():
+            place = self._region.allocate(tensor.nbytes)
+            assert place is not None
+            self._region.view(place)[: tensor.nbytes] = tensor.tobytes()
+            self._region.send(place)
+            generation = self._region.generation(place)
+            shown[name] = Tensor(place, generation, tensor.dtype.str[1:], list(tensor.shape))
+        return shown
+
+    def ask(self, images: Images) -> None:
+        self._asked = images.next_batch() or self._asked
+
+    def take(self, images: Images) -> Losses:
+        if self._asked is None:
+            return Losses()
+        message, self._asked = self._asked, None
+        self.num_encoded += len(message.images)
+        return images.take(encode(message, self._tower, self.arena, self.area.rows))
 
 
-def last_seen(sequence: Sequence, position: int) -> int:
-    """Return the last position a token sees: the end of its image."""
-    while {position, position + 1} <= sequence.rows.keys():
-        position += 1
-    return position
+class Worker:
+    """A worker, in this process."""
+
+    def __init__(self, runner: GenerationRunner) -> None:
+        self._runner = runner
+        self._steps: list[Step] = []
+        self.sizes: list[int] = []  # tokens of each step
+
+    def are_ready(self) -> bool:
+        return True
+
+    def check(self) -> None: ...
+
+    def start(self, step: Step) -> None:
+        self._steps.append(step)
+        self.sizes.append(len(step.token_ids) // 4)
+
+    def finish(self) -> StepResult:
+        return self._runner.run(self._steps.pop(0))
 
 
-def generate(model: Model, executor: Executor, sequences: list[Sequence], chunk: int) -> None:
-    """Run all sequences to their end, side by side."""
-    while running := [i for i, s in enumerate(sequences) if not s.is_done]:
-        step = step_of(model, [sequences[i] for i in running], running, chunk)
-        logits: Floats = executor.forward(step)
-        counts = np.bincount(step.sequences)
-        for i, count, row in zip(running, counts, logits, strict=True):
-            sequence = sequences[i]
-            sequence.num_computed += int(count)
-            if sequence.num_computed == len(sequence.tokens):
-                sequence.tokens.append(int(row.argmax()))
+class Served:
+    """A model in an engine."""
+
+    def __init__(self, model: Model, executor: Executor, run_dir: Path, chunk: int) -> None:
+        self.eyes = Eyes(model.tower)
+        sampler = Sampler(model.reference.config.text_config.vocab_size, threads=1)
+        self.worker = Worker(GenerationRunner(executor, sampler, self.eyes.area.rows))
+        self.pool = EmbeddingPool(NUM_ROWS)
+        release = self.eyes.arena.release
+        images = Images(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
+        self.rig = Rig(
+            run_dir,
+            ready=WorkerReady(NUM_PAGES, PAGE_TOKENS),
+            images=images,
+            sight=self.eyes,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=len(PROMPTS),
+            max_num_batched_tokens=chunk,
+        )
+        self._counter = 0
+
+    def request(self, prompt: Prompt) -> GenerateRequest:
+        """Return what a process that prepares images would send."""
+        self._counter += 1
+        images = []
+        for image, places in zip(prompt.images, prompt.places, strict=True):
+            pixels = image["pixel_values"].tobytes()
+            start, num_tokens = places[0], places[-1] + 1 - places[0]
+            grid: list[int] = []
+            if "image_grid_thw" in image:
+                frames, height, width = image["image_grid_thw"][0].tolist()
+                grid = [frames, height // MERGE, width // MERGE]
+            key, shown = blake2b(pixels, digest_size=16).digest(), self.eyes.show(image)
+            images.append(Image(key, start, num_tokens, len(places), shown, grid))
+        id, stops = request_id(0, self._counter), [TEXT["eos_token_id"]]
+        return GenerateRequest(id, 0, NUM_NEW, Sampling(), stops, b"plan", images=images)
+
+    def generate(self, prompts: list[Prompt]) -> list[list[int]]:
+        """Return the answers to prompts that come together."""
+        requests = [self.request(prompt) for prompt in prompts]
+        for request, prompt in zip(requests, prompts, strict=True):
+            self.rig.take(request, prompt=tuple(prompt.tokens))
+        said, ended = defaultdict[int, list[int]](list), set[int]()
+        while len(ended) < len(requests):
+            self.rig.engine.see_to_images()
+            self.rig.engine.go_on(self.worker)  # type: ignore[arg-type]
+            self.rig.links.flush()
+            is_busy = self.rig.scheduler.has_work or self.rig.images.num_waiting > 0
+            received = self.rig.detokenizers[0].receive(0 if is_busy else WAIT_MS)
+            assert is_busy or received is not None, f"{len(requests) - len(ended)} have not ended"
+            if received is not None:
+                output, tokens = received[0], iter(array("I", bytes(received[1])))
+                for id, count, finish in output.rows():
+                    said[id] += [next(tokens) for _ in range(count)]
+                    ended |= {id} if finish is not None else set()
+        return [said[request.id] for request in requests]
+
+    def close(self) -> None:
+        self.rig.close()
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -204,39 +263,55 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("chunk", [7, 1000])
-def test_greedy_tokens_are_those_of_transformers(chunk: int, model: Model) -> None:
-    sequences = [model.prompt(parts) for parts in PROMPTS]
-    expected = [model.expected(sequence) for sequence in sequences]
-    generate(model, model.executor(), sequences, chunk)
-    assert [sequence.generated for sequence in sequences] == expected
+def test_greedy_tokens_are_those_of_transformers(chunk: int, model: Model, tmp_path: Path) -> None:
+    prompts = [model.prompt(parts) for parts in PROMPTS]
+    expected = [model.expected(prompt) for prompt in prompts]
+    served = Served(model, model.executor(), tmp_path, chunk)
+    assert served.generate(prompts) == expected
+    assert served.eyes.num_encoded == 3
+    num_steps = len(served.worker.sizes)
+    assert max(served.worker.sizes) <= chunk
+    assert served.generate(prompts) == expected  # with what is found again
+    assert served.eyes.num_encoded == 3
+    assert sum(served.worker.sizes[:num_steps]) > 2 * sum(served.worker.sizes[num_steps:])
+    assert served.pool.num_free == NUM_ROWS
+    served.close()
 
 
-def test_logits_are_those_of_transformers(model: Model) -> None:
-    for number, parts in enumerate(PROMPTS):
-        sequence = model.prompt(parts)
-        step = step_of(model, [sequence], [number], chunk=1000)
-        rows = np.arange(sequence.num_prompt, dtype=np.int32)
-        logits = model.executor().forward(dataclasses.replace(step, logit_rows=rows))
-        expected = model.logits(sequence)
+def test_logits_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
+    served = Served(model, model.executor(), tmp_path, 1000)
+    for parts in PROMPTS:
+        prompt = model.prompt(parts)
+        bulk = array("I", prompt.tokens).tobytes()
+        sequence = Sequence.of(served.request(prompt), bulk)
+        sequence.pages = array("i", range(NUM_PAGES))
+        served.rig.images.enter(sequence)
+        served.rig.engine.see_to_images()
+        served.rig.engine.see_to_images()
+        step = build_step([Chunk.of(sequence, 0, len(prompt.tokens))])
+        rows = np.arange(len(prompt.tokens), dtype=np.int32)
+        batch = batch_of(step, rows.tobytes(), served.eyes.area.rows)
+        logits = model.executor().forward(batch)
+        expected = model.logits(prompt)
         assert np.abs(expected).max() > 0.3
         np.testing.assert_allclose(logits, expected, atol=5e-5)
+    served.close()
 
 
 def test_what_runs_in_transformers_says_the_same(tmp_path: Path) -> None:
     model = Model(tmp_path, "gemma3")
-    opened = open_transformers(tmp_path, dtype="float32", max_model_len=200)
-    num_pages = PAGES_EACH * len(PROMPTS)
-    executor = TransformersExecutor(opened, num_pages=num_pages, page_tokens=PAGE_TOKENS)
-    sequences = [model.prompt(parts) for parts in PROMPTS]
-    expected = [model.expected(sequence) for sequence in sequences]
-    generate(model, executor, sequences, chunk=7)
-    assert [sequence.generated for sequence in sequences] == expected
+    opened = open_transformers(tmp_path, dtype="float32", max_model_len=MAX_MODEL_LEN)
+    executor = TransformersExecutor(opened, num_pages=NUM_PAGES, page_tokens=PAGE_TOKENS)
+    prompts = [model.prompt(parts) for parts in PROMPTS]
+    served = Served(model, executor, tmp_path, 7)
+    assert served.generate(prompts) == [model.expected(prompt) for prompt in prompts]
+    served.close()
 
 
-def test_another_image_makes_another_text(model: Model) -> None:
-    texts = []
-    for seed in (1, 2):
-        sequence = model.prompt(["What is this? ", (seed, 80, 60), "Say it in one word."])
-        generate(model, model.executor(), [sequence], chunk=1000)
-        texts.append(sequence.generated)
-    assert texts[0] != texts[1]
+def test_another_image_makes_another_text(model: Model, tmp_path: Path) -> None:
+    served = Served(model, model.executor(), tmp_path, 1000)
+    parts = ["What is this? ", "Say it in one word."]
+    prompts = [model.prompt([parts[0], (seed, 80, 60), parts[1]]) for seed in (1, 2)]
+    first, second = served.generate(prompts)
+    assert first != second
+    served.close()

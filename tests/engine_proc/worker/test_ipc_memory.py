@@ -56,6 +56,12 @@ class Driver:
 
     cuMemcpyDtoH = cuMemcpyHtoD
 
+    def cuMemHostAlloc(self, num_bytes: int, flags: int) -> tuple[int, int]:
+        assert flags == 1
+        return self.cuMemAlloc(num_bytes)
+
+    cuMemFreeHost = cuMemFree
+
     def cuPointerGetAttribute(self, attribute: int, address: int) -> tuple[int, int]:
         assert attribute == IPC_CAPABLE
         return 0, self.capable
@@ -126,6 +132,15 @@ def test_a_page_of_the_host_is_mapped() -> None:
     memory.unmap_host(4096)
     memory.close(1)
     assert driver.called == ["cuMemHostRegister", "cuMemHostUnregister", "cuIpcCloseMemHandle"]
+
+
+def test_memory_of_the_host_is_pinned_and_given_back() -> None:
+    driver = Driver()
+    memory = CudaMemory(driver)
+    address = memory.allocate_host(12)
+    assert len(driver.buffers[address]) == 12
+    memory.free_host(address)
+    assert not driver.buffers
 
 
 def test_a_stream_that_captures_is_told_from_one_that_runs() -> None:

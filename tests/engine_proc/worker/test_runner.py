@@ -136,6 +136,21 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
     assert seen == [[0, 1, 2], [2, 3, 1]]
 
 
+def test_penalties_know_what_the_step_before_draws() -> None:
+    first, second = SamplingRows(), SamplingRows()
+    sequence = sequence_of([], presence_penalty=9.0)
+    draw(first, sequence_of([], logit_bias={3: 9.0}))
+    draw(first, sequence)  # 0
+    sequence.row = 1
+    second.draw(sequence, len(sequence.tokens) + 1, NO_DRAFTS)
+    runner = GenerationRunner(Unmoved(), Sampler(len(LOGITS)))
+    drawn = [
+        array("i", runner.run(step_of(rows, num_rows)).token_ids).tolist()
+        for rows, num_rows in ((first, 2), (second, 1))
+    ]
+    assert drawn == [[3, 0], [1]]
+
+
 @pytest.mark.parametrize("rows", [[], [1, 3]])
 def test_each_pooled_row_has_a_vector_of_length_one(rows: list[int]) -> None:
     tokens = np.arange(1, 5, dtype=np.int32)

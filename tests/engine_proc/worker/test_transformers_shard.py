@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from headrace.engine_proc.collectives import CollectiveFailed, Outcome
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.opener import open_for
@@ -20,6 +21,7 @@ from headrace.engine_proc.worker.transformers_executor import TransformersExecut
 from headrace.engine_proc.worker.transformers_model import TransformersModel
 from headrace.engine_proc.worker.transformers_shard import take_share
 from headrace.errors import ModelError
+from headrace.exit_status import ExitStatus
 
 MAX_MODEL_LEN = 64
 NUM_TOKENS = 20
@@ -158,6 +160,18 @@ def test_a_plan_that_cannot_be_followed_is_refused(
     groups[1].abort()  # whoever got so far would wait for it
     with pytest.raises(ModelError, match=text):
         take_share(model, groups[0], MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("num_ranks", [2])
+def test_who_loads_and_loses_another_does_not_blame_the_model(
+    groups: list[ShmAllReduce], tmp_path: Path
+) -> None:
+    save(tmp_path, "mixtral")
+    groups[1].abort(Outcome.PEER_DIED)
+    how = {"impl": "transformers", "dtype": "auto", "max_model_len": MAX_MODEL_LEN}
+    with pytest.raises(CollectiveFailed, match="rank 1 died") as failure:
+        open_for(tmp_path, **how, group=groups[0])  # type: ignore[arg-type]
+    assert failure.value.exit_status is ExitStatus.PEER_LOST
 
 
 @pytest.mark.parametrize("num_ranks", [8])

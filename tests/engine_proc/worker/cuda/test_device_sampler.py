@@ -130,6 +130,27 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
         assert [x for _, x in a.top] == pytest.approx([x for _, x in b.top], abs=1e-5)
 
 
+def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> None:
+    """The second row is the host's."""
+    penalized = {"temperature": 0, "num_history": 2, "presence_penalty": 9}
+    bare = [penalized, {**penalized, "history_start": 2}]
+    first = step_of([{"temperature": 0}] * 2)
+    second = step_of(bare, masked_rows=[1], history=[0, -2, 0, -1])
+    logits = np.zeros((2, VOCAB_SIZE), np.float32)
+    logits[0, 5], logits[1, 8] = 9, 9
+    after = np.zeros_like(logits)
+    after[:, [5, 7, 8]] = [3, 1, 3]
+    sampler = make_sampler(device, Sampler(VOCAB_SIZE, threads=1))
+    found = [
+        sampler.sample(torch.from_numpy(numbers).to(device), step, masks).tokens.tolist()
+        for numbers, step, masks in (
+            (logits, first, no_masks),
+            (after, second, masks_allowing([5, 7])),
+        )
+    ]
+    assert found == [[5, 8], [5, 7]]
+
+
 def reports_of(result: StepResult, num_tops: list[int]) -> list[TokenLogprob]:
     """Return what is told of each row that wants it."""
     outcome = Outcome(result, 0)

@@ -1,14 +1,19 @@
 """How workers on GPUs find each other; gloo stands for NCCL, which needs GPUs."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import as_threads
 from torch.distributed import ProcessGroupGloo
 
 from headrace.all_reduce_policy import Topology
+from headrace.engine_proc.control_page import ControlPage
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda import gpu_group
-from headrace.engine_proc.worker.cuda.gpu_group import meeting_place, worst_link
+from headrace.engine_proc.worker.cuda.gpu_group import meeting_place, open_group, worst_link
 from headrace.engine_proc.worker.host_peers import HostPeers
 from headrace.engine_proc.worker.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
@@ -25,6 +30,36 @@ def test_ranks_meet_in_a_file_that_has_no_name() -> None:
         return summed
 
     assert as_threads(2, body) == [[3, 3], [3, 3]]
+
+
+def test_sums_are_torchs_where_the_flags_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank: torch has one group in a process."""
+    init, asked = dist.init_process_group, []
+
+    def init_gloo(backend: str, device_id: torch.device, **options: Any) -> None:
+        asked.append((backend, device_id))
+        init("gloo", **options)
+
+    gpu = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(uuid="GPU-0"))
+    pretended = SimpleNamespace(device=torch.device, zeros=lambda *_, **__: None, cuda=gpu)
+    monkeypatch.setattr(gpu_group, "torch", pretended)
+    monkeypatch.setattr(dist, "init_process_group", init_gloo)
+
+    def body(group: ShmAllReduce) -> None:
+        opened = open_group(HostPeers(group), ControlPage.create().fd, is_disabled=True)
+        assert opened.why_not == "--disable-custom-all-reduce"
+        x, everyone = torch.tensor([1.0, 2.0]), torch.zeros(1, 2)
+        opened.all_gather(x, everyone)
+        opened.broadcast(x)
+        assert opened.all_reduce(x).tolist() == everyone[0].tolist() == [1, 2]
+        opened.check()
+        opened.close()
+
+    try:
+        as_threads(1, body)
+    finally:
+        dist.destroy_process_group()
+    assert asked == [("nccl", torch.device("cuda", 0))]
 
 
 def test_links_that_nobody_can_tell_of_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from embedding_models import LAST, add_modules
 from tiny_models import make_byte_folder
 
@@ -15,6 +16,7 @@ from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.buckets import Buckets
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, in_transformers, load
+from headrace.engine_proc.worker.prognosis import foresee
 from headrace.engine_proc.worker.runner import EmbeddingRunner
 from headrace.errors import ConfigError, ModelError
 from headrace.worker_messages import Step, StepResult
@@ -103,16 +105,55 @@ def test_an_embedding_model_makes_vectors(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.usefixtures("threads")
+def test_what_is_stored_in_float16_runs_in_it(tmp_path: Path) -> None:
+    make_byte_folder(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16)
+    model.save_pretrained(tmp_path)
+    add_modules(tmp_path, LAST)
+    column = torch.tensor([0, 1, 2], dtype=torch.int32).numpy().tobytes()
+    step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=column)
+    vectors = {}
+    for device, dtype in (
+        ("cpu", "float32"), ("cuda", "auto"), ("cuda", "float16"), ("cuda", "bfloat16"),
+    ):  # fmt: skip
+        kv_dtype = "float32" if device == "cpu" else "auto"
+        config = config_of(tmp_path, device=device, dtype=dtype, kv_cache_dtype=kv_dtype)
+        embeddings = load(config, ignore).runner.run(step).embeddings
+        vectors[device, dtype] = torch.frombuffer(bytearray(embeddings), dtype=torch.float32)
+    exact = vectors.pop(("cpu", "float32"))
+    errors = {dtype: (x - exact).abs().max().item() for (_, dtype), x in vectors.items()}
+    assert torch.equal(vectors["cuda", "auto"], vectors["cuda", "float16"])
+    assert 0 < errors["float16"] < 0.01
+    assert errors["bfloat16"] > 3 * errors["float16"]
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"quantization": "int8"}, "--quantization int8 is for CPUs; use --device cpu"),
         ({"kv_cache_dtype": "bfloat16"}, "is not that of the weights, float32"),
+        ({"attention_backend": "flashinfer"}, "flashinfer: the model's heads have 16 numbers"),
+        ({"device": "cpu", "attention_backend": "triton"}, "triton is for GPUs, and the model"),
+        ({"device": "cpu", "dtype": "float16"}, "--dtype float16 is for GPUs, .*; use bfloat16 or"),
     ],
 )
 def test_what_gpus_cannot_do_is_refused(changes: dict[str, Any], text: str, folder: Path) -> None:
     with pytest.raises(ModelError, match=text):
         load(config_of(folder, **changes), ignore)
+
+
+def test_what_our_own_code_does_not_know_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 32}'
+    )
+    pattern = "^--device cuda runs what our own code knows: .*; use --device cpu$"
+    with pytest.raises(ModelError, match=pattern) as refusal:
+        load(config_of(tmp_path), ignore)
+    assert "mixtral" in str(refusal.value)
+    flags = {"impl": "auto", "load_format": "auto", "quantization": "none", "device": "cuda"}
+    with pytest.raises(ModelError, match=pattern):
+        foresee(tmp_path, **flags)
 
 
 @pytest.mark.usefixtures("threads")

@@ -1,7 +1,13 @@
 """Numbers are sent from memory that is not written to while they are on their way."""
 
+import ctypes
+import gc
+from typing import Any
+
+import pytest
 import torch
 
+from headrace.engine_proc.worker.cuda.pinned_memory import pinned
 from headrace.engine_proc.worker.cuda.sender import Sender
 
 
@@ -31,3 +37,47 @@ def test_a_piece_is_written_to_again_when_it_has_been_sent() -> None:
     assert events[0::2] == events[1::2]
     assert events[0] is events[4] is not events[2]
     assert events[2] is events[6]
+
+
+class Pages:
+    """Memory that a driver has pinned, as it was left by others."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Any] = {}
+
+    def allocate_host(self, num_bytes: int) -> int:
+        block = ctypes.create_string_buffer(b"\xff" * num_bytes, num_bytes)
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free_host(self, address: int) -> None:
+        del self.blocks[address]
+
+
+def test_what_is_sent_lies_in_pinned_memory_until_nobody_has_it() -> None:
+    pages = Pages()
+    sender = Sender(3, torch.device("cpu"), make_room=lambda num: pinned(num, pages))
+    assert [len(block) for block in pages.blocks.values()] == [12, 12]
+    assert not any(any(block.raw) for block in pages.blocks.values())
+    numbers = sender.begin()
+    numbers[:] = [1, 2, 3]
+    assert numbers.tobytes() in [block.raw for block in pages.blocks.values()]
+    sender.send(3)
+    assert sender.received.tolist() == [1, 2, 3]
+    del sender
+    gc.collect()
+    assert len(pages.blocks) == 1  # of the numbers
+    del numbers
+    gc.collect()
+    assert not pages.blocks
+
+
+def test_a_gpu_is_sent_to_from_pinned_memory(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("there is no GPU")
+    sender = Sender(1 << 20, device)
+    for number in range(4):
+        sender.begin()[:] = number
+        sender.send(1 << 20)
+        assert sender.received.unique().tolist() == [number]
+    assert all(piece.is_pinned() for piece, _ in sender._pieces)
