@@ -31,9 +31,9 @@ def build_step(chunks: list[Chunk]) -> Step:
         if chunk.is_decode:  # nearly always
             positions.append(chunk.start)
             rows_of.append(row)
+            sampling.draw(sequence, chunk.start + 1, chunk.drafts)
             sequence.row = len(logit_rows)
             logit_rows.append(first_row)
-            sampling.draw(sequence, chunk.start + 1, chunk.drafts)
             continue
         token_ids += chunk.drafts
         positions.extend(range(chunk.start, chunk.start + chunk.num_tokens))
@@ -48,9 +48,9 @@ def build_step(chunks: list[Chunk]) -> Step:
             for num_drafts in range(len(chunk.drafts) + 1):
                 if sequence.request.grammar:
                     masked_rows.append(len(logit_rows))
+                sampling.draw(sequence, chunk.end + num_drafts, chunk.drafts[:num_drafts])
                 sequence.row = len(logit_rows)
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
-                sampling.draw(sequence, chunk.end + num_drafts, chunk.drafts[:num_drafts])
     images = ImageColumns(chunks)
     return Step(
         token_ids.tobytes(),

@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 from headrace.errors import HeadraceError
+from headrace.exit_status import ExitStatus
 
 T = TypeVar("T")
 
@@ -24,6 +25,8 @@ class CollectiveFailed(HeadraceError):
 
     `rank` is the one that died, gave up or called something else; None where it is nobody's.
     """
+
+    exit_status = ExitStatus.PEER_LOST
 
     def __init__(self, outcome: Outcome, rank: int | None, text: str) -> None:
         super().__init__(text)

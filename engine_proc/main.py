@@ -345,6 +345,7 @@ class Engine:
                 self._step_limit.failed(self._scheduler.tokens_in_step)
             deadly = self._scheduler.recompute(blames=not is_for_memory)
             self._sent.clear()
+            self._expect()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
             workers.replace(death, ids, is_explained=is_for_memory or deadly is not None)
@@ -388,8 +389,18 @@ class Engine:
         workers.start(step)
         self._sent.append((chunks, step))
         if len(self._sent) == 1:
+            self._expect()
             self._make_masks(workers)
         return True
+
+    def _expect(self) -> None:
+        """Say on the board when the oldest step is overdue."""
+        patience_s = None
+        if self._sent:
+            _, step = self._sent[0]
+            patience_s = self._step_time.patience_s(len(step.token_ids) // ITEM_BYTES)
+        due_ns = 0 if patience_s is None else time.monotonic_ns() + round(1e9 * patience_s)
+        self._slot[Field.STEP_DUE_NS] = due_ns
 
     def _make_masks(self, workers: Workers) -> None:
         """Make the masks of the oldest step: all tokens before those it draws are known."""
@@ -409,6 +420,8 @@ class Engine:
         num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_limit.worked()
         self._step_time.observe(num_tokens, self._began_at - began_at)
+        self._slot[Field.STEPPED_NS] = time.monotonic_ns()
+        self._expect()
         num_pooled = len(step.pooled_rows) // ITEM_BYTES
         news = self._scheduler.update(chunks, Outcome(result, num_pooled))
         if self._sent:
@@ -434,6 +447,7 @@ class Engine:
         for _ in self._sent[1:]:
             workers.finish()
         self._sent.clear()
+        self._expect()
         self._scheduler.retry()
         workers.resume()
         limit, num_tokens = self._step_limit.num_tokens, len(step.token_ids) // ITEM_BYTES

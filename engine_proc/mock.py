@@ -364,6 +364,8 @@ class MockEngine:
 
     def _show(self) -> None:
         """Bring the board up to date. A prompt of which a part is computed counts as waiting."""
+        if self._step > self._slot[Field.STEPS]:
+            self._slot[Field.STEPPED_NS] = time.monotonic_ns()
         self._slot[Field.STEPS] = self._step
         self._slot[Field.RUNNING] = self._num_generating
         self._slot[Field.WAITING] = len(self._waiting)

@@ -33,7 +33,7 @@ class SamplingRows:
             POSITION.pack_into(row, POSITION_AT, position)
             self.rows += row
             return
-        history = self._add_history(sequence, drafts)
+        history = self._add_history(sequence, position, drafts)
         bias_start = len(self.bias)
         self._add_bias(sequence, position, drafts)
         bias = bias_start, len(self.bias) - bias_start
@@ -47,17 +47,20 @@ class SamplingRows:
             0, position, 0, 1, 0, 0, 0, 1, 0, num_logprobs, token, 0, 0, 0, 0, 0
         )
 
-    def _add_history(self, sequence: Sequence, drafts: "array[int]") -> tuple[int, int, int]:
+    def _add_history(
+        self, sequence: Sequence, position: int, drafts: "array[int]"
+    ) -> tuple[int, int, int]:
         """Add the tokens that penalties look at; return where, how many of them are the prompt's,
         and how many there are."""
-        start = len(self.history)
-        sampling = sequence.request.sampling
-        if sampling.repetition_penalty != 1:
-            self.history += sequence.tokens + drafts
-            return start, sequence.num_prompt, len(self.history) - start
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            self.history += sequence.tokens[sequence.num_prompt :] + drafts
-        return start, 0, len(self.history) - start
+        start, sampling = len(self.history), sequence.request.sampling
+        counts_prompt = sampling.repetition_penalty != 1
+        if not (counts_prompt or sampling.presence_penalty or sampling.frequency_penalty):
+            return start, 0, 0
+        self.history += (sequence.tokens if counts_prompt else sequence.generated) + drafts
+        if len(sequence.tokens) + len(drafts) < position:  # the last token is being sampled
+            self.history.append(-1 - sequence.row)
+        num_prompt = sequence.num_prompt if counts_prompt else 0
+        return start, num_prompt, len(self.history) - start
 
     def _add_bias(self, sequence: Sequence, position: int, drafts: "array[int]") -> None:
         sampling = sequence.request.sampling

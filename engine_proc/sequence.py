@@ -15,8 +15,8 @@ MORE = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("logit_bias", "bad_words", "min_tokens", "logprobs", "prompt_logprobs"),
 )
-# Those for which the last token has to be known before the row is made that draws the next.
-BACK = ("presence_penalty", "frequency_penalty", "repetition_penalty", "bad_words")
+# That for which the last token has to be known before the row is made that draws the next.
+BACK = ("bad_words",)
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +34,7 @@ class Sequence:
     is_plain: bool  # drawn from the last logits alone, and nothing but the token is told
     arrival: int = 0  # the how-manieth sequence of this engine
     queued_at: int = 0  # the step before which it began to wait
-    looks_back: bool = False  # its rows depend on its tokens, besides the logits; see `BACK`
+    looks_back: bool = False  # what its rows ban depends on its last token; see `BACK`
     num_computed: int = 0  # what is being computed included
     num_expected: int = 0  # its tokens, and those that are being sampled
     num_computable: int = 0  # tokens there will be at most, but for the last: nobody sees that

@@ -1,6 +1,7 @@
 """How long a step takes, learned from those that were. Pure: the clock is the caller's."""
 
 DECAY = 0.95  # per step: the last twenty count most
+PATIENCE_S, PATIENCE = 4.0, 10  # this much longer than so many such steps is far too long
 MIN_CHUNK = 32  # tokens of prompt a step computes in any case, so that prompts come to an end
 
 
@@ -26,6 +27,13 @@ class StepTime:
         if slope <= 0:
             return limit
         return max(MIN_CHUNK, int(min(limit, (seconds - base) / slope)))
+
+    def patience_s(self, num_tokens: int) -> float | None:
+        """Return how long a step may take before it is far too long; None before any is known."""
+        if self._weight == 0:
+            return None
+        base, slope = self._fit()
+        return PATIENCE_S + PATIENCE * (base + max(slope, 0.0) * num_tokens)
 
     def _fit(self) -> tuple[float, float]:
         mean_n, mean_t = self._n / self._weight, self._t / self._weight

@@ -91,6 +91,7 @@ def start_worker(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         enforce_eager=config.enforce_eager,
+        attention_backend=config.attention_backend,
         cudagraph_capture_sizes=config.cudagraph_capture_sizes,
         num_guesses=FIRST_LENGTH if config.speculative == "ngram" else 0,
         kv_cache_dtype=config.kv_cache_dtype,

@@ -7,6 +7,7 @@ from headrace.config import VisionConfig
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.vision.encoding import encode
+from headrace.heap import give_back, keep_freed
 from headrace.messages import FromVision, ToVision
 from headrace.process import Context
 
@@ -26,8 +27,13 @@ def main(config: VisionConfig, context: Context) -> None:
     tower = Tower(config.model_path)
     heart.end()
     context.ready()
+    keep_freed()
+    was_busy = False
     while True:
         message = asks.receive(IDLE_S)
+        if was_busy and message is None:
+            give_back()
+        was_busy = message is not None
         if message is not None:
             heart.begin()
             answer = encode(message, tower, arena, area.rows)

@@ -26,7 +26,7 @@ from headrace.messages import (
     TokenLogprob,
     request_id,
 )
-from headrace.worker_messages import WorkerReady
+from headrace.worker_messages import StepFailed, StepResult, WorkerReady
 
 
 @pytest.fixture
@@ -111,6 +111,31 @@ def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
 ahead = pytest.mark.parametrize("rig", [{"looks_ahead": True}], indirect=True)
 
 
+@pytest.mark.parametrize("rig", [{}, {"looks_ahead": True}], indirect=True)
+def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
+    rig.take(GenerateRequest(FIRST, 0, 9, Sampling(), [], b""))
+    due = []
+
+    class Witness(Sevens):
+        def finish(self) -> StepResult | StepFailed:
+            due.append(rig.slot[Field.STEP_DUE_NS])
+            return super().finish()
+
+    workers = Witness()
+    while rig.scheduler.has_work:
+        rig.engine.go_on(workers)  # type: ignore[arg-type]
+    assert due[0] == 0, "no step is known to be long before there was one"
+    assert all(due[1:])
+    assert rig.slot[Field.STEP_DUE_NS] == 0
+    assert 0 < rig.slot[Field.STEPPED_NS] < due[-1]
+    rig.take(generate(request_id(0, 2)))
+    rig.workers = Sevens(lives=0)
+    for _ in range(2):
+        rig.turn()
+    assert rig.workers.lives < 0, "they have died"
+    assert rig.slot[Field.STEP_DUE_NS] == 0, "of one that nobody computes"
+
+
 @ahead
 def test_a_step_is_sent_before_the_last_has_its_result(rig: Rig) -> None:
     rig.take(*(GenerateRequest(FIRST + i, 0, 2 + i, Sampling(), [], b"") for i in range(2)))
@@ -153,10 +178,16 @@ def test_an_abort_ends_the_step_that_is_computed_for_nobody(rig: Rig) -> None:
 
 
 @ahead
-def test_penalties_wait_for_the_token_before(rig: Rig) -> None:
-    rig.take(generate(repetition_penalty=2.0))
+def test_bad_words_wait_for_the_token_before(rig: Rig) -> None:
+    rig.take(generate(bad_words=[[1, 2]]))
     assert [rig.turn().copy() for _ in range(4)] == [["start"], ["finish"], ["start"], ["finish"]]
     assert rig.slot[Field.STEPS_AHEAD] == 0
+
+
+@ahead
+def test_penalties_do_not(rig: Rig) -> None:
+    rig.take(generate(repetition_penalty=2.0))
+    assert [rig.turn().copy() for _ in range(3)] == [["start"], ["start", "finish"], ["finish"]]
 
 
 @ahead

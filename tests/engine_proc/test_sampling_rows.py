@@ -75,6 +75,17 @@ def test_presence_and_frequency_look_at_the_text_alone(name: str) -> None:
     assert columns(make_sequence([7, 8], **{name: 0.5}), [9]) == ([7, 8, 9], (0, 0, 3))
 
 
+@pytest.mark.parametrize(
+    ("name", "past"), [("repetition_penalty", [1, 2, 3, 7]), ("presence_penalty", [7])]
+)
+def test_a_token_that_is_being_sampled_is_told_by_its_row(name: str, past: list[int]) -> None:
+    sequence = make_sequence([7], **{name: 1.5})
+    sequence.row = 4
+    rows = SamplingRows()
+    rows.draw(sequence, len(sequence.tokens) + 1, array("i"))
+    assert rows.history.tolist() == [*past, -5]
+
+
 def test_without_penalties_there_is_no_history() -> None:
     assert columns(make_sequence([7, 8]), []) == ([], (0, 0, 0))
 

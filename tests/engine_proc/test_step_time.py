@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.engine_proc.step_time import MIN_CHUNK, StepTime
+from headrace.engine_proc.step_time import MIN_CHUNK, PATIENCE, PATIENCE_S, StepTime
 
 BASE, SLOPE = 0.004, 0.0007
 
@@ -41,6 +41,15 @@ def test_noise_that_makes_larger_steps_look_faster_is_no_limit() -> None:
 
 def test_a_slope_next_to_nothing_is_no_limit() -> None:
     assert taught([1, 512], base=0, slope=1e-320).tokens_within(0.1, 512) == 512
+
+
+def test_a_step_may_take_many_times_as_long_as_others_of_its_size() -> None:
+    assert StepTime().patience_s(1) is None
+    patience_s = PATIENCE_S + PATIENCE * (BASE + SLOPE * 300)
+    assert taught([1, 512]).patience_s(300) == pytest.approx(patience_s)
+    falling = taught([1, 512], slope=-1e-6).patience_s(512)
+    assert falling is not None
+    assert falling > PATIENCE_S
 
 
 def test_old_steps_fade() -> None:

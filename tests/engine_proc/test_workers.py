@@ -111,6 +111,25 @@ class Dying:
     def stop(self) -> None: ...
 
 
+def test_workers_that_disagree_are_an_error_and_not_two_texts(
+    monkeypatch: pytest.MonkeyPatch, board: Board
+) -> None:
+    class Odd(Dying):
+        def __init__(self, rank: int) -> None:
+            self.token = rank
+
+        def receive(self, timeout_s: float) -> StepResult:  # type: ignore[override]
+            return StepResult(bytes([self.token]))
+
+    monkeypatch.setattr(module, "start_worker", lambda _config, _context, rank, *_: Odd(rank))
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    workers = Workers(CONFIG, context)
+    workers.start(STEP)
+    with pytest.raises(AssertionError, match="workers disagree"):
+        workers.finish()
+    workers.stop()
+
+
 def test_who_is_killed_while_idle_is_replaced_without_end(
     monkeypatch: pytest.MonkeyPatch, board: Board
 ) -> None:
