@@ -284,3 +284,52 @@ class Embedded(Whole):
     data: list[EmbeddedText]
     model: str
     usage: EmbeddingUsage
+
+
+# The server
+
+
+class ProcessHealth(msgspec.Struct):
+    """How a process is, and what it does, which depends on its kind."""
+
+    process: str
+    state: Literal["absent", "starting", "ready", "dead"]
+    silent_s: float
+    restarts: int
+
+
+class Health(Whole):
+    """What `/health` and its kin answer."""
+
+    status: Literal["ok", "unhealthy"]
+    reasons: list[str]
+    loaded: float
+    processes: list[ProcessHealth]
+
+
+class ServerLoad(Whole):
+    """What vLLM's `/load` answers."""
+
+    server_load: int
+
+
+class ModelInfo(Whole):
+    """What SGLang's `/model_info` answers."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool
+    preferred_sampling_params: None
+    weight_version: str
+
+
+class ServerInfo(Whole):
+    """What SGLang's `/server_info` answers, as far as there is such a thing here."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    context_length: int
+    max_total_num_tokens: int
+    version: str
+    internal_states: list[dict[str, float]]

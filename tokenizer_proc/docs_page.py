@@ -4,6 +4,7 @@ from html import escape
 
 from headrace import __version__
 from headrace.tokenizer_proc.openapi import OPERATIONS, Operation
+from headrace.tokenizer_proc.sampling_fields import UNSUPPORTED
 
 CONTENT_TYPE = "text/html; charset=utf-8"
 PAGE = """<!DOCTYPE html>
@@ -16,7 +17,7 @@ td, th {{ text-align: left; vertical-align: top; padding: .2em 1em .2em 0 }}
 </style>
 <h1>Headrace {version}</h1>
 <p>This server has the model <b>{model}</b>. All fields are in
-<a href="openapi.json">/openapi.json</a>; /health and /ready tell whether all processes serve.</p>
+<a href="openapi.json">/openapi.json</a>.</p>
 <table>
 <tr><th>method<th>path<th>what it does<th>fields
 {rows}
@@ -35,5 +36,6 @@ def row(operation: Operation) -> str:
     """Return a path's line of the table."""
     names = () if operation.request is None else operation.request.__struct_fields__
     method, path = operation.method.upper(), escape(operation.path)
-    fields = " ".join(f"<code>{escape(name)}</code>" for name in names)
+    done = (escape(name) for name in names if name not in UNSUPPORTED)
+    fields = " ".join(f"<code>{name}</code>" for name in done)
     return f"<tr><td>{method}<td><code>{path}</code><td>{escape(operation.summary)}<td>{fields}"

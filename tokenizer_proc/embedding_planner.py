@@ -121,7 +121,7 @@ class EmbeddingPlanner:
         told: list[str],
     ) -> Stages:
         """Plan a sequence for each query and document, of both."""
-        limit = request.truncate_prompt_tokens
+        limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
         encoded: list[list[Ids]] = []
         for param, some in texts.items():
             if limit is None:
@@ -189,7 +189,7 @@ class EmbeddingPlanner:
         self, request: Embedded, texts: Sequence[str | list[int]], param: str
     ) -> Encoding[list[Ids]]:
         """Return what is embedded of texts; one that is cut keeps the token that ends them all."""
-        limit = request.truncate_prompt_tokens
+        limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
         found = yield from self._prompts.encode(texts, param, 0, truncates=limit is not None)
         return [self._shortened(ids, limit, param) for ids in found]
 

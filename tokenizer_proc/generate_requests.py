@@ -27,7 +27,6 @@ UNSUPPORTED = (
 )
 # Fields that are one for all prompts, or a list with one for each.
 BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
-UNSUPPORTED_PARAMS = ("stop_regex", "custom_params")
 
 
 class SamplingParams(msgspec.Struct, kw_only=True):
@@ -62,7 +61,6 @@ class SamplingParams(msgspec.Struct, kw_only=True):
 TAKEN = {
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
-    "no_stop_trim": "include_stop_str_in_output",
 } | {
     name: name
     for name in SamplingParams.__struct_fields__
@@ -206,7 +204,6 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
     tells_prompt = request.first_logprob(index) is not None
     with as_written(names):
         check_ranges(params)
-        refuse(params, UNSUPPORTED_PARAMS)
         found = CompletionRequest(
             prompt=prompts,
             stream=request.stream,

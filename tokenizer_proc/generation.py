@@ -194,7 +194,7 @@ class GenerationPlanner:
         text = self._template.render(request)
         parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens
-        limit = request.truncate_prompt_tokens
+        limit = self._prompts.kept(request.truncate_prompt_tokens, wanted)
         if limit is None:
             self._prompts.check_bytes(text, wanted, form.param)
         elif images:
@@ -202,7 +202,7 @@ class GenerationPlanner:
                 "truncate_prompt_tokens: images are not cut", "truncate_prompt_tokens"
             )
         text = yield from images.written(text)
-        (ids,) = yield [Text(text, add_special_tokens=False)]
+        (ids,) = yield [Text(text, add_special_tokens=bool(request.add_special_tokens))]
         images.find(ids)
         prompt = Prompt(last_tokens(ids, limit))
         planned = yield from self._plan(http, request, [prompt], wanted, form, parsing)
@@ -215,14 +215,19 @@ class GenerationPlanner:
         self._prompts.check_model(request.model)
         texts = prompt_list(request.prompt)
         check_number(len(texts), request.num_sequences, "n")
-        limit, wanted = request.truncate_prompt_tokens, request.max_tokens
-        truncates = limit is not None
-        found = yield from self._prompts.encode(texts, form.param, wanted, truncates)
-        prompts = [self._prompt(request, *pair) for pair in zip(texts, found, strict=True)]
+        wanted = request.max_tokens
+        room = wanted or form.default_max_tokens
+        limit = self._prompts.kept(request.truncate_prompt_tokens, room)
+        special, truncates = request.add_special_tokens is not False, limit is not None
+        found = yield from self._prompts.encode(texts, form.param, wanted, truncates, special)
+        pairs = zip(texts, found, strict=True)
+        prompts = [self._prompt(request, text, ids, limit) for text, ids in pairs]
         return (yield from self._plan(http, request, prompts, wanted, form))
 
-    def _prompt(self, request: CompletionRequest, text: str | list[int], ids: Ids) -> Prompt:
-        limit, is_text = request.truncate_prompt_tokens, isinstance(text, str)
+    def _prompt(
+        self, request: CompletionRequest, text: str | list[int], ids: Ids, limit: int | None
+    ) -> Prompt:
+        is_text = isinstance(text, str)
         ids = self._prompts.last_tokens(ids, limit) if is_text else last_tokens(ids, limit)
         if not request.echo:
             return Prompt(ids)
@@ -301,7 +306,7 @@ class GenerationPlanner:
             num_prompt_tokens=0,
             index=0,
             stop=request.stops,
-            include_stop=request.include_stop_str_in_output,
+            include_stop=request.includes_stop,
             skip_special_tokens=request.skip_special_tokens,
             spaces_between_special_tokens=request.spaces_between_special_tokens,
             logprobs=request.num_logprobs,

@@ -6,6 +6,7 @@ from standard input and writes `Verdict`s to standard output, each after its len
 message is a `Task`.
 """
 
+import os
 import re
 import resource
 import signal
@@ -17,6 +18,7 @@ from typing import IO, TypeVar
 import msgspec
 import setproctitle
 
+from headrace.process import die_with_parent
 from headrace.tokenizer_proc.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.structural_grammar import tag_grammar
@@ -51,6 +53,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 def main() -> None:
     """Answer until standard input ends."""
+    die_with_parent(os.getppid(), signal.SIGKILL)  # who hangs does not see that its input has ended
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     task = read(source, Task)
     if task is None:

@@ -116,7 +116,8 @@ def decoded(source: Source) -> "Image.Image":
             warnings.simplefilter("ignore")  # of odd metadata
             image = Image.open(BytesIO(source.data), formats=[header.format])
             if image.size == (header.width, header.height) and not moves(image):
-                return ImageOps.exif_transpose(image).convert("RGB")
+                ImageOps.exif_transpose(image, in_place=True)
+                return image if image.mode == "RGB" else image.convert("RGB")
             what = "is an animation; send one picture" if moves(image) else "has two sizes"
     except MemoryError:
         raise
@@ -127,8 +128,8 @@ def decoded(source: Source) -> "Image.Image":
 
 
 def moves(image: "Image.Image") -> bool:
-    """Whether an image has several frames."""
-    return bool(getattr(image, "is_animated", False))
+    """Whether an image has several frames; what cameras put beside a JPEG's first is a preview."""
+    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
 
 
 def compact(name: str, array: NDArray[Any]) -> NDArray[Any]:

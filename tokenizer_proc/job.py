@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from headrace.errors import InternalError, RequestError
+from headrace.logs import log_failure
 from headrace.messages import HttpRequest, Times
 from headrace.tokenizer_proc.stages import Check, Ids, Outcome, Stages, Text, error_answer
 
@@ -46,10 +47,10 @@ class Job:
             self.outcome = end.value
         except RequestError as error:
             self.outcome = error_answer(error, self.request.path)
-        except Exception:
-            self.fail()
+        except Exception as error:
+            self.fail(error)
 
-    def fail(self) -> None:
-        """Answer that this request has failed, for the reason that is being handled."""
-        log.exception("%s %s failed", self.request.method, self.request.path)
+    def fail(self, error: Exception) -> None:
+        """Answer that this request has failed."""
+        log_failure(log, f"{self.request.method} {self.request.path} failed", error)
         self.outcome = error_answer(InternalError(), self.request.path)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from headrace.backlog import tokenizer_backlog
 from headrace.config import TokenizerConfig
+from headrace.heap import give_back, keep_freed
 from headrace.messages import ToTokenizer
 from headrace.process import Context
 from headrace.sockets import Inbox, address
+from headrace.turns import take_long_turns
 
 if TYPE_CHECKING:
     from headrace.tokenizer_proc.service import LoadImages, Service
@@ -69,17 +71,23 @@ def serve_images(config: TokenizerConfig, context: Context, inbox: Inbox[ToToken
     from headrace.tokenizer_proc.image_lane import load_images
 
     os.nice(LONG_NICENESS)
+    take_long_turns()
     heart = context.keep_beating()
     heart.begin(context.progress)
     service = load_service(config, context, inbox, num_threads(), 1, 0, load_images)
     heart.end()
     context.ready()
     service.load_fast()
+    keep_freed()
+    was_busy = False
     while True:
         heart.begin()
-        service.handle(IDLE_MS)
+        is_busy = service.handle(IDLE_MS)
         heart.end()
         service.show_images()
+        if was_busy and not is_busy:
+            give_back()
+        was_busy = is_busy
 
 
 def load_service(

@@ -39,6 +39,11 @@ CHAT_NAMES = {
     "tools[].function.parameters.type": "tools[].input_schema.type",
     "tool_choice.function.name": "tool_choice.name",
 }
+# Taken unread: they change no answer.
+NOT_READ = (
+    *("cache_control", "diagnostics", "inference_geo", "service_tier", "speed"),
+    *("user_profile_id", "workspace_id"),
+)
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

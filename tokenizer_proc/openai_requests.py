@@ -20,7 +20,7 @@ from headrace.tokenizer_proc.tool_requests import CalledTool, Tool, ToolFields, 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
 IMAGE_PART = "image_url"
-UNSUPPORTED = ("audio", "moderation", "web_search_options")  # of chats
+UNSUPPORTED = ("audio", "echo", "moderation", "web_search_options")  # of chats
 # Of chats, taken unread: they change no answer.
 NOT_READ = (
     *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
@@ -95,10 +95,12 @@ class ChatRequest(ToolFields, kw_only=True):
     reasoning_effort: str | None = None  # what it does is up to the template, as with the next
     verbosity: str | None = None
     include_reasoning: bool = True
+    separate_reasoning: bool = True  # SGLang's
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
+    echo: Any = None
     moderation: Any = None
     web_search_options: Any = None
 
@@ -274,10 +276,15 @@ def check_chat(request: ChatRequest) -> None:
 
 
 def check_media(request: ChatRequest) -> None:
-    """Refuse what is not text, what OpenAI's servers run, and tools as they were called once."""
+    """Refuse what is not text, what others' servers do, and tools as they were called once."""
     if request.function_call not in (None, "none", "auto") or request.functions:
         raise Unsupported("functions: not supported by this server; use 'tools'", "functions")
     refuse(request, UNSUPPORTED)
+    if not request.separate_reasoning:
+        raise Unsupported(
+            "separate_reasoning: thoughts are told apart, unless --reasoning-parser is none",
+            "separate_reasoning",
+        )
     if request.modalities and request.modalities != ["text"]:
         raise Unsupported("modalities: answers are 'text' and nothing else", "modalities")
 
@@ -306,7 +313,11 @@ def check_completion(request: CompletionRequest) -> None:
             f"logprobs: must be between 0 and {MAX_LOGPROBS}, not {request.logprobs}", "logprobs"
         )
     if request.suffix:
-        raise Unsupported("suffix: not supported by this server", "suffix")
+        raise Unsupported(
+            "suffix: not supported by this server; write what comes after into the prompt, with "
+            "the model's own marks for it",
+            "suffix",
+        )
     if request.best_of is not None:
         check_best_of(request, request.best_of)
     check_not_empty(request.prompt, "prompt")

@@ -21,7 +21,7 @@ from headrace.tokenizer_proc.openai_requests import (
     TokenizeRequest,
 )
 from headrace.tokenizer_proc.responses_requests import ResponsesRequest
-from headrace.tokenizer_proc.sampling_fields import RANGES
+from headrace.tokenizer_proc.sampling_fields import RANGES, UNSUPPORTED
 from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
 
 Object = dict[str, Any]
@@ -144,6 +144,12 @@ OPERATIONS = [
     ),
     Operation("/v1/models", "get", "List the model that is served", None, answers.ModelList),
     Operation("/version", "get", "Tell the server's version", None, answers.Version),
+    Operation("/load", "get", "Tell how many requests are open", None, answer_schemas.ServerLoad),
+    Operation("/model_info", "get", "Tell of the model", None, answer_schemas.ModelInfo),
+    Operation("/server_info", "get", "Tell of the server", None, answer_schemas.ServerInfo),
+    Operation("/health", "get", "Tell whether all processes serve", None, answer_schemas.Health),
+    Operation("/ready", "get", "Tell whether requests are let in", None, answer_schemas.Health),
+    Operation("/startup", "get", "Tell whether all have begun", None, answer_schemas.Health),
     Operation("/metrics", "get", "Tell metrics, for Prometheus", content_type="text/plain"),
     Operation("/openapi.json", "get", "Tell this description"),
     Operation("/docs", "get", "Show this description as a page", content_type="text/html"),
@@ -170,7 +176,7 @@ def openapi(model: str) -> bytes:
 
 
 def schemas(model: str) -> Object:
-    """Return the schema of every struct by name."""
+    """Return the schema of every struct by name, without what vLLM and SGLang alone have."""
     kinds = [
         kind for o in OPERATIONS for kind in (o.request, o.response, o.events) if kind is not None
     ]
@@ -180,7 +186,10 @@ def schemas(model: str) -> Object:
     for kind, name in TEXT_OR_IDS_FIELDS.items():
         components[kind.__name__]["properties"][name] = TEXT_OR_IDS
     for schema in components.values():
-        for name, field in schema.get("properties", {}).items():
+        fields = schema.get("properties", {})
+        for name in UNSUPPORTED:
+            fields.pop(name, None)
+        for name, field in fields.items():
             limit(field, *RANGES.get(name, (None, None)))
             if name == "model":
                 field["examples"] = [model]
@@ -240,6 +249,10 @@ def event_schema(operation: Operation) -> Object:
 
 def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
     """Yield the errors an operation may end in, by status."""
+    if operation.response is answer_schemas.Health:  # which needs no key, and says why
+        health = {JSON: {"schema": reference(operation.response)}}
+        yield "503", {"description": "It is not so, and why", "content": health}
+        return
     statuses = {"401": "No valid API key"}
     if operation.request is not None:
         statuses |= {

@@ -49,14 +49,19 @@ class Prompts:
             raise WrongKind(f"'{self.card.name}' generates text and has no embeddings")
 
     def encode(
-        self, texts: Sequence[str | list[int]], param: str, wanted: int | None, truncates: bool
+        self,
+        texts: Sequence[str | list[int]],
+        param: str,
+        wanted: int | None,
+        truncates: bool,
+        add_special_tokens: bool = True,
     ) -> Encoding[list[Ids]]:
         """Return the ids of prompts that are texts or ids already."""
         strings = [text for text in texts if isinstance(text, str)]
         if not truncates:
             for string in strings:
                 self.check_bytes(string, wanted, param)
-        encoded = iter((yield [Text(string, add_special_tokens=True) for string in strings]))
+        encoded = iter((yield [Text(string, add_special_tokens) for string in strings]))
         return [next(encoded) if isinstance(t, str) else self._given(t, param) for t in texts]
 
     def _given(self, ids: list[int], param: str) -> Ids:
@@ -72,6 +77,15 @@ class Prompts:
         fewest = token_bytes.fewest_tokens(text)
         if exceeds(fewest, wanted, limit):
             raise ContextLengthExceeded(fewest, wanted, limit, param, is_estimate=True)
+
+    def kept(self, limit: int | None, wanted: int | None) -> int | None:
+        """Return how many tokens of a prompt are kept, as `truncate_prompt_tokens` says.
+
+        None is all of them, and -1 as many as leave room for what is wanted.
+        """
+        if limit != -1:
+            return limit
+        return max(self.card.max_model_len - (1 if wanted is None else wanted), 1)
 
     def last_tokens(self, ids: Ids, limit: int | None) -> Ids:
         """Return the end of a text; what is cut keeps the token that begins all texts."""

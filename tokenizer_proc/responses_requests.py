@@ -36,7 +36,15 @@ INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are told in c
 IMAGE = "input_image"
 TEXT_PARTS = ("input_text", "output_text", "text")
 THOUGHT_PARTS = ("reasoning_text", "summary_text")
-UNSUPPORTED = ("previous_response_id", "conversation", "background", "prompt")
+UNSUPPORTED = (
+    *("previous_response_id", "conversation", "background", "prompt", "context_management"),
+    "moderation",
+)
+# Taken unread: they change no answer, or are about tools that OpenAI's servers run.
+NOT_READ = (
+    *("access_programs", "background_options", "image", "max_tool_calls", "prompt_cache_options"),
+    *("prompt_cache_retention", "service_tier", "stream_options"),
+)
 
 # A chat's fields that are called otherwise here.
 CHAT_NAMES = {
@@ -137,9 +145,13 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     conversation: str | Object | None = None
     background: bool | None = None
     prompt: Object | None = None
+    context_management: Any = None
+    moderation: Any = None
 
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -151,8 +163,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 # The fields of a chat that are the same here.
 SHARED = (
     *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs"),
-    *("top_k", "min_p", "repetition_penalty", "seed", "stop", "ignore_eos", "priority"),
-    "cache_salt",
+    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("seed", "stop", "ignore_eos", "priority", "cache_salt"),
 )
 RESPONSES = Body(ResponsesRequest)
 

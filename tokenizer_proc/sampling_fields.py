@@ -3,12 +3,13 @@
 OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
 """
 
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.field_names import refuse
 from headrace.tokenizer_proc.grammar_fields import GrammarFields
 
 T = TypeVar("T")
@@ -19,6 +20,13 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 128
 MAX_LOGIT_BIASES = 1024  # these three fit messages.MAX_BIASES together
 MAX_DIGITS = 19  # of a token id, written in text
+# Of vLLM's and SGLang's, what would change an answer and is not done.
+UNSUPPORTED = (
+    *("allowed_token_ids", "kv_transfer_params", "logprob_token_ids", "prompt_embeds"),
+    *("repetition_detection", "return_tokens_as_token_ids", "thinking_token_budget"),
+    *("use_beam_search", "watermarking", "custom_logit_processor", "custom_params", "lora_path"),
+    *("return_hidden_states", "stop_regex"),
+)
 RANGES: dict[str, tuple[float, float | None]] = {
     "max_tokens": (1, None),
     "max_completion_tokens": (1, None),
@@ -38,7 +46,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_p": (0, 1),
     "min_tokens": (0, None),
     "prompt_logprobs": (0, MAX_LOGPROBS),
-    "truncate_prompt_tokens": (1, None),
+    "truncate_prompt_tokens": (-1, None),  # -1 is all there is room for; 0 is refused, too
     "top_n": (0, None),
     "priority": (-(2**31), 2**31 - 1),
 }
@@ -52,7 +60,8 @@ class StreamOptions(msgspec.Struct):
 
 
 class SamplingFields(GrammarFields, kw_only=True):
-    """What both kinds of generation take. The second group is vLLM's and SGLang's."""
+    """What both kinds of generation take. The second group is vLLM's and SGLang's, and so is the
+    third, which is refused where it asks for something."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -78,11 +87,34 @@ class SamplingFields(GrammarFields, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    no_stop_trim: bool = False  # the same, as SGLang calls it
+    add_special_tokens: bool | None = None  # by default to a text, not to a conversation
     prompt_logprobs: int | None = None
     truncate_prompt_tokens: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
+
+    truncation_side: Literal["left", "right"] | None = None
+    allowed_token_ids: Any = None
+    kv_transfer_params: Any = None
+    logprob_token_ids: Any = None
+    prompt_embeds: Any = None
+    repetition_detection: Any = None
+    return_tokens_as_token_ids: Any = None
+    thinking_token_budget: Any = None
+    use_beam_search: Any = None
+    watermarking: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    lora_path: Any = None
+    return_hidden_states: Any = None
+    stop_regex: Any = None
+
+    @property
+    def includes_stop(self) -> bool:
+        """Whether a stop string is told."""
+        return self.include_stop_str_in_output or self.no_stop_trim
 
     @property
     def stops(self) -> list[str]:
@@ -116,11 +148,20 @@ def check_ranges(request: msgspec.Struct) -> None:
                 continue
             allowed = f"at least {low}" if high is None else f"between {low} and {high}"
             raise InvalidValue(f"{name}: must be {allowed}, not {value}", name)
+    name = "truncate_prompt_tokens"
+    if getattr(request, name, None) == 0:
+        raise InvalidValue(f"{name}: must be -1, all there is room for, or at least 1, not 0", name)
 
 
 def check_sampling(request: SamplingFields) -> None:
     """Refuse what cannot be honored."""
     check_ranges(request)
+    refuse(request, UNSUPPORTED)
+    if request.truncation_side == "right":
+        raise Unsupported(
+            "truncation_side: must be 'left': a prompt that is cut keeps its end",
+            "truncation_side",
+        )
     check_above_zero("top_p", request.top_p, 1)
     check_above_zero("repetition_penalty", request.repetition_penalty, 2)
     if request.stream_options is not None and not request.stream:
@@ -141,9 +182,14 @@ def check_above_zero(name: str, value: float | None, high: float) -> None:
 
 def check_words(name: str, words: list[str], limit: int) -> None:
     """Refuse too many strings, empty ones, and long ones: each sequence carries them."""
-    if len(words) > limit or not all(1 <= len(word) <= MAX_WORD_LENGTH for word in words):
+    wrong = [f"one of {len(word)}" for word in words if not 1 <= len(word) <= MAX_WORD_LENGTH]
+    if len(words) > limit:
+        wrong = [str(len(words))]
+    if wrong:
         raise InvalidValue(
-            f"{name}: must be at most {limit} strings of 1 to {MAX_WORD_LENGTH} characters", name
+            f"{name}: must be at most {limit} strings of 1 to {MAX_WORD_LENGTH} characters, not "
+            f"{wrong[0]}",
+            name,
         )
 
 

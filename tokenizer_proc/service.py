@@ -89,13 +89,18 @@ class Service:
         if self._images is not None:
             self._images.show()
 
-    def handle(self, timeout_ms: int) -> None:
-        """Handle the requests that wait, or return after `timeout_ms` without any."""
+    def handle(self, timeout_ms: int) -> bool:
+        """Handle the requests that wait, or return after `timeout_ms` without any.
+
+        Returns:
+            Whether there were some.
+        """
         if self._images is not None:
             self._images.take_fetched()
         jobs = self._receive(min(timeout_ms, LOOK_MS) if self._aside else timeout_ms)
         if not (jobs or self._aside or self._suspects):
             self._backlog.settle()
+            return False
         self._work(jobs + self._aside)
         for request, body in self._suspects:
             self._slot[Field.AT_HAND] = request.id
@@ -104,6 +109,7 @@ class Service:
             self._aside += aside
             self._slot[Field.AT_HAND] = 0
         self._suspects.clear()
+        return True
 
     def _work(self, jobs: list[Job]) -> None:
         """Take jobs as far as they go, and lay aside those that wait."""
@@ -139,9 +145,9 @@ class Service:
         """Take jobs a stage further. What fails for several is tried again for each."""
         try:
             found = iter(self._encoder.encode([text for job in jobs for text in job.texts]))
-        except Exception:
+        except Exception as error:
             if len(jobs) == 1:
-                jobs[0].fail()
+                jobs[0].fail(error)
             else:
                 for job in jobs:
                     self._encode([job])

@@ -56,6 +56,7 @@ def test_an_embedding_that_cannot_be_is_refused(fields: dict[str, Any], says: st
 def test_a_long_text_may_be_cut() -> None:
     cut = embedding(input="a long text", truncate_prompt_tokens=4)
     assert cut.prompts[0].tolist() == [1, *b"a l"]
+    assert len(embedding(input="a long text", truncate_prompt_tokens=-1).prompts[0]) == 8
 
 
 def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:

@@ -53,6 +53,17 @@ def test_a_completion_is_the_text_with_special_tokens() -> None:
     assert completion().prompts[0].tolist() == [1, *b"Hi"]
 
 
+def test_special_tokens_may_be_wanted_or_not() -> None:
+    assert chat(add_special_tokens=True).prompts[0].tolist() == [1, *b"Hi:"]
+    assert completion(add_special_tokens=False).prompts[0].tolist() == [*b"Hi"]
+
+
+@pytest.mark.parametrize("name", ["include_stop_str_in_output", "no_stop_trim"])
+def test_a_stop_string_is_told_where_it_is_wanted_by_either_name(name: str) -> None:
+    assert plan_of(only(chat(**{name: True}))).include_stop
+    assert not plan_of(only(chat())).include_stop
+
+
 def test_token_ids_are_taken_as_they_are() -> None:
     assert completion(prompt=[5, 6]).prompts[0].tolist() == [5, 6]
 
@@ -334,6 +345,18 @@ def test_a_prompt_may_be_cut_to_its_end() -> None:
     assert completion(prompt=[7, 8, 9], truncate_prompt_tokens=2).prompts[0].tolist() == [8, 9]
     assert bytes(chat(truncate_prompt_tokens=2).prompts[0].tolist()) == b"i:"
     assert plan_of(only(completion(truncate_prompt_tokens=1, echo=True))).echo == "i"
+
+
+def test_a_prompt_may_be_cut_to_what_there_is_room_for() -> None:
+    long = "a" * 1000
+    for wanted, room in ((None, 16), (30, 30)):
+        cut = completion(prompt=long, truncate_prompt_tokens=-1, max_tokens=wanted)
+        assert (len(cut.prompts[0]), only(cut).max_tokens) == (100 - room, room)
+    said = [{"role": "user", "content": long}]
+    assert len(chat(messages=said, truncate_prompt_tokens=-1).prompts[0]) == 99
+    assert bytes(chat(truncate_prompt_tokens=-1).prompts[0].tolist()) == b"Hi:"
+    with pytest.raises(ContextLengthExceeded, match="200 new ones were asked for"):
+        completion(prompt=long, truncate_prompt_tokens=-1, max_tokens=200)
 
 
 def test_a_text_that_is_cut_keeps_the_token_that_begins_it() -> None:

@@ -142,8 +142,15 @@ def turned() -> bytes:
     return encoded(picture(3), "JPEG", exif=exif)
 
 
+def with_preview() -> bytes:
+    """Return what many cameras make: a JPEG with a smaller one behind it (MPO)."""
+    preview = picture(3).resize((20, 15))
+    return encoded(picture(3), "MPO", save_all=True, append_images=[preview])
+
+
 @pytest.mark.parametrize(
-    "data", [png_with("RGBA"), png_with("L"), png_with("P"), png_with("1"), turned()]
+    "data",
+    [png_with("RGBA"), png_with("L"), png_with("P"), png_with("1"), turned(), with_preview()],
 )
 def test_pixels_are_those_that_transformers_loads(data: bytes) -> None:
     expected = load_image(Image.open(io.BytesIO(data)))

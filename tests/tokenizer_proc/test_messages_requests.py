@@ -1,15 +1,21 @@
 """A request of `/v1/messages` comes to a chat, and errors name what its client wrote."""
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from anthropic.types import message_create_params
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
 from headrace.messages import Api, GenerateRequest, ReplyPlan
-from headrace.tokenizer_proc.messages_requests import chat_body, decode_messages
+from headrace.tokenizer_proc.messages_requests import (
+    NOT_READ,
+    MessagesRequest,
+    chat_body,
+    decode_messages,
+)
 from headrace.tokenizer_proc.stages import Answer
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -95,6 +101,12 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(RequestError) as refused:
         planned(**fields)
     assert str(refused.value).startswith(says)
+
+
+def test_every_field_of_anthropic_s_is_known_or_changes_nothing() -> None:
+    theirs = get_type_hints(message_create_params.MessageCreateParamsBase)
+    assert theirs.keys() - {*MessagesRequest.__struct_fields__} == {*NOT_READ}
+    assert planned(**dict.fromkeys(NOT_READ, "x"))[0] == b"Hi:"
 
 
 def test_an_error_in_anthropics_words() -> None:

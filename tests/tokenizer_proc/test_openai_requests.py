@@ -1,6 +1,7 @@
 """Bodies are decoded as OpenAI's are; what cannot be acted on is refused by name."""
 
 import json
+import re
 from typing import Any, get_type_hints
 
 import pytest
@@ -26,6 +27,8 @@ from headrace.tokenizer_proc.sampling_fields import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_WORD_LENGTH,
+    RANGES,
+    UNSUPPORTED,
 )
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -118,52 +121,65 @@ def test_a_wrong_type_deep_inside_is_located() -> None:
     assert refused.value.param.startswith("messages[")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_tokens", 0),
-        ("max_tokens", -1),
-        ("max_completion_tokens", 0),
-        ("temperature", -0.1),
-        ("temperature", 2.1),
-        ("top_p", 0),
-        ("top_p", 1.1),
-        ("top_p", -1),
-        ("top_k", -2),
-        ("n", 0),
-        ("n", 129),
-        ("seed", 2**63),
-        ("seed", -(2**63) - 1),
-        ("stop", ""),
-        ("stop", ["a", ""]),
-        ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
-        ("stop", "x" * (MAX_WORD_LENGTH + 1)),
-        ("bad_words", ["x" * (MAX_WORD_LENGTH + 1)]),
-        ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1)),
-        ("bad_words", [""]),
-        ("bad_words", ["x"] * (MAX_BAD_WORDS + 1)),
-        ("logit_bias", {str(id): 1 for id in range(MAX_LOGIT_BIASES + 1)}),
-        ("presence_penalty", 2.1),
-        ("frequency_penalty", -2.1),
-        ("repetition_penalty", 0),
-        ("repetition_penalty", 2.1),
-        ("repetition_penalty", 1e300),
-        ("min_p", 1.1),
-        ("min_tokens", -1),
-        ("top_logprobs", 21),
-        ("top_logprobs", 5),  # without logprobs
-        ("prompt_logprobs", 21),
-        ("truncate_prompt_tokens", 0),
-        ("priority", 2**31),
-        ("stream_options", {"include_usage": True}),
-        ("messages", []),
-    ],
-)
-def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:
-    with pytest.raises(InvalidValue, match=f"^{name}: ") as refused:
+WORDS = f"strings of 1 to {MAX_WORD_LENGTH} characters, not"
+
+
+OUT_OF_RANGE: list[tuple[str, object, str]] = [
+    ("max_tokens", 0, "at least 1, not 0"),
+    ("max_tokens", -1, "at least 1, not -1"),
+    ("max_completion_tokens", 0, "at least 1, not 0"),
+    ("temperature", -0.1, "between 0 and 2, not -0.1"),
+    ("temperature", 2.1, "between 0 and 2, not 2.1"),
+    ("top_p", 0, "above 0 and at most 1, not 0.0"),
+    ("top_p", 1.1, "above 0 and at most 1, not 1.1"),
+    ("top_p", -1, "above 0 and at most 1, not -1.0"),
+    ("top_k", -2, "at least -1, not -2"),
+    ("n", 0, "between 1 and 128, not 0"),
+    ("n", 129, "between 1 and 128, not 129"),
+    ("seed", 2**63, f"between {-(2**63)} and {2**63 - 1}, not {2**63}"),
+    ("seed", -(2**63) - 1, f"between {-(2**63)} and {2**63 - 1}, not {-(2**63) - 1}"),
+    ("stop", "", f"at most {MAX_STOP_STRINGS} {WORDS} one of 0"),
+    ("stop", ["a", ""], f"at most {MAX_STOP_STRINGS} {WORDS} one of 0"),
+    ("stop", ["x"] * (MAX_STOP_STRINGS + 1), f"{WORDS} {MAX_STOP_STRINGS + 1}"),
+    ("stop", "x" * (MAX_WORD_LENGTH + 1), f"{WORDS} one of {MAX_WORD_LENGTH + 1}"),
+    ("bad_words", ["x" * (MAX_WORD_LENGTH + 1)], f"{WORDS} one of {MAX_WORD_LENGTH + 1}"),
+    ("stop_token_ids", [1] * (MAX_STOP_TOKEN_IDS + 1), "at most 256 entries, not 257"),
+    ("bad_words", [""], f"at most {MAX_BAD_WORDS} {WORDS} one of 0"),
+    ("bad_words", ["x"] * (MAX_BAD_WORDS + 1), f"{WORDS} {MAX_BAD_WORDS + 1}"),
+    (
+        *("logit_bias", {str(id): 1 for id in range(MAX_LOGIT_BIASES + 1)}),
+        "at most 1024 entries, not 1025",
+    ),
+    ("presence_penalty", 2.1, "between -2 and 2, not 2.1"),
+    ("frequency_penalty", -2.1, "between -2 and 2, not -2.1"),
+    ("repetition_penalty", 0, "above 0 and at most 2, not 0.0"),
+    ("repetition_penalty", 2.1, "above 0 and at most 2, not 2.1"),
+    ("repetition_penalty", 1e300, "above 0 and at most 2, not 1e+300"),
+    ("min_p", 1.1, "between 0 and 1, not 1.1"),
+    ("min_tokens", -1, "at least 0, not -1"),
+    ("top_logprobs", 21, "between 0 and 20, not 21"),
+    ("top_logprobs", 5, "only allowed with 'logprobs': true"),
+    ("prompt_logprobs", 21, "between 0 and 20, not 21"),
+    ("truncate_prompt_tokens", 0, "-1, all there is room for, or at least 1, not 0"),
+    ("truncate_prompt_tokens", -2, "at least -1, not -2"),
+    ("priority", 2**31, f"between {-(2**31)} and {2**31 - 1}, not {2**31}"),
+    ("stream_options", {"include_usage": True}, "only allowed with 'stream': true"),
+    ("messages", [], "at least one message"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_by_name_value_and_range(
+    name: str, value: object, says: str
+) -> None:
+    with pytest.raises(InvalidValue, match=rf"^{name}: .*{re.escape(says)}$") as refused:
         chat(**{name: value})
     assert (refused.value.status, refused.value.code) == (400, "invalid_value")
     assert refused.value.param == name
+
+
+def test_every_field_with_a_range_is_refused_above() -> None:
+    assert RANGES.keys() & {*ChatRequest.__struct_fields__} <= {name for name, *_ in OUT_OF_RANGE}
 
 
 @pytest.mark.parametrize(
@@ -228,6 +244,33 @@ def test_what_no_text_model_does_is_refused(field: str, value: Any, says: str) -
         chat(**{field: value})
     assert refused.value.param in (field, "functions")
     chat(**{field: None})
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_vllm_and_sglang_add_is_not_dropped_in_silence(name: str) -> None:
+    for ask in (chat, completion):
+        for asked in (True, 1, ["x"], {"a": 1}):
+            with pytest.raises(Unsupported, match=f"^{name}: not supported") as refused:
+                ask(**{name: asked})
+            assert refused.value.param == name
+        for unasked in (None, False, [], {}):
+            ask(**{name: unasked})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("truncation_side", "right", "keeps its end"),
+        ("separate_reasoning", False, "--reasoning-parser"),
+        ("echo", True, "not supported"),
+    ],
+)
+def test_what_is_done_in_one_way_only_is_refused_in_the_other(
+    field: str, value: Any, says: str
+) -> None:
+    with pytest.raises(Unsupported, match=f"^{field}: .*{says}"):
+        chat(**{field: value})
+    chat(truncation_side="left", separate_reasoning=True, echo=False)
 
 
 def test_every_field_of_openai_s_is_known_or_changes_nothing() -> None:

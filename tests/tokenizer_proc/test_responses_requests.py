@@ -1,15 +1,21 @@
 """A request of `/v1/responses` comes to a chat, and errors name what its client wrote."""
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
+from openai.types.responses import response_create_params
 from planners import HTTP, make_planner
 
 from headrace.errors import RequestError
 from headrace.messages import Api, GenerateRequest, ReplyPlan, ResponsesForm
-from headrace.tokenizer_proc.responses_requests import chat_body, decode_responses
+from headrace.tokenizer_proc.responses_requests import (
+    NOT_READ,
+    ResponsesRequest,
+    chat_body,
+    decode_responses,
+)
 
 HI = {"type": "input_text", "text": "Hi"}
 IMAGE = {"type": "input_image", "image_url": "data:"}
@@ -27,9 +33,11 @@ def planned(**fields: Any) -> tuple[str, GenerateRequest, ReplyPlan]:
 
 def test_fields_are_a_chats() -> None:
     fields = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 5, "stop": "x", "top_k": 3}
-    prompt, request, plan = planned(**fields, safety_identifier="me")
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.5}
+    prompt, request, plan = planned(**fields, **penalties, safety_identifier="me")
     assert prompt == "[user]Hi"
     sampling = request.sampling
+    assert {name: getattr(sampling, name) for name in penalties} == penalties
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.9, 3)
     assert (request.max_tokens, plan.stop) == (5, ["x"])
     assert request.key != 0
@@ -112,6 +120,8 @@ def test_a_response_will_repeat_the_request() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id: not supported"),
         ({"conversation": "c"}, "conversation: not supported"),
         ({"background": True}, "background: not supported"),
+        ({"moderation": {"model": "x"}}, "moderation: not supported"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management: not supported"),
         ({"truncation": "auto"}, "truncation: 'auto' is not supported"),
         ({"include": ["file_search_call.results"]}, "include: 'file_search_call.results' is not"),
     ],
@@ -120,6 +130,12 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(RequestError) as refused:
         planned(**fields)
     assert str(refused.value).startswith(says)
+
+
+def test_every_field_of_openai_s_is_known_or_changes_nothing() -> None:
+    theirs = get_type_hints(response_create_params.ResponseCreateParamsBase)
+    assert theirs.keys() - {*ResponsesRequest.__struct_fields__} == {*NOT_READ}
+    assert planned(**dict.fromkeys(NOT_READ, "x"))[0] == "[user]Hi"
 
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": True}

@@ -17,6 +17,7 @@ from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.routes import Routes
+from headrace.tokenizer_proc.sampling_fields import UNSUPPORTED
 from headrace.tokenizer_proc.stages import Answer, Outcome, Sequences, Stages, Text, error_answer
 from headrace.tokenizer_proc.tokens import TokenRoutes
 
@@ -168,6 +169,23 @@ def test_every_path_is_counted_by_its_name_or_not_at_all() -> None:
     assert {(method, path) for path, methods in handlers for method in methods} == (
         counted | not_counted
     )
+
+
+OTHER_NAMES = {"/rerank", "/v2/rerank", "/score", "/get_model_info", "/get_server_info"}
+
+
+def test_every_path_is_described_unless_it_is_another_name() -> None:
+    described = {(p, m) for p, o in answer("GET", "/openapi.json")[1]["paths"].items() for m in o}
+    served = {(p, m.lower()) for p, ms in make_routes().handlers.items() for m in ms}
+    assert {path for path, _ in served - described} == OTHER_NAMES
+    assert {path for path, _ in described - served} == {"/health", "/ready", "/startup"}
+
+
+def test_what_is_never_done_is_not_described() -> None:
+    schemas = answer("GET", "/openapi.json")[1]["components"]["schemas"]
+    assert "top_k" in schemas["ChatRequest"]["properties"]
+    described = {name for schema in schemas.values() for name in schema.get("properties", ())}
+    assert not described & {*UNSUPPORTED}
 
 
 def test_every_status_of_a_refusal_is_counted() -> None:
