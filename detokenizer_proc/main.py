@@ -84,6 +84,8 @@ class Detokenizer:
         """Send what has been rendered to all frontends that are not behind."""
         for stop in self._replies.stops():
             self._engine.send(stop)
+        for place, times in self._replies.readings().items():
+            self._slot.add(Field.TOOL_READINGS + place, times)
         self._is_holding = False
         for frontend in range(len(self._frontends)):
             if self._frontends.backlog(frontend) >= MAX_BEHIND:

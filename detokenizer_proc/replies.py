@@ -5,6 +5,7 @@ log probabilities, choose among candidates or embed are put together here, seque
 import logging
 import time
 from array import array
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.errors import DeadlyRequest, InternalError, QueueFull, RequestError
+from headrace.logs import log_failure
 from headrace.messages import (
     Abort,
     Api,
@@ -80,6 +82,7 @@ class Replies:
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
         self._outgoing: dict[int, Frames] = {}
         self._stops: list[Stop | Abort] = []
+        self._readings = Counter[int]()
 
     def __len__(self) -> int:
         return len(self._replies) + (0 if self._core is None else len(self._core))
@@ -135,6 +138,12 @@ class Replies:
             stops += [Stop(id) for id in self._core.stopped()]
         return stops
 
+    def readings(self) -> Counter[int]:
+        """Return how often texts were read for calls of tools, since the last time."""
+        readings = Counter(self._readings)
+        self._readings.clear()
+        return readings
+
     def said(self) -> tuple[Said, bytes]:
         """Return what all sequences have said, for an engine that has lost it."""
         ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.said()
@@ -168,7 +177,7 @@ class Replies:
                 ending = self._core_replies.setdefault(request, CoreReply(times))
                 ending.add(plan, output.cached.get(id, 0))
             return
-        new = Reply(plan, self._vocabulary, self._limit, self._interval)
+        new = Reply(plan, self._vocabulary, self._limit, self._interval, self._readings)
         reply = self._replies.setdefault(request, new)
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
@@ -212,8 +221,8 @@ class Replies:
             return
         try:
             data, stopped_here = reply.feed(id - request, new, finished, logprobs)
-        except (Exception, CpuLimitExceeded):
-            log.exception("the reply to request %x cannot be written", request)
+        except (Exception, CpuLimitExceeded) as error:
+            log_failure(log, f"the reply to request {request:x} cannot be written", error)
             self._fail(request, reply)
             self._let_go(id, reply, finished)
             return

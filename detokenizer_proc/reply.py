@@ -1,12 +1,21 @@
 """One reply: its sequences' text so far, and the bytes it becomes."""
 
 from array import array
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken, told_tokens
 from headrace.detokenizer_proc.output_parsers import parser_of
-from headrace.detokenizer_proc.pieces import Content, OutputParser, Piece, gathered, joined
+from headrace.detokenizer_proc.pieces import (
+    Arguments,
+    Content,
+    OutputParser,
+    Piece,
+    ToolCall,
+    gathered,
+    joined,
+)
 from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
@@ -21,6 +30,7 @@ from headrace.messages import (
     Times,
     TokenLogprob,
 )
+from headrace.tool_readings import reading_of
 
 UNLIMITED: AbstractContextManager[None] = nullcontext()
 
@@ -34,14 +44,17 @@ class Reply:
         vocabulary: Vocabulary,
         limit: AbstractContextManager[None] = UNLIMITED,
         stream_interval: int = 1,
+        readings: Counter[int] | None = None,
     ) -> None:
         """Begin one.
 
         Args:
             limit: within what a parser works that does more than pass text on.
             stream_interval: tokens in each event of a stream, but for its first and last.
+            readings: where it is counted how texts were read for calls of tools.
         """
         self._plan = plan
+        self._readings = Counter[int]() if readings is None else readings
         self._interval = stream_interval
         self._limit = UNLIMITED if plan.parsing is None else limit
         self._vocabulary = vocabulary
@@ -177,6 +190,7 @@ class Reply:
     def _event(self, index: int, sequence: SequenceText) -> bytes:
         """Return the events of what has come since the last ones."""
         pieces, told, token_ids = sequence.take()
+        self._count_reading(pieces)
         return self._renderer.delta(
             index,
             joined(pieces),
@@ -186,6 +200,12 @@ class Reply:
             token_ids if self._plan.return_token_ids else None,
             sequence.stopped_by,
         )
+
+    def _count_reading(self, pieces: list[Piece]) -> None:
+        """Take note of what was read for calls, where there may be some."""
+        if self._plan.parsing is not None and self._plan.parsing.tools is not None:
+            calls = any(isinstance(piece, ToolCall | Arguments) for piece in pieces)
+            self._readings[reading_of(self._plan.api, self._plan.stream, calls)] += 1
 
     @property
     def said(self) -> "dict[int, array[int]]":
@@ -253,6 +273,7 @@ class Reply:
     def _choice(self, sequence: SequenceText) -> Choice:
         assert sequence.finished is not None
         text, thought, calls = gathered(sequence.pieces)
+        self._count_reading(sequence.pieces)
         return Choice(
             text,
             sequence.finished,

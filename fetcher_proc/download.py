@@ -185,6 +185,14 @@ def host_of(url: httpx.URL) -> str:
     return url.raw_host.decode("ascii").lower()
 
 
+def host_in(text: str) -> str:
+    """Return the host of a URL; none of one that will be refused."""
+    try:
+        return host_of(url_of(text))
+    except Refused:
+        return ""
+
+
 def check_size(num_bytes: int) -> None:
     """Refuse more bytes than an image may have."""
     if num_bytes > MAX_IMAGE_BYTES:

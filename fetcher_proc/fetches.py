@@ -1,17 +1,22 @@
 """What is being fetched: the images of a request together, some requests at a time.
 
-A request that was here when a fetcher died is handled alone, so that it is known what kills.
+A request that was here when a fetcher died is handled alone, so that it is known what kills. One
+whose host is slow waits for others of that host, before it takes a place that is everybody's.
 """
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
+from weakref import WeakValueDictionary
 
 from headrace.board import Field, Slot
-from headrace.fetcher_proc.download import Budget, Downloads, File, Refused
+from headrace.fetcher_proc.download import Budget, Downloads, File, Refused, host_in
 from headrace.fetcher_proc.replies import Replies
+from headrace.logs import log_failure
 from headrace.messages import Fetch
 
 MAX_FETCHES = 16  # at a time; each has files of --max-body-bytes at most
+MAX_OF_HOST = 8  # of these
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +35,7 @@ class Fetches:
         self._max_bytes = max_bytes
         self._slot = slot
         self._places = asyncio.Semaphore(MAX_FETCHES)
+        self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._alone = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()  # else nobody would hold them
 
@@ -41,7 +47,11 @@ class Fetches:
         task.add_done_callback(self._tasks.discard)
 
     async def _unsuspected(self, fetch: Fetch) -> None:
-        async with self._places:
+        async with AsyncExitStack() as places:
+            for host in sorted(set(map(host_in, fetch.urls))):  # in one order: no deadlock
+                of_host = self._hosts.setdefault(host, asyncio.Semaphore(MAX_OF_HOST))
+                await places.enter_async_context(of_host)
+            await places.enter_async_context(self._places)
             await self._fetch(fetch)
 
     async def _suspect(self, fetch: Fetch) -> None:
@@ -68,7 +78,7 @@ class Fetches:
             except Refused as refused:
                 raise FailedAt(place, str(refused)) from None
             except Exception as error:  # whatever a server makes httpx do
-                log.exception("%.100s cannot be fetched", url)
+                log_failure(log, f"image {place} of request {fetch.id:x} cannot be fetched", error)
                 raise FailedAt(place, "cannot be fetched") from error
 
         failed: list[FailedAt] = []

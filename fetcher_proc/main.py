@@ -23,7 +23,8 @@ def main(config: FetcherConfig, context: Context) -> None:
 
 async def serve(config: FetcherConfig, context: Context) -> None:
     """Take what is asked for, and beat."""
-    inbox: Inbox[ToFetcher] = Inbox(address(config.run_dir, "fetcher"), ToFetcher)
+    where = address(config.run_dir, "fetcher")
+    inbox: Inbox[ToFetcher] = Inbox(where, ToFetcher, tee=context.tee)
     region = Arena(config.fetched_fd, 1).region(0)
     replies = Replies(config.run_dir, region, context.board)
     downloads = Downloads([read_domain(domain) for domain in config.allowed_domains])

@@ -101,7 +101,8 @@ def from_gib(number: str) -> str:
 
 WHOLE_PROMPTS = "raise --max-num-batched-tokens and use --target-itl-ms 0"
 KV_DTYPES = spelled({"bf16": "bfloat16", "fp8_e4m3": "fp8"})
-DTYPES = spelled({"float": "float32", "bf16": "bfloat16"})
+DTYPES = spelled({"float": "float32", "half": "float16", "bf16": "bfloat16"})
+ATTENTION_BACKENDS = spelled({"TRITON_ATTN": "triton", "FLASHINFER": "flashinfer"})
 LOAD_FORMATS = spelled({"safetensors": "auto", "gguf": "auto"})
 CHECKPOINTS = ("gguf", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors")
 QUANTIZATIONS = spelled({"w8a8_int8": "int8"} | dict.fromkeys(CHECKPOINTS, "none"))
@@ -313,7 +314,7 @@ ROWS = [
     ),
     Row(
         *("attention", ("--attention-backend",), ("--attention-backend",)),
-        Refused("leave it out: there is one per processor"),
+        Same("attention_backend", ATTENTION_BACKENDS),
     ),
     Row(
         *("images", ("--limit-mm-per-prompt",), ("--limit-mm-data-per-request",)),

@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from headrace import __version__
-from headrace.board import DETAILS, Board, Field, Seat, Slot, State
+from headrace.board import Board, Field, Seat, Slot, State
 from headrace.config import CrashConfig
+from headrace.details import details_of
 from headrace.stacks import stacks_of
 
 MAX_CAPSULES = 32
@@ -90,13 +91,16 @@ class Capsules:
         """Return what the board says of a process, and what it was at."""
         state = State(slot[Field.STATE])
         silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if state else 0.0
+        details: dict[str, Any] = {**details_of(self._board, slot, now_ns)}
+        if slot.seat.role == "frontend":
+            details["requests"] = [f"{id:x}" for id in slot.open_ids]
         return {
             "process": str(slot.seat),
             "pid": slot[Field.PID],
             "state": state.name.lower(),
             "starts": slot[Field.STARTS],
             "silent_s": round(silent_s, 3),
-            **{name: slot[field] for name, field in DETAILS[slot.seat.role].items()},
+            **details,
             "stacks": stacks.get(slot.seat, "").splitlines(),
         }
 

@@ -5,7 +5,7 @@ Processes never see it; each gets the few values it needs in a config of its own
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,13 +20,15 @@ from headrace.sampling_defaults import OPENAI, SamplingDefaults
 T = TypeVar("T")
 DEVICES = ("auto", "cpu", "cuda")
 MODEL_IMPLS = ("auto", "headrace", "transformers")
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
 KV_DTYPES = (*DTYPES, "fp8")
+ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
 QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
 MAX_TP = 16  # of csrc/shm_group.h
 ENGINES = ("auto", "mock")
 MIN_IMAGE_MEMORY_BYTES = 16 << 20
+ON_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}  # defaults that differ from CPUs'
 CPU_KV_BYTES = 2 << 30  # of the KV cache on CPUs, where no flag says otherwise
 MAX_IMAGE_BYTES = 20 << 20  # of an image as it comes
 METRICS_DIALECTS = ("vllm", "sglang")
@@ -75,15 +77,27 @@ class ServerConfig:
     load_format: str = flag(
         "auto", "dummy needs no weights: random ones, for a folder with config.json", LOAD_FORMATS
     )
-    dtype: str = flag("auto", "arithmetic; auto is the file's, float32 rounds nothing", DTYPES)
+    dtype: str = flag(
+        "auto",
+        "arithmetic; auto is the file's, float32 rounds nothing, float16 is for GPUs",
+        DTYPES,
+    )
     quantization: str = flag(
         "none",
         "int8, on CPUs, and fp8, on GPUs, round activations, too, and are faster for many tokens",
         QUANTIZATIONS,
     )
+    attention_backend: str = flag(
+        "auto",
+        "who attends, on GPUs; auto is triton; with flashinfer, for prompts, a text may depend on "
+        "its batch mates",
+        ATTENTION_BACKENDS,
+    )
     seed: int = flag(0, "seed of requests that bring none")
-    max_num_seqs: int = flag(64, "sequences that run at once")
-    max_num_batched_tokens: int = flag(512, "tokens computed in one step")
+    max_num_seqs: int = flag(64, "sequences that run at once; on GPUs 256 unless said otherwise")
+    max_num_batched_tokens: int = flag(
+        512, "tokens computed in one step; on GPUs 8192 unless said otherwise"
+    )
     max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
     max_queued_tokens: int = flag(0, "prompt tokens that wait; more get a 429; 0 is no limit")
     scheduling_policy: str = flag(
@@ -200,6 +214,17 @@ class ServerConfig:
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "
                 f"{self.max_num_seqs}: every running sequence needs one token per step"
             )
+
+
+def config_of(flags: Mapping[str, Any], has_gpus: bool) -> ServerConfig:
+    """Return the configuration with these flags, the others as suits where the model will run.
+
+    Args:
+        has_gpus: whether `--device auto` finds some.
+    """
+    device = flags.get("device", "auto")
+    on_gpus = device == "cuda" or (device == "auto" and has_gpus)
+    return ServerConfig(**({**ON_GPUS, **flags} if on_gpus else flags))
 
 
 def flag_name(name: str) -> str:
@@ -365,6 +390,7 @@ class WorkerConfig:
     max_num_seqs: int = 1  # what a step may have, like the next
     max_num_batched_tokens: int = 1
     enforce_eager: bool = False
+    attention_backend: str = "auto"
     cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
     num_guesses: int = 0  # after each sequence's token, as a rule
     profile_dir: str | None = None
@@ -427,6 +453,7 @@ class EngineConfig:
     whole_images: bool = False
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
+    attention_backend: str = "auto"
     cudagraph_capture_sizes: tuple[int, ...] = ()
     profile_dir: str | None = None
     nvtx: bool = False

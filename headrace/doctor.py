@@ -20,7 +20,7 @@ from headrace.flags import from_flags
 from headrace.gpu_links import load_nvml, topology
 from headrace.gpus import Gpu, load_driver, look
 from headrace.listeners import listen
-from headrace.machine import Machine, packages
+from headrace.machine import Machine, has_gpus, packages
 from headrace.model_card import read_card
 
 FEW_FILES = 1024
@@ -94,6 +94,7 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
         device=config.device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
         tp=config.tp,
     )
     return f"{executor}: {why}"
@@ -102,12 +103,16 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
 def all_reduce(
     config: ServerConfig, machine: Machine, find: Callable[[int], Topology]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what sums over the GPUs of a model: as many as `--tp` says, or all there are.
+    """Yield what sums over the workers of a model: as many as `--tp` says, or as there are GPUs.
 
     Args:
         find: returns how a number of GPUs reach each other.
     """
     num_gpus = config.tp if config.tp > 1 else len(machine.gpus)
+    if config.device == "cpu" or (config.device == "auto" and num_gpus > len(machine.gpus)):
+        if config.tp > 1:
+            yield "all-reduce", "shared memory: the workers are on the CPU"
+        return
     if not 1 < num_gpus <= len(machine.gpus):
         return
     try:
@@ -118,8 +123,15 @@ def all_reduce(
 
 
 def find_topology(num_gpus: int) -> Topology:
-    """Return how the first GPUs reach each other."""
-    return topology(load_nvml(), range(num_gpus))
+    """Return how the first GPUs reach each other, of those that workers may use.
+
+    Raises:
+        HeadraceError: there are fewer, or nothing is installed that our own kernels need.
+    """
+    uuids = [gpu.uuid for gpu in find_gpus()]
+    if len(uuids) < num_gpus:
+        raise HeadraceError(f"{len(uuids)} of {num_gpus} GPUs may be used")
+    return topology(load_nvml(), uuids[:num_gpus])
 
 
 def find_gpus() -> list[Gpu]:
@@ -277,7 +289,7 @@ def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
 def main(argv: list[str]) -> None:
     """Tell, and exit with 1 where the server could not start."""
     try:
-        findings = examine(from_flags(argv), Machine.look())
+        findings = examine(from_flags(argv, has_gpus()), Machine.look())
     except HeadraceError as error:
         sys.exit(f"headrace doctor: error: {error}")
     print("what is wrong:" if findings else "nothing is wrong")

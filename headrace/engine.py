@@ -43,9 +43,10 @@ from headrace.calls import (
     request_outputs,
     stack,
 )
-from headrace.config import ServerConfig
+from headrace.config import ServerConfig, config_of
 from headrace.errors import ConfigError, EngineDied
 from headrace.flight import A, Flight, TextStream
+from headrace.machine import has_gpus
 from headrace.ring import Call, Piece, Put, Ring
 from headrace.sampling_params import SamplingParams
 
@@ -67,7 +68,8 @@ def embedded_config(model: str | os.PathLike[str] | None, flags: dict[str, Any])
         if name not in ServerConfig.__dataclass_fields__:
             raise ConfigError(f"{name} is not a flag; `launch_server --help` lists them")
     defaults: dict[str, Any] = {"log_level": "warning", "max_num_queued": UNBOUNDED}
-    return ServerConfig(model=None if model is None else os.fspath(model), **(defaults | flags))
+    path = None if model is None else os.fspath(model)
+    return config_of(defaults | flags | {"model": path}, has_gpus())
 
 
 class Engine:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import msgspec
 
 from headrace.aliases import ALIASES, Already, Meaning, Refused, Same, Switch
-from headrace.config import ServerConfig, flag_name
+from headrace.config import ServerConfig, config_of, flag_name
 from headrace.errors import BAD_JSON, ConfigError
 
 CONFIG = "--config"
@@ -136,8 +136,11 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
         group.add_argument(name, metavar=metavar, type=read, choices=choices, help=help)
 
 
-def from_flags(argv: Sequence[str]) -> ServerConfig:
+def from_flags(argv: Sequence[str], has_gpus: bool = False) -> ServerConfig:
     """Build the configuration from the command line, and the file it names.
+
+    Args:
+        has_gpus: whether this machine has some; with them other defaults suit.
 
     Raises:
         ConfigError: a flag is not known or has a value that cannot work; the text names it.
@@ -146,7 +149,7 @@ def from_flags(argv: Sequence[str]) -> ServerConfig:
     path = values.pop("config", None)
     if path is not None:
         values = parse(list(file_flags(Path(path)))) | values
-    return ServerConfig(**values)
+    return config_of(values, has_gpus)
 
 
 def parse(argv: Sequence[str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.flags import from_flags
 from headrace.listeners import listen
+from headrace.machine import has_gpus
 from headrace.model_card import read_card
 from headrace.supervisor import Supervisor
 
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     setproctitle("headrace: supervisor")
     logs.setup("supervisor", "info")
     try:
-        serve(from_flags(sys.argv[1:] if argv is None else argv))
+        serve(from_flags(sys.argv[1:] if argv is None else argv, has_gpus()))
     except (HeadraceError, OSError) as error:  # OSError: the system is short of something
         print(f"launch_server: error: {error}", file=sys.stderr)
         short_of = ExitStatus.SHORT_OF

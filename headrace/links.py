@@ -47,11 +47,6 @@ class Links:
         self._aborts: deque[Abort] = deque()
         self._renewed_at = 0.0
 
-    @property
-    def take_images(self) -> bool:
-        """Whether there are processes that prepare images."""
-        return len(self._images) > 0
-
     def backlog(self, tokenizer: int) -> int:
         """Return how many bytes of bodies a tokenizer has been sent and not handled."""
         return self._backlogs[tokenizer]()

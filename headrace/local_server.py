@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.api_keys import read_admin_key, read_api_keys
-from headrace.config import ServerConfig
+from headrace.config import ServerConfig, config_of
 from headrace.embedded import EmbeddedServer, Ready
 from headrace.errors import ConfigError
+from headrace.machine import has_gpus
 
 DEFAULTS: dict[str, Any] = {"port": 0, "log_level": "warning"}
 
@@ -28,7 +29,7 @@ class LocalServer:
                     f"{name} is not a flag of this; `launch_server --help` lists them"
                 )
         path = None if model is None else os.fspath(model)
-        config = ServerConfig(model=path, **(DEFAULTS | dict(flags)))
+        config = config_of(DEFAULTS | dict(flags) | {"model": path}, has_gpus())
         keys = read_api_keys(config, {})
         read_admin_key(config, {}, keys)
         self.api_key = keys[0] if keys else None

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 
 STDERR = 2
@@ -78,6 +79,13 @@ class LineWriter(logging.Handler):
             self._num_unwritten += 1
         else:
             self._num_told = num_lost
+
+
+def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
+    """Log that a request has failed, and where; what the error says may be the request's text."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s: %s\n%s", what, type(error).__name__, frames)
+    log.debug("it says: %s", error)
 
 
 def setup(process: str, level: str) -> LineWriter:

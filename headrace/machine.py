@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KB = 1 << 10
+NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
 NAME = re.compile(r"[\w.-]+")
 
 
@@ -55,6 +56,11 @@ class Machine:
             shm_bytes=free_space(shm) if shm.is_dir() else None,
             max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         )
+
+
+def has_gpus() -> bool:
+    """Whether there may be GPUs; whether they can run a model, workers find out."""
+    return NVIDIA.exists()
 
 
 def read(path: Path) -> str:

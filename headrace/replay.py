@@ -59,6 +59,7 @@ RECEIVERS = {
     "engine": ("detokenizer",),
     "detokenizer": ("frontend", "engine"),
 }
+MOCK = "mock"
 METRICS = "/metrics"  # whose answer is another each time
 START_S = 120
 LOOK_MS = 50
@@ -132,8 +133,11 @@ def is_played(message: Message) -> bool:
 class Stage:
     """A process alone, and those around it, played."""
 
-    def __init__(self, burst: Burst, expected: Outcomes) -> None:
+    def __init__(self, burst: Burst, expected: Outcomes, is_mock: bool) -> None:
         """Start the process and wait until it serves; in the end, these are its answers.
+
+        Args:
+            is_mock: no model is loaded; for an engine.
 
         Raises:
             HeadraceError: it cannot start; the text says why.
@@ -154,6 +158,8 @@ class Stage:
         for thread in self._threads:
             thread.start()
         config = msgspec.msgpack.decode(note.config) | {"run_dir": self._directory.path}
+        if is_mock:
+            config["engine"] = MOCK
         self._process = spawn(seat, config, self._board, note.log_level)
         self._slot = self._board.slot(seat.role, seat.index)
         self._outbox = Outbox(address(self._directory.path, seat.role, seat.index))
@@ -260,19 +266,25 @@ def report(burst: Burst, answers: Answers, seconds: float) -> Iterator[str]:
         yield f"from a message to its answer: {', '.join(shares)}, {worst}"
 
 
-def replay(folder: Path, seat: Seat, keeps_pace: bool) -> int:
-    """Play a record and tell how it went; return the exit status: 0 where answers are the same."""
+def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) -> int:
+    """Play a record and tell how it went; return the exit status: 0 where answers are the same.
+
+    The mock engine's are its own, and only have to be all there.
+    """
     burst = read_burst(folder, seat)
     if burst is None or not burst.messages:
         raise HeadraceError(f"{folder} has no messages of {seat}")
     role = seat.role
     requests = comparable(message for _, pairs in burst.messages for message, _ in pairs)
     recorded = answers_of(role, outcomes(told_by(folder, burst)), requests)
-    stage = Stage(burst, recorded)
+    stage = Stage(burst, recorded, is_mock)
     try:
         seconds = perform(stage, burst, keeps_pace)
     finally:
         stage.close()
+    if is_mock:
+        print(*report(burst, stage.answers, seconds), sep="\n")
+        return 0 if stage.answers.are_complete else 1
     verdict = compare(recorded, answers_of(role, outcomes(stage.answers.told), requests))
     print(*report(burst, stage.answers, seconds), verdict, sep="\n")
     return 0 if verdict.is_same else 1
@@ -292,7 +304,7 @@ def seat_named(name: str) -> Seat:
     role, _, index = name.removesuffix(SUFFIX).partition("-")
     if role not in RECEIVERS or not (index or "0").isdecimal():
         raise HeadraceError(
-            f"--process {name}: it must be one of tokenizer-0, engine, detokenizer-0"
+            f"--process {name}: it must be one of tokenizer-0, engine, mock, detokenizer-0"
         )
     return Seat(role, int(index or 0))
 
@@ -301,7 +313,11 @@ def main(argv: list[str]) -> None:
     """Replay; exit with 1 where an answer differs, or in one line where that cannot be."""
     parser = argparse.ArgumentParser(prog="headrace replay", description=__doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, help="what --record has written")
-    parser.add_argument("--process", default="tokenizer-0", help="whose messages; %(default)s")
+    parser.add_argument(
+        "--process",
+        default="tokenizer-0",
+        help="whose messages; mock: the engine's, to one without a model; %(default)s",
+    )
     parser.add_argument(
         "--pace", choices=("recorded", "max"), default="recorded", help="how fast; %(default)s"
     )
@@ -309,7 +325,9 @@ def main(argv: list[str]) -> None:
     logs.setup("replay", "info")
     with contextlib.suppress(KeyboardInterrupt):
         try:
-            sys.exit(replay(args.folder, seat_named(args.process), args.pace == "recorded"))
+            is_mock = args.process == MOCK
+            seat = seat_named("engine" if is_mock else args.process)
+            sys.exit(replay(args.folder, seat, args.pace == "recorded", is_mock))
         except (HeadraceError, OSError) as error:
             print(f"headrace replay: error: {error}", file=sys.stderr)
     sys.exit(1)

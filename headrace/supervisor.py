@@ -49,8 +49,9 @@ from headrace.record import prepare_folder
 from headrace.restarts import Restarts
 from headrace.run_directory import RunDirectory
 from headrace.stacks import write_last
+from headrace.toil import Toil
 from headrace.vigil import Vigil
-from headrace.vitals import own_bytes
+from headrace.vitals import busy_seconds, own_bytes
 from headrace.wishes import RENEWABLE, STOP, Wishes
 
 STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
@@ -135,6 +136,7 @@ class Supervisor:
         self._is_up = False  # all have been ready
         self._vigil = Vigil()
         self._ceilings = Ceilings(memory_limit())
+        self._toil = Toil()
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
         self._capsules = Capsules(self._crash, self.board)
@@ -257,13 +259,14 @@ class Supervisor:
         return num_open == 0 or time.monotonic() >= self._drain_until
 
     def _kill_sick(self) -> None:
-        """End whoever is stuck or takes too much memory; another takes the seat."""
+        """End whoever is stuck, or takes too much of the machine; another takes the seat."""
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
         stuck = self._vigil.stuck(slots, time.monotonic_ns())
         if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
             slots += [*self.board.of("worker"), *self.board.of("vision")]
         passed = self._ceilings.passed(slots, own_bytes)
+        passed += self._toil.passed(slots, busy_seconds, time.monotonic())
         for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
             log.warning("%s %s; killing it", slot.seat, why)
             write_last(slot)
@@ -276,6 +279,8 @@ class Supervisor:
             child, before = self._renewing
             slot = self.board.slot(child.seat.role, child.seat.index)
             if child.process is before or slot[Field.STATE] != State.READY:
+                if child.process is before and child.seat.role != "frontend":
+                    before.send_signal(signal.SIGTERM)  # once more: it may have got lost
                 return
             self._renewing = None
         if self._to_renew:
@@ -399,6 +404,7 @@ class Supervisor:
             kv_cache_memory_bytes=c.kv_cache_memory_bytes,
             gpu_memory_utilization=c.gpu_memory_utilization,
             enforce_eager=c.enforce_eager,
+            attention_backend=c.attention_backend,
             cudagraph_capture_sizes=c.cudagraph_capture_sizes,
             profile_dir=c.profile_dir,
             nvtx=c.nvtx,

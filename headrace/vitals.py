@@ -22,15 +22,25 @@ def vitals_of(pid: int, proc: Path = PROC) -> Vitals | None:
     """Return what /proc says of a process; None where there is none."""
     try:
         cpu_s = cpu_seconds(proc / str(pid) / "stat")
-        busy_s = cpu_seconds(proc / str(pid) / "task" / str(pid) / "stat")
-        return Vitals(cpu_s, busy_s, resident_bytes(pid, proc))
+        return Vitals(cpu_s, main_thread_seconds(pid, proc), resident_bytes(pid, proc))
+    except OSError:
+        return None
+
+
+def busy_seconds(pid: int, proc: Path = PROC) -> float | None:
+    """Return the processor time of a process's main thread; None where there is none."""
+    try:
+        return main_thread_seconds(pid, proc)
     except OSError:
         return None
 
 
 def resident_bytes(pid: int, proc: Path = PROC) -> int:
-    """Return what a process has in memory, files included."""
-    return int((proc / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
+    """Return what a process has in memory, files included; 0 where there is none."""
+    try:
+        return int((proc / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
+    except OSError:
+        return 0
 
 
 def own_bytes(pid: int, proc: Path = PROC) -> int | None:
@@ -45,6 +55,11 @@ def own_bytes(pid: int, proc: Path = PROC) -> int | None:
     fields = dict(line.split(":", 1) for line in lines)
     parts = [fields[name].split() for name in ("RssAnon", "RssShmem") if name in fields]
     return sum(int(kilobytes) << 10 for kilobytes, _ in parts)
+
+
+def main_thread_seconds(pid: int, proc: Path) -> float:
+    """Return the processor time of the thread that does the work."""
+    return cpu_seconds(proc / str(pid) / "task" / str(pid) / "stat")
 
 
 def cpu_seconds(stat: Path) -> float:

@@ -14,6 +14,7 @@ from headrace.board import Board, Field, Span
 from headrace.config import ModelCard
 from headrace.messages import FinishReason
 from headrace.readings import Families, Labels, Readings
+from headrace.tool_readings import labeled
 
 IMAGES = (Field.IMAGES, Field.FOUND_IMAGES)
 MAX_DRAFTS = 15  # places of `Field.RIGHT_AT`
@@ -178,13 +179,19 @@ class VllmCollector(Collector):
             ({"position": str(place)}, engine(Field.RIGHT_AT + place))
             for place in range(MAX_DRAFTS)
         ]
-        front = self._readings.total
-        too_many = front("frontend", Field.REQUEST_OVERLOADS) + engine(Field.QUEUE_REFUSALS)
+        total = self._readings.total
+        too_many = total("frontend", Field.REQUEST_OVERLOADS) + engine(Field.QUEUE_REFUSALS)
         rejections: list[tuple[Labels, float]] = [
             ({"reason": "max_num_queued_reqs"}, too_many),
-            ({"reason": "max_num_queued_tokens"}, front("frontend", Field.TOKEN_OVERLOADS)),
+            ({"reason": "max_num_queued_tokens"}, total("frontend", Field.TOKEN_OVERLOADS)),
         ]
         help = "Requests refused for want of room"
         yield self._doors.counter("admission_rejections", help, rejections)
+        readings: list[tuple[Labels, float]] = [
+            (labels, total("detokenizer", Field.TOOL_READINGS + place))
+            for place, labels in labeled()
+        ]
+        help = "Answers, or events of streams, read for calls of tools"
+        yield self._doors.counter("tool_call_parser_invocations", help, readings)
         help = "Right guesses, by place"
         yield counter("spec_decode_num_accepted_tokens_per_pos", help, right)

@@ -18,7 +18,7 @@ class Step(Message, tag="step", frozen=True):
     page_table: bytes  # i32, row-major
     logit_rows: bytes  # i32
     rows: bytes
-    history: bytes = b""  # i32
+    history: bytes = b""  # i32; -1 - r is the token that row r of the step before draws
     bias_tokens: bytes = b""  # i32
     bias: bytes = b""  # f32, added to those tokens' logits; minus infinity bans
     pooled_rows: bytes = b""  # i32, the last token of each sequence whose embedding is wanted

@@ -13,6 +13,7 @@ from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
 from headrace.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
 from headrace.output_formats import ThoughtFormat, ToolFormat
 from headrace.tokenizer_proc.event_schemas import ChatEvent
+from headrace.tool_readings import READINGS
 
 # Ids are bytes, but for the last ones, special tokens.
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "<pad>"]
@@ -32,9 +33,15 @@ def ids(text: str) -> list[int]:
     return list(text.encode())
 
 
-def sent(tokens: list[int], parsing: Parsing, finished: FinishReason, **fields: Any) -> bytes:
+def sent(
+    tokens: list[int],
+    parsing: Parsing,
+    finished: FinishReason,
+    replies: Replies | None = None,
+    **fields: Any,
+) -> bytes:
     """Return what a client is sent of a reply whose tokens come one by one."""
-    replies = Replies(TableVocabulary(TABLE), 2)
+    replies = Replies(TableVocabulary(TABLE), 2) if replies is None else replies
     plan = make_plan(**({"api": Api.CHAT, "parsing": parsing} | fields))
     data = b""
     for place, token in enumerate(tokens):
@@ -133,6 +140,30 @@ def test_a_call_is_the_same_where_token_ids_are_told() -> None:
     tokens = [*ids(CALLED), END]
     message, end = streamed(tokens, THINKING, STOP, return_token_ids=True)
     assert (call_of(message), end) == (("f", '{"a": "é"}'), "tool_calls")
+
+
+def test_readings_for_calls_are_counted_once_for_an_answer_or_for_each_event() -> None:
+    replies = Replies(TableVocabulary(TABLE), 2)
+
+    def counted() -> dict[tuple[str, ...], int]:
+        return {READINGS[place]: times for place, times in replies.readings().items()}
+
+    called, words = [*ids(CALLED), END], [*ids("Words"), END]
+    sent(called, THINKING, STOP, replies)
+    sent(words, THINKING, STOP, replies, api=Api.RESPONSES, form=ResponsesForm(b"{}"))
+    sent(words, THOUGHT, STOP, replies)
+    assert counted() == {
+        ("non_streaming", "tool_call", "chat_completions"): 1,
+        ("non_streaming", "no_tool_call", "responses"): 1,
+    }
+    events = sent(called, THINKING, STOP, replies, stream=True).count(b'"delta":')
+    told = counted()
+    assert told.keys() == {
+        ("streaming", "no_tool_call", "chat_completions"),
+        ("streaming", "tool_call", "chat_completions"),
+    }
+    assert sum(told.values()) == events - 2, "all but those with the role and the end"
+    assert counted() == {}
 
 
 THOUGHT = Parsing(thoughts=ThoughtFormat.QWEN3)

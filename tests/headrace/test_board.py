@@ -9,9 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.board import (
+    GAUGES,
     HEARTBEAT_LIMIT_S,
     LAST_WORDS,
     LOG_WORDS,
+    MAX_IDS,
+    MAX_PREPROCESSORS,
     MAX_TOKENIZERS,
     SLOT_WORDS,
     Board,
@@ -19,6 +22,7 @@ from headrace.board import (
     Seat,
     State,
 )
+from headrace.wishes import WISHES
 
 SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0), Seat("worker", 0)]
 
@@ -103,9 +107,38 @@ def test_a_process_that_is_silent_too_long_is_unhealthy(board: Board) -> None:
     assert slot.illness(limit_ns + 10**6) == silence
 
 
+def test_a_step_that_is_overdue_is_an_illness(board: Board) -> None:
+    engine, frontend = board.slot("engine"), board.slot("frontend")
+    for slot in (engine, frontend):
+        slot.enter(State.READY)
+        slot[Field.STEP_DUE_NS] = slot[Field.HEARTBEAT_NS] + 10**9
+    now_ns = frontend[Field.HEARTBEAT_NS] + 2 * 10**9
+    assert engine.illness(engine[Field.STEP_DUE_NS]) is None
+    assert engine.illness(now_ns) == "engine 0 waits for a step that has taken far too long"
+    assert frontend.healthy(now_ns), "that word is another's"
+
+
+def test_ids_of_open_requests_are_read_by_others_the_oldest_of_many(board: Board) -> None:
+    writer, other = board.slots[1], Board(board.fd, SEATS).slots[1]
+    for ids in ([5, 2**63], [], range(1, MAX_IDS + 10)):
+        writer.open_ids = ids
+        assert other.open_ids == list(ids)[:MAX_IDS]
+    assert not board.slots[0].open_ids and not any(writer.http_words)
+    writer.enter(State.STARTING)
+    assert other.open_ids == []
+
+
 def test_every_field_is_within_its_slot() -> None:
     assert max(Field) + 1 <= LAST_WORDS
-    assert Field.FORWARDED_BYTES + MAX_TOKENIZERS <= LAST_WORDS
+
+
+def test_a_frontends_words_have_one_meaning_each() -> None:
+    num_tokenizers = MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS
+    counted = {*range(Field.FORWARDED_BYTES, Field.FORWARDED_BYTES + num_tokenizers)}
+    asked = {*range(Field.WISHES, Field.WISHES + len(WISHES))}
+    assert len(counted | asked) == num_tokenizers + len(WISHES)
+    assert max(counted | asked) < LAST_WORDS
+    assert not {Field.ANSWERED, *GAUGES["frontend"]} & (counted | asked)
 
 
 def test_a_seat_reads_as_role_and_number() -> None:

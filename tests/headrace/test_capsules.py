@@ -12,7 +12,7 @@ from headrace.board import Board, Field, Seat, State
 from headrace.capsules import MAX_CAPSULES, Capsules, crash_directory, write
 from headrace.config import CrashConfig, ServerConfig
 
-SEATS = [Seat("tokenizer", 0), Seat("engine", 0)]
+SEATS = [Seat("tokenizer", 0), Seat("engine", 0), Seat("frontend", 0)]
 
 
 def make(directory: Path | None) -> Board:
@@ -24,6 +24,7 @@ def make(directory: Path | None) -> Board:
         slot.enter(State.STARTING)
         slot.enter(State.READY)
     board.slot("engine")[Field.RUNNING] = 3
+    board.slot("frontend").open_ids = [0xAB0000, 0xCD0000]
     dead = board.slot("tokenizer")
     dead.keep_line(b"12:00:00 tokenizer 0 INFO one\n12:00:01 tokenizer 0 INFO two\n")
     dead.last_words = "no memory"
@@ -46,9 +47,10 @@ def test_a_capsule_tells_who_died_how_and_of_all_others(tmp_path: Path) -> None:
     assert found["last_words"] == "no memory"
     assert [line[-3:] for line in found["log"]] == ["one", "two"]
     assert found["requests_at_hand"] == ["ab0000"]
-    tokenizer, engine = found["processes"]
+    tokenizer, engine, frontend = found["processes"]
     assert (tokenizer["state"], tokenizer["stacks"]) == ("dead", ["Thread 1:", "  File x"])
     assert (engine["state"], engine["running"], engine["starts"]) == ("ready", 3, 1)
+    assert frontend["requests"] == ["ab0000", "cd0000"]
     assert (found["flags"]["model"], found["flags"]["max_num_seqs"]) == ("m.gguf", 5)
 
 

@@ -97,6 +97,19 @@ def test_keys_come_from_a_flag_or_the_environment(monkeypatch: pytest.MonkeyPatc
         assert client._http.headers["authorization"] == "Bearer other"
 
 
+def test_a_model_is_served_for_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = []
+
+    def launch(model: str | None, **flags: object) -> Client:
+        launched.append((model, flags))
+        return Client()
+
+    monkeypatch.setattr(Client, "launch", launch)
+    for argv in (["org/m", "--max-num-seqs", "3"], []):
+        connect(argv).close()
+    assert launched == [("org/m", {"max_num_seqs": 3}), (None, {})]
+
+
 def test_a_server_that_runs_takes_no_flags() -> None:
     with pytest.raises(HeadraceError, match="max_num_seqs: a server that runs takes no flags"):
         connect(["http://host", "--max-num-seqs", "3"])

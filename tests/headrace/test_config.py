@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from headrace.config import ServerConfig, flag_name
+from headrace.config import ServerConfig, config_of, flag_name
 from headrace.errors import ConfigError
 
 
@@ -49,6 +49,24 @@ def test_a_step_must_have_room_for_every_running_sequence() -> None:
     ServerConfig(max_num_seqs=8, max_num_batched_tokens=8)
     with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 7 .*--max-num-seqs 8"):
         ServerConfig(max_num_seqs=8, max_num_batched_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_gpus", "sizes"),
+    [
+        ({}, False, (64, 512)),
+        ({}, True, (256, 8192)),
+        ({"device": "cpu"}, True, (64, 512)),
+        ({"device": "cuda"}, False, (256, 8192)),
+        ({"max_num_seqs": 3}, True, (3, 8192)),
+        ({"max_num_batched_tokens": 300}, True, (256, 300)),
+    ],
+)
+def test_steps_are_larger_on_gpus_unless_flags_say_otherwise(
+    flags: dict[str, Any], has_gpus: bool, sizes: tuple[int, int]
+) -> None:
+    config = config_of(flags, has_gpus)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == sizes
 
 
 def test_there_are_1_to_16_workers() -> None:

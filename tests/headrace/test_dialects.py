@@ -12,6 +12,7 @@ from headrace.config import ModelCard
 from headrace.engine_proc.speculation import MAX_LENGTH
 from headrace.messages import FinishReason
 from headrace.metrics import render_metrics
+from headrace.tool_readings import READINGS
 from headrace.vllm_metrics import MAX_DRAFTS
 
 SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("tokenizer", 0), Seat("engine", 0)]
@@ -157,6 +158,24 @@ def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
     assert sleep == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
     info = {"block_size": "16", "num_gpu_blocks": "8", "engine": "0"}
     assert value(found["cache_config_info"], **info) == 1
+
+
+def test_readings_for_calls_are_told_by_who_asked_and_what_was_found() -> None:
+    seats = [*SEATS, Seat("detokenizer", 0), Seat("detokenizer", 1)]
+    board = Board.create(seats)
+    for index in range(2):
+        for place in range(len(READINGS)):
+            board.slot("detokenizer", index)[Field.TOOL_READINGS + place] = 10 * place + index
+    found = families(board, "vllm")["tool_call_parser_invocations"]
+    os.close(board.fd)
+    assert {s.name for s in found.samples} == {"vllm:tool_call_parser_invocations_total"}
+    assert found.type == "counter"
+    for place, (mode, outcome, request_type) in enumerate(READINGS):
+        labels = {"mode": mode, "outcome": outcome, "request_type": request_type}
+        (sample,) = (s for s in found.samples if s.labels.items() >= labels.items())
+        assert sample.labels == labels | {"model_name": "org/tiny"}
+        assert sample.value == 20 * place + 1
+    assert ("streaming", "tool_call", "responses") in READINGS
 
 
 def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:

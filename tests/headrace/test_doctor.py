@@ -18,6 +18,7 @@ from headrace.machine import Machine, packages, quota
 from headrace.model_card import read_card
 
 GB = 1 << 30
+ON_CPU = "shared memory: the workers are on the CPU"
 CPUINFO = """processor\t: 0
 model name\t: Fast (R) CPU
 flags\t\t: fpu avx2 fma {}
@@ -120,9 +121,14 @@ def no_driver(num_gpus: int) -> Topology:
             *(2, {"disable_custom_all_reduce": True}, lambda n: Topology.NVLINK),
             "NCCL: --disable-custom-all-reduce",
         ),
+        (0, {"tp": 2}, no_driver, ON_CPU),
+        (1, {"tp": 2}, no_driver, ON_CPU),
+        (2, {"tp": 2, "device": "cpu"}, no_driver, ON_CPU),
+        (2, {"device": "cpu"}, no_driver, None),
+        (1, {"tp": 2, "device": "cuda"}, no_driver, None),  # which cannot be
     ],
 )
-def test_what_sums_over_gpus_is_told_with_its_reason(
+def test_what_sums_over_workers_is_told_with_its_reason(
     num_gpus: int,
     flags: dict[str, Any],
     find: Callable[[int], Topology],
@@ -133,9 +139,20 @@ def test_what_sums_over_gpus_is_told_with_its_reason(
     assert rows == ([] if text is None else [("all-reduce", text)])
 
 
+def test_links_are_those_of_the_gpus_that_workers_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Gpu(i, "NVIDIA H200", (9, 0), 132, GB, GB, "", f"uuid {5 - i}") for i in range(3)]
+    monkeypatch.setattr(doctor, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(doctor, "load_nvml", lambda: "nvml")
+    asked = {("nvml", ("uuid 5", "uuid 4")): Topology.PCIE}
+    monkeypatch.setattr(doctor, "topology", lambda nvml, uuids: asked[nvml, tuple(uuids)])
+    assert doctor.find_topology(2) is Topology.PCIE
+    with pytest.raises(HeadraceError, match="3 of 4 GPUs may be used"):
+        doctor.find_topology(4)
+
+
 def test_gpus_are_told_with_what_others_have_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     gpus = [
-        Gpu(i, "NVIDIA H200", (9, 0), 132, 140 * GB, free * GB, f"0000:{i}8:00.0")
+        Gpu(i, "NVIDIA H200", (9, 0), 132, 140 * GB, free * GB, f"0000:{i}8:00.0", f"{i}")
         for i, free in enumerate((139, 60, 1))
     ]
     (finding,) = doctor.examine_gpus(ServerConfig(tp=2), lambda: gpus)

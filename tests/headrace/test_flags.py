@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,15 @@ def test_every_field_is_a_flag_with_help_in_a_group() -> None:
     assert next(iter(FIELDS)) == next(iter(GROUPS)), "so that each field has a group"
     for title in GROUPS.values():
         assert text.count(f"\n{title}:\n") == 1
+
+
+def test_help_is_a_line_or_two_for_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = server_parser().format_help()
+    flags = re.split(r"^  (?=-|MODEL)", text, flags=re.MULTILINE)[1:]
+    lines = [len(flag.split("\n\n")[0].strip().split("\n")) for flag in flags]
+    assert len(flags) == len(FIELDS) + len(["--help", "--config"])
+    assert sum(lines) <= 1.6 * len(flags)
 
 
 def test_flags_have_the_types_of_their_fields() -> None:
@@ -98,6 +108,8 @@ def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str)
          {"model": "m", "cudagraph_capture_sizes": (8, 16), "port": 1}),
         ('--speculative-config {"method":"ngram","num_speculative_tokens":4}',
          {"speculative": "ngram"}),
+        ("--attention-backend FLASHINFER --dtype half",
+         {"attention_backend": "flashinfer", "dtype": "float16"}),
         ('--limit-mm-per-prompt {"image":3} --mm-processor-cache-gb 0.25',
          {"max_images": 3, "image_memory_bytes": 256 << 20}),
     ],

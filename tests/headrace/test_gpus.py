@@ -10,6 +10,7 @@ from headrace.errors import HeadraceError
 from headrace.gpus import Gpu, ask, load_driver, look
 
 UUID = bytes(range(16))
+TEXT_OF_UUID = "00010203-0405-0607-0809-0a0b0c0d0e0f"
 ATTRIBUTES = {
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR": 9,
     "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR": 0,
@@ -53,7 +54,7 @@ class Nvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
         handle._obj.value = 5
-        return 0 if uuid == b"GPU-00010203-0405-0607-0809-0a0b0c0d0e0f" else 2
+        return 0 if uuid.decode() == f"GPU-{TEXT_OF_UUID}" else 2
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
         assert handle.value == 5
@@ -63,7 +64,7 @@ class Nvml:
 
 def test_a_gpu_is_seen_as_driver_and_nvml_tell() -> None:
     assert list(look(Driver(), Nvml())) == [
-        Gpu(0, "NVIDIA H200", (9, 0), 132, 100, 60, "0000:18:00.0")
+        Gpu(0, "NVIDIA H200", (9, 0), 132, 100, 60, "0000:18:00.0", TEXT_OF_UUID)
     ]
 
 

@@ -1,37 +1,105 @@
-"""How a process ends that cannot start."""
+"""How processes end that cannot start or are told to, and what one that starts gets on by."""
 
-from headrace.board import Board, Seat
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from servers import wait_until
+
+from headrace.board import Board, Field, Seat
 from headrace.config import ModelCard, TokenizerConfig
 from headrace.exit_status import ExitStatus
-from headrace.process import spawn
+from headrace.process import Context, spawn
 
 DEADLINE_S = 60
+SEAT = Seat("tokenizer", 0)
+CARD = ModelCard(
+    path="",
+    name="",
+    max_model_len=1,
+    vocab_size=1,
+    eos_token_ids=[],
+    chat_template=None,
+    special_tokens={},
+)
+CONFIG = TokenizerConfig(
+    run_dir="/missing",
+    card=CARD,
+    num_frontends=1,
+    num_detokenizers=1,
+    seed=0,
+    started_at=0,
+    num_tokenizers=0,
+    max_batch_size=1,
+    batch_wait_ms=0,
+)
+DEAF = """
+import signal
+from headrace.board import Board, Seat
+from headrace.process import Context
+board = Board.create([Seat("engine", 0)])
+Context(board.slots[0].seat, board, board.slots[0], "info", 0).ready()
+said = "ready"
+while True:
+    try:
+        print(said, flush=True)
+        signal.pause()
+    except SystemExit:  # as where a library calls back
+        said = "lost"
+"""
 
 
 def test_what_the_system_refuses_ends_a_start_with_a_word_and_no_traceback() -> None:
-    seat = Seat("tokenizer", 0)
-    board = Board.create([seat, Seat("frontend", 0)])
-    card = ModelCard(
-        path="",
-        name="",
-        max_model_len=1,
-        vocab_size=1,
-        eos_token_ids=[],
-        chat_template=None,
-        special_tokens={},
-    )
-    config = TokenizerConfig(
-        run_dir="/missing",
-        card=card,
-        num_frontends=1,
-        num_detokenizers=1,
-        seed=0,
-        started_at=0,
-        num_tokenizers=0,
-        max_batch_size=1,
-        batch_wait_ms=0,
-    )
-    assert spawn(seat, config, board, "info").wait(DEADLINE_S) == ExitStatus.SHORT_OF
+    board = Board.create([SEAT, Seat("frontend", 0)])
+    assert spawn(SEAT, CONFIG, board, "info").wait(DEADLINE_S) == ExitStatus.SHORT_OF
     words = board.slots[0].last_words
     assert words.startswith("[Errno 2] No such file or directory")
     assert "ipc:///missing/tokenizer-0.sock" in words
+
+
+def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
+    seats = [Seat("worker", 0), Seat("worker", 1), Seat("engine", 0)]
+    board = Board.create(seats)
+    own, other, engine = board.slots
+    context = Context(own.seat, board, own, "error", os.getppid())
+    seen = [context.progress()]
+    engine[Field.PROGRESS] += 1
+    assert context.progress() == seen[-1]
+    for slot in (own, other):
+        slot[Field.PROGRESS] += 1
+        assert context.progress() != seen[-1]
+        seen.append(context.progress())
+    other[Field.PID] = os.getpid()  # and what it has in memory counts
+    assert context.progress() != seen[-1]
+
+
+def test_who_does_not_serve_yet_is_ended_by_the_kernel(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    os.mkfifo(tokenizer)  # who loads it waits for ever
+    card = dataclasses.replace(CARD, path=str(tmp_path))
+    config = dataclasses.replace(CONFIG, run_dir=str(tmp_path), card=card, num_tokenizers=1)
+    process = spawn(SEAT, config, Board.create([SEAT, Seat("frontend", 0)]), "info")
+    opened: list[int] = []
+
+    def is_loading() -> bool:
+        with contextlib.suppress(OSError):  # nobody reads it
+            opened.append(os.open(tokenizer, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    wait_until(is_loading, "it loads its tokenizer", DEADLINE_S)
+    process.terminate()
+    assert process.wait(DEADLINE_S) == -signal.SIGTERM
+    os.close(opened[0])
+
+
+def test_who_has_missed_that_it_is_to_end_ends_when_told_again() -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for said in (b"ready\n", b"lost\n"):
+            assert process.stdout.readline() == said
+            process.terminate()
+        assert process.wait(DEADLINE_S) == -signal.SIGTERM

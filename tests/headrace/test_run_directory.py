@@ -38,20 +38,20 @@ def leave_behind(directory: Path) -> Path:
 
 
 def test_a_directory_is_its_users_alone_and_goes_with_its_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
     directory = RunDirectory()
     assert Path(directory.path).stat().st_mode & 0o777 == 0o700
     bind(Path(directory.path) / "engine-0.sock").close()
     directory.remove()
-    assert not list(tmp_path.iterdir())
+    assert not list(socket_folder.iterdir())
 
 
 def test_a_server_that_starts_at_the_same_time_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
     first = RunDirectory()
     with socket.socket(socket.AF_UNIX) as unready:  # bound, and not listening yet
         unready.bind(str(Path(first.path) / "engine-0.sock"))
@@ -94,19 +94,22 @@ def test_one_live_socket_among_dead_ones_keeps_a_directory(
 
 
 def test_an_empty_directory_may_belong_to_a_server_that_starts_but_not_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, held = tmp_path / "headrace-left", RunDirectory()
+    monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
+    left, held = socket_folder / "headrace-left", RunDirectory()
     left.mkdir()
     assert not is_abandoned(left)
     os.utime(left, (0, 0))
     os.utime(held.path, (0, 0))
-    (tmp_path / "headrace-bench").mkdir()
-    (tmp_path / "headrace-bench/results").touch()
-    os.utime(tmp_path / "headrace-bench", (0, 0))
-    sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"headrace-bench", Path(held.path).name}
+    (socket_folder / "headrace-bench").mkdir()
+    (socket_folder / "headrace-bench/results").touch()
+    os.utime(socket_folder / "headrace-bench", (0, 0))
+    sweep(socket_folder)
+    assert {path.name for path in socket_folder.iterdir()} == {
+        "headrace-bench",
+        Path(held.path).name,
+    }
     held.remove()
 
 

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, os, platform
-from headrace.turns import ATTRIBUTES, SYS_SCHED_SETATTR, take_short_turns, take_turns
+from headrace.turns import ATTRIBUTES, SYS_SCHED_SETATTR, take_long_turns, take_turns
 
 def seen():
     found = ctypes.create_string_buffer(ATTRIBUTES.size)
@@ -21,19 +21,20 @@ os.nice(3)
 print(seen())
 take_turns(is_urgent=False)
 print(seen())
+take_long_turns()
+print(seen())
 take_turns(is_urgent=True)
-take_short_turns(200)
 print(seen())
 """
 
 
-def test_turns_are_as_short_as_is_asked() -> None:
+def test_turns_are_as_long_as_is_asked() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    before, batch, urgent = (ast.literal_eval(line) for line in result.stdout.splitlines())
+    before, batch, long, urgent = (ast.literal_eval(line) for line in result.stdout.splitlines())
     assert batch[0] == 3  # SCHED_BATCH
     assert batch[1:] == before[1:]
     assert urgent[:2] == (0, before[1])
     if before[2] == 0:
         pytest.skip("this kernel knows of no turns")
-    assert urgent[2] == 200_000
+    assert long == (*batch[:2], 100_000_000)

@@ -1,0 +1,103 @@
+"""Who waits for whom while images are fetched."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.board import Board, Field, Seat
+from headrace.fetcher_proc.download import Budget, File, Refused
+from headrace.fetcher_proc.fetches import MAX_FETCHES, MAX_OF_HOST, Fetches
+from headrace.messages import Fetch
+
+DEADLINE_S = 20
+FILE = File(b"", "image/png")
+
+
+class Hosts:
+    """Answers at once; but what is slow, when it is let."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_answer = asyncio.Event()
+
+    async def fetch(self, url: str, _budget: Budget) -> File:
+        self.asked.append(url)
+        if "slow" in url:
+            await self.may_answer.wait()
+        if "gone" in url:
+            raise Refused("is gone")
+        return FILE
+
+
+class Answers:
+    """Answers, by the ids of what was asked for."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, int] = {}  # how many files,
+        self.refused: dict[int, tuple[int, str]] = {}
+
+    async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
+        self.found[fetch.id] = len(files)
+
+    async def refuse(self, fetch: Fetch, place: int, why: str) -> None:
+        self.refused[fetch.id] = place, why
+
+
+class Rig:
+    """Fetches, between hosts and those who ask."""
+
+    def __init__(self) -> None:
+        self.hosts, self.answers = Hosts(), Answers()
+        self.slot = Board.create([Seat("fetcher", 0)]).slot("fetcher")
+        hosts: Any = self.hosts
+        answers: Any = self.answers
+        self.fetches = Fetches(hosts, answers, 1000, self.slot)
+        self._num_asked = 0
+
+    def ask(self, *urls: str, is_suspect: bool = False) -> int:
+        """Ask for images; return the id."""
+        self._num_asked += 1
+        self.fetches.take(Fetch(self._num_asked, 0, list(urls), is_suspect))
+        return self._num_asked
+
+    async def until(self, *ids: int) -> None:
+        """Wait until these are answered."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not set(ids) <= self.answers.found.keys() | self.answers.refused.keys():
+                await asyncio.sleep(0)
+
+
+async def test_a_slow_host_leaves_room_for_others() -> None:
+    rig = Rig()
+    slow = [rig.ask(f"http://slow.com/{i}") for i in range(3 * MAX_FETCHES)]
+    fast = [rig.ask(f"http://fast.com/{i}", "https://other.com/") for i in range(3 * MAX_FETCHES)]
+    await rig.until(*fast)
+    assert len([url for url in rig.hosts.asked if "slow" in url]) == MAX_OF_HOST < MAX_FETCHES
+    both = [rig.ask("http://fast.com/", "http://slow.com/") for _ in range(MAX_FETCHES)]
+    both += [rig.ask("http://slow.com/", "http://fast.com/") for _ in range(MAX_FETCHES)]
+    rig.hosts.may_answer.set()
+    await rig.until(*slow, *both)
+    assert rig.answers.found == dict.fromkeys(slow, 1) | dict.fromkeys(fast + both, 2)
+    assert rig.slot[Field.FETCHED_IMAGES] == sum(rig.answers.found.values())
+
+
+async def test_of_images_that_are_refused_the_first_is_named() -> None:
+    rig = Rig()
+    ids = [rig.ask("http://a.com/", "http://gone.com/"), rig.ask("nonsense", "http://[gone")]
+    await rig.until(*ids)
+    assert rig.answers.refused == {ids[0]: (1, "is gone"), ids[1]: (1, "is gone")}
+    assert rig.slot[Field.FETCH_REFUSALS] == 2
+
+
+async def test_a_suspect_is_fetched_alone() -> None:
+    rig = Rig()
+    before = rig.ask("http://slow.com/")
+    suspect = rig.ask("http://slow.net/", is_suspect=True)
+    for _ in range(4 * MAX_FETCHES):
+        await asyncio.sleep(0)
+    assert rig.hosts.asked == ["http://slow.com/"]
+    after = rig.ask("http://fast.com/")
+    rig.hosts.may_answer.set()
+    await rig.until(before, suspect, after)
+    assert rig.hosts.asked == ["http://slow.com/", "http://slow.net/", "http://fast.com/"]
+    assert rig.slot[Field.AT_HAND] == 0

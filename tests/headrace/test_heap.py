@@ -1,0 +1,42 @@
+"""What is freed is kept and used again, until it is given back."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource
+from pathlib import Path
+from headrace.heap import give_back, keep_freed
+
+SIZE = 64 << 20
+PAGE_BYTES = resource.getpagesize()
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+def use():
+    before = faults()
+    bytearray(b"x") * SIZE
+    return faults() - before
+
+use()
+print(use() > SIZE // PAGE_BYTES // 2)
+keep_freed()
+use()
+print(use() < 100, resident() > SIZE)
+give_back()
+print(resident() < SIZE)
+print(use() > SIZE // PAGE_BYTES // 2)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the heap of glibc")
+def test_what_is_freed_is_used_again_until_it_is_given_back() -> None:
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["True"] * 5
