@@ -9,7 +9,7 @@ serve: install
 	@$(BIN)/launch_server $(ARGS)
 
 test: check
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff format --check

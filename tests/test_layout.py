@@ -164,6 +164,17 @@ def test_nothing_the_frontend_imports_has_a_json_codec() -> None:
         assert not {name.split(".")[0] for name in imports(path)} & (HEAVY | {"numpy"}), path
 
 
+def test_the_environment_says_nothing_but_keys_and_where_things_are() -> None:
+    read = set()
+    for path in tracked("*.py"):
+        if path.relative_to(ROOT).parts[0] in (*PROCESSES, "headrace"):
+            names = re.findall(r"environ(?:ment)?(?:\.get\(|\[)\W*(\w+)", path.read_text())
+            read.update(names)
+            assert "getenv" not in path.read_text(), path
+    keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
+    assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET"}
+
+
 def test_nothing_is_pickled() -> None:
     forbidden = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
     for path in tracked("*.py"):

@@ -48,9 +48,11 @@ def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: An
     options = {name: named.pop(name) for name in OPTIONS if name in named}
     values = dict(zip(kernel.arg_names, args, strict=False)) | named
     signature, constants, attributes = {}, {}, {}
+    multiples: list[str] = []
     for place, parameter in enumerate(kernel.params):
         value = values[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+        is_special = not parameter.do_not_specialize
+        if parameter.is_constexpr or (is_special and isinstance(value, int) and value == 1):
             signature[parameter.name] = "constexpr"
             constants[(place,)] = value
             continue
@@ -58,9 +60,10 @@ def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: An
         if isinstance(value, torch.Tensor) and not value.is_floating_point():
             value.zero_()  # it may be an output that is an index later on
         number = value.data_ptr() if isinstance(value, torch.Tensor) else value
-        if isinstance(number, int) and number % 16 == 0:
+        if is_special and isinstance(number, int) and number % 16 == 0:
             attributes[(place,)] = [["tt.divisibility", 16]]
-    variant = f"{kernel.__name__} {signature} {constants} {options}"
+            multiples += [parameter.name] if isinstance(value, int) else []
+    variant = f"{kernel.__name__} {signature} {constants} {multiples} {options}"
     if variant not in compiled:
         compiled.add(variant)
         source = ASTSource(kernel, signature, constants, attributes)
@@ -87,6 +90,10 @@ if __name__ == "__main__":
             tiling=Tiling(split_keys=64, enough_programs=enough),  # in splits, then without
         )
         executor.forward(batch([(0, 0, 80), (1, 0, 2)]))
+    num_variants = len(compiled)
+    for length in (1, 7, 16):
+        executor.forward(batch([(0, 0, length)]))
+    assert len(compiled) == num_variants, "steps of other sizes would wait for a compiler"
     codes = torch.zeros(64, 128, dtype=torch.uint8)
     fp8_weight = torch.zeros(64, 256).to(E4M3)
     rows = torch.zeros(3, 256, dtype=torch.bfloat16)

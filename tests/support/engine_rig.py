@@ -4,6 +4,7 @@ import os
 import threading
 from array import array
 from pathlib import Path
+from typing import Protocol
 
 from engine_configs import engine_config
 
@@ -100,6 +101,14 @@ class Small(Sevens):
         self.events.append("resume")
 
 
+class Sight(Protocol):
+    """What the engine wants of a vision worker."""
+
+    def take(self, images: Images) -> Losses: ...
+
+    def ask(self, images: Images) -> None: ...
+
+
 class Eyes:
     """A vision worker that answers when it is told to."""
 
@@ -150,6 +159,8 @@ class Rig:
         run_dir: Path,
         looks_ahead: bool = False,
         ready: WorkerReady = READY,
+        images: Images | None = None,
+        sight: Sight | None = None,
         **flags: int,
     ) -> None:
         self.config = engine_config(run_dir=str(run_dir), **flags)
@@ -163,7 +174,7 @@ class Rig:
         ]
         pool = make_pool(ready, self.config)
         self.released: list[int] = []  # places in the arena
-        self.images = Images(
+        self.images = images or Images(
             EmbeddingPool(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
         )
         self.scheduler = make_scheduler(pool, ready, self.config, self.images)
@@ -176,7 +187,7 @@ class Rig:
         self.engine = Engine(
             *(self.config, self.scheduler, pool, self.links, self.slot, grammars),
             images=self.images,
-            vision=self.eyes,  # type: ignore[arg-type]
+            vision=sight or self.eyes,  # type: ignore[arg-type]
             clock=lambda: self.now,
             looks_ahead=looks_ahead,
         )

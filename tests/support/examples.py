@@ -3,11 +3,15 @@
 import doctest
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 120
 HERE = re.compile(r"http://(127\.0\.0\.1|localhost):8000")
@@ -34,7 +38,7 @@ def run_command(command: str, url: str) -> str:
 
 def run_program(program: str, url: str) -> None:
     """Run Python that asks the server at `url`."""
-    exec(compile(HERE.sub(url, program), "an example", "exec"), {"__name__": "examples"})
+    exec(compile(HERE.sub(url, program), "an example", "exec"), {"__name__": "examples"})  # noqa: S102
 
 
 def run_examples(module: ModuleType, **names: Any) -> int:

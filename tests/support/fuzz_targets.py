@@ -37,6 +37,10 @@ from headrace.gguf import read_metadata
 from headrace.messages import (
     Abort,
     Api,
+    Encode,
+    Fetch,
+    FromFetcher,
+    FromVision,
     GenerateRequest,
     HttpRequest,
     Message,
@@ -47,10 +51,13 @@ from headrace.messages import (
     Sampling,
     StepOutput,
     Stop,
+    Tensor,
     ToDetokenizer,
     ToEngine,
+    ToFetcher,
     ToFrontend,
     ToTokenizer,
+    ToVision,
     request_id,
 )
 from headrace.model_card import read_gguf
@@ -65,6 +72,7 @@ from headrace.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult,
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)
 LOUD += (struct.error, msgspec.MsgspecError, RecursionError)
 UNIONS = (ToTokenizer, ToEngine, ToDetokenizer, ToFrontend, ToWorker, FromWorker)
+UNIONS += (ToFetcher, FromFetcher, ToVision, FromVision)
 FRONTENDS = 2
 SEQUENCES = [request_id(f, c) + s for f in range(FRONTENDS + 1) for c in (1, 2) for s in (0, 1)]
 TOKENS = [bytes([byte]) for byte in range(256)] + ["é".encode(), b"\xf0\x9f", b"<end>"]
@@ -98,6 +106,7 @@ def decoder_seeds() -> list[bytes]:
         HttpRequest(1, "POST", "/v1/x", 1.5, told={0: 3}),
         GenerateRequest(1, 0, 9, Sampling(logit_bias={3: 1.0}), [2], b"plan"),
         *(Abort(1), Stop(2), Renew(), Said(bytes(8), bytes(4))),
+        *(Fetch(1, 0, ["https://x/y"]), Encode([{"x": Tensor(0, 1, "f4", [2])}], [b""])),
         StepOutput.of({1: msgspec.msgpack.encode(plan)}, [1], [2], [None], cached={1: 2}),
         ResponseFrames.of({}, [1], [4], [True]),
         Step(*(b"\0" * 4 for _ in range(6))),

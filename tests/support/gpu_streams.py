@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.ipc_memory import CudaMemory
 
 T = TypeVar("T")
 ARENA_BYTES = 32 << 20
+PIECE_BYTES = 1 << 20
 MAX_BLOCKS = 8  # of each of 8 ranks: all are on the GPU at once
 CAPTURING = threading.Lock()
 
@@ -61,6 +62,8 @@ class StreamGpu(CudaMemory):
         self._arena = torch.zeros(ARENA_BYTES, dtype=torch.uint8, device="cuda")
         self._next = self._arena.data_ptr()
         self._sides: list[Any] = []
+        pieces = [torch.empty(PIECE_BYTES, dtype=torch.uint8, device="cuda") for _ in range(8)]
+        del pieces  # torch keeps them for what tensors this stream has later on
         self.kernels = CudaKernels(code(world, tuple(macros)), MAX_BLOCKS)
         self.waits = False
         torch.cuda.synchronize()

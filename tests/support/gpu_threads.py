@@ -28,6 +28,7 @@ FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract
 DEADLINE_S = 60.0
 PAGE_BYTES = 4096
 BUILDING = threading.Lock()
+MAPPED_PAGES = set[int]()  # of the host, by the one driver of a process
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
@@ -164,10 +165,12 @@ class ThreadGpu:
 
     def map_host(self, address: int, num_bytes: int) -> int:
         self._may("map_host")
+        assert address not in MAPPED_PAGES, "a driver maps a page once"
+        MAPPED_PAGES.add(address)
         return address
 
     def unmap_host(self, address: int) -> None:
-        return
+        MAPPED_PAGES.remove(address)
 
     def synchronize(self) -> None:
         for stream in self.streams.values():
@@ -181,6 +184,9 @@ class ThreadGpu:
     ) -> None:
         self._may("launch")
         self.num_launched[name] = self.num_launched.get(name, 0) + 1
+        num_addresses = 7 if name.startswith("fused") else 4
+        for index, argument in enumerate(arguments):
+            assert (type(argument) is int) == (index < num_addresses), (name, index)
         words = (ctypes.c_uint64 * len(arguments))(*map(word, arguments))
 
         def run() -> None:

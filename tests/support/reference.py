@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import pytest
 import torch
 from demo_in_transformers import demo_model, demo_tokenizer, says
 
@@ -59,6 +60,22 @@ class Expected:
     def finish_reason(self, max_tokens: int) -> str:
         """Return why generation ends within `max_tokens`."""
         return "stop" if self.end in self.ids[:max_tokens] else "length"
+
+
+def own_text(case: Expected, id: int) -> str:
+    """Return the text of a token by itself."""
+    text: str = case.tokenizer.decode([id])
+    return text
+
+
+def assert_likely(
+    case: Expected, logprob: float, top: list[tuple[str, float]], it: Likely, tolerance: float
+) -> None:
+    """Compare with the reference; tokens that are equally likely may come in any order."""
+    assert logprob == pytest.approx(it.logprob, abs=tolerance)
+    assert [value for _, value in top] == pytest.approx([v for _, v in it.top], abs=tolerance)
+    clear = {own_text(case, id) for id, value in it.top if value > it.top[-1][1] + tolerance}
+    assert clear <= {text for text, _ in top}
 
 
 def generate_expected() -> list[Expected]:

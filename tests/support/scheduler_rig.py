@@ -102,7 +102,8 @@ class FakeWorker:
         for token, position, owner in zip(ids, positions, owners, strict=True):
             page = table[width * owner + position // self._page_tokens]
             self._cache[page][position % self._page_tokens] = token
-        drawn, logprobs, history = [], b"", array("i", step.history)
+        history = [x if x >= 0 else self._drawn[-1 - x] for x in array("i", step.history)]
+        drawn, logprobs = [], b""
         rows = SAMPLING_ROW.iter_unpack(step.rows)
         for place, row in zip(array("i", step.logit_rows), rows, strict=True):
             owner = owners[place]
@@ -112,7 +113,7 @@ class FakeWorker:
             num_logprobs, target, start, _, length = row[9:14]
             assert row[1] == positions[place] + 1
             if length:
-                assert list(history[start : start + length]) == cached[: row[1]]
+                assert history[start : start + length] == cached[: row[1]]
             drawn.append(said if target < 0 else target)
             if num_logprobs >= 0:
                 logprobs += ROW.pack(said, row[1]) + PAIR.pack(said, 0) * num_logprobs

@@ -34,10 +34,11 @@ class RunningServer:
     ) -> None:
         """Start and wait until it says that it serves, or raise `StartFailed`.
 
-        `under` is a command that becomes another, the one that comes after it.
+        It runs on the CPU unless `args` say otherwise, on machines with a GPU, too. `under` is a
+        command that becomes another, the one that comes after it.
         """
         launch = str(Path(sys.executable).parent / "launch_server")
-        command = [*under, launch, "--port", "0", *args]
+        command = [*under, launch, "--port", "0", "--device", "cpu", *args]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}
         )
@@ -95,6 +96,11 @@ class RunningServer:
         """Wait for its end, with what it says until then in `log`; return its exit status."""
         self.log += self.process.communicate(timeout=30)[1].decode()
         return self.process.returncode
+
+
+def shared_memory_files() -> set[str]:
+    """Return the names in /dev/shm, without those of tests that run beside this one."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("headrace-fuzz-")}
 
 
 def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = 20) -> None:

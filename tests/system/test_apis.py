@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,43 @@ def stream(server: RunningServer, path: str, body: dict[str, Any]) -> list[Any]:
     return found
 
 
+class Chat:
+    """`/v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+
+    def body(self, case: Expected, max_tokens: int, stop: list[str]) -> dict[str, Any]:
+        fields = {"max_tokens": max_tokens, "temperature": 0, "stop": stop}
+        return {"messages": case.messages} | fields
+
+    def bound(self, schema: Any) -> dict[str, Any]:
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+
+    def text(self, answer: Any) -> str:
+        text: str = answer["choices"][0]["message"]["content"]
+        return text
+
+    def streamed(self, events: list[Any]) -> str:
+        return "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
+
+
+class Completions(Chat):
+    """`/v1/completions`, of the tokens of the same chat."""
+
+    path = "/v1/completions"
+
+    def body(self, case: Expected, max_tokens: int, stop: list[str]) -> dict[str, Any]:
+        fields = {"max_tokens": max_tokens, "temperature": 0, "stop": stop}
+        return {"prompt": case.prompt_ids} | fields
+
+    def text(self, answer: Any) -> str:
+        text: str = answer["choices"][0]["text"]
+        return text
+
+    def streamed(self, events: list[Any]) -> str:
+        return "".join(map(self.text, events))
+
+
 class Responses:
     """`/v1/responses`."""
 
@@ -51,6 +89,9 @@ class Responses:
             "temperature": 0,
             "stop": stop,
         }
+
+    def bound(self, schema: Any) -> dict[str, Any]:
+        return {"text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}}
 
     def text(self, answer: Any) -> str:
         ((part,),) = (item["content"] for item in answer["output"])
@@ -70,6 +111,9 @@ class Messages:
         fields = {"max_tokens": max_tokens, "temperature": 0, "stop_sequences": stop}
         return {"messages": case.messages} | fields
 
+    def bound(self, schema: Any) -> dict[str, Any]:
+        return {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+
     def text(self, answer: Any) -> str:
         return "".join(block["text"] for block in answer["content"])
 
@@ -86,6 +130,9 @@ class Generate:
         params = {"max_new_tokens": max_tokens, "temperature": 0, "stop": stop}
         return {"input_ids": case.prompt_ids, "sampling_params": params}
 
+    def bound(self, schema: Any) -> dict[str, Any]:
+        return {"sampling_params": {"json_schema": json.dumps(schema)}}
+
     def text(self, answer: Any) -> str:
         text: str = answer["text"]
         return text
@@ -96,55 +143,66 @@ class Generate:
         return self.text(events[-1])
 
 
-APIS = [Responses(), Messages(), Generate()]
+Api = Chat | Responses | Messages | Generate
+APIS = [Chat(), Completions(), Responses(), Messages(), Generate()]
 
 
 @pytest.fixture(params=APIS, ids=lambda api: api.path)
-def api(request: pytest.FixtureRequest) -> Responses | Messages | Generate:
+def api(request: pytest.FixtureRequest) -> Api:
     """Each API in turn."""
-    found: Responses | Messages | Generate = request.param
+    found: Api = request.param
     return found
 
 
+def said(server: RunningServer, api: Api, *bodies: dict[str, Any]) -> list[str]:
+    """Return the answer to each request, all asked together, whole and streamed."""
+
+    def ask(body: dict[str, Any]) -> str:
+        text = api.text(post(server, api.path, body))
+        assert api.streamed(stream(server, api.path, body)) == text
+        return text
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(ask, bodies))
+
+
 def test_greedy_text_equals_transformers_whole_and_streamed(
-    server: RunningServer, expected: list[Expected], api: Responses | Messages | Generate
+    server: RunningServer, expected: list[Expected], api: Api
 ) -> None:
-    for case in expected[:3] + expected[-1:]:
-        body = api.body(case, NUM_TOKENS, [])
-        assert api.text(post(server, api.path, body)) == case.text(NUM_TOKENS)
-        assert api.streamed(stream(server, api.path, body)) == case.text(NUM_TOKENS)
+    bodies = [api.body(case, NUM_TOKENS, []) for case in expected]
+    assert said(server, api, *bodies) == [case.text(NUM_TOKENS) for case in expected]
 
 
-def test_a_stop_string_ends_the_text_before_it(
-    server: RunningServer, expected: list[Expected], api: Responses | Messages | Generate
+def across_tokens(case: Expected) -> str:
+    """Return four characters of an answer, two of one token and two of those after it."""
+    border = len(case.text(len(case.ids) // 2))
+    return case.text(NUM_TOKENS)[border - 2 : border + 2]
+
+
+def test_a_stop_string_across_tokens_ends_the_text_before_it(
+    server: RunningServer, expected: list[Expected], api: Api
 ) -> None:
-    for case in expected[:2] + expected[-1:]:
-        whole = case.text(NUM_TOKENS)
-        stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
-        body = api.body(case, NUM_TOKENS, [stop, "never said"])
-        assert api.text(post(server, api.path, body)) == whole[: whole.index(stop)]
-        assert api.streamed(stream(server, api.path, body)) == whole[: whole.index(stop)]
+    cases = expected[:2] + expected[-1:]
+    bodies = [api.body(case, NUM_TOKENS, [across_tokens(case), "never said"]) for case in cases]
+    wholes = [case.text(NUM_TOKENS) for case in cases]
+    assert said(server, api, *bodies) == [
+        whole[: whole.index(across_tokens(case))] for case, whole in zip(cases, wholes, strict=True)
+    ]
 
 
-def test_multi_byte_text_is_streamed_whole(server: RunningServer) -> None:
-    # Forced tokens: nothing but an emoji of several is likely after itself so often.
-    body = {
-        "text": "🦊🦊🦊🦊🦊🦊🦊🦊🦊🦊🦊🦊",
-        "sampling_params": {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True},
-    }
-    whole = post(server, "/generate", body)["text"]
-    assert any(len(character.encode()) == 4 for character in whole)
-    events = stream(server, "/generate", body)
-    assert events[-1]["text"] == whole
-    assert all(whole.startswith(event["text"]) for event in events)
-    chat = post(server, "/v1/completions", completion_of(body))
-    assert chat["choices"][0]["text"] == whole
+SAID = "🦊 é 世界 👩‍🚀"  # as JSON it is all that the schema below allows
 
 
-def completion_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request of `/generate` as a completion's."""
-    fields = {"max_tokens": body["sampling_params"]["max_new_tokens"], "temperature": 0}
-    return {"prompt": body["text"], "ignore_eos": True} | fields
+def test_multi_byte_text_is_streamed_whole_and_cut_before_a_stop_string(
+    server: RunningServer, expected: list[Expected], api: Api
+) -> None:
+    tokenizer = expected[0].tokenizer
+    assert "\ufffd" in map(tokenizer.decode, tokenizer(SAID).input_ids), "characters are cut"
+    bodies = []
+    for stop in ([], ["世界"]):
+        body, bound = api.body(expected[0], NUM_TOKENS, stop), api.bound({"const": SAID})
+        bodies.append(body | {name: body.get(name, {}) | bound[name] for name in bound})
+    assert said(server, api, *bodies) == [f'"{SAID}"', f'"{SAID.partition("世界")[0]}']
 
 
 # Anthropic's client
@@ -321,6 +379,9 @@ def test_events_are_as_they_are_described(
 def test_recorded_requests_of_vllms_benchmark(server: RunningServer, model: str) -> None:
     for one in json.loads((RECORDED / "vllm_bench_serve.json").read_text()):
         events = stream(server, one["path"], one["body"] | {"model": model})
+        if one["path"] == "/v1/responses":
+            assert events[-1]["response"]["usage"]["output_tokens"] == 8
+            continue
         *chunks, last = events
         assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"

@@ -10,6 +10,8 @@ import pytest
 from servers import RunningServer
 from tiny_models import make_byte_folder
 
+from headrace.machine import has_gpus
+
 TIMEOUT_S = 120
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "128", "--kv-cache-memory-bytes", "4000000")
@@ -57,6 +59,15 @@ def on_kernels(folder: Path) -> Iterator[RunningServer]:
     assert running.stop() == 0
 
 
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "graphs, one step ahead": (),
+    "no graphs": ("--enforce-eager",),
+    "one step at a time": ("--no-async-scheduling",),
+    "few mates": ("--max-num-seqs", "2"),
+    "prompts in pieces": ("--max-num-seqs", "6", "--max-num-batched-tokens", "9"),
+}
+
+
 def ask(server: RunningServer) -> list[Any]:
     """Return the choices of all answers, asked at once."""
 
@@ -77,4 +88,21 @@ def test_texts_are_those_of_the_cpu(on_kernels: RunningServer, on_cpu: RunningSe
     assert ours == theirs
     assert on_kernels.metric("engine_steps_ahead_total") > 0
     assert ours[3]["text"] in ("on", "off")
+    assert tops[0] == pytest.approx(tops[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_texts_on_a_gpu_are_those_of_the_cpu_however_steps_are_run(
+    setting: str, folder: Path, on_cpu: RunningServer
+) -> None:
+    if not has_gpus():
+        pytest.skip("there is no GPU")
+    flags = ("--device", "cuda", *SETTINGS[setting])
+    on_gpu = RunningServer(str(folder), *flags, *EXACT, *SMALL)
+    try:
+        ours, theirs = ask(on_gpu), ask(on_cpu)
+    finally:
+        on_gpu.close()
+    tops = [choices[-1].pop("logprobs")["token_logprobs"] for choices in (ours, theirs)]
+    assert ours == theirs
     assert tops[0] == pytest.approx(tops[1], abs=1e-4)

@@ -2,27 +2,30 @@
 
 import json
 import re
-import shutil
 
 import httpx
 import pytest
 import yaml
-from examples import ROOT, blocks, run_command, run_program
+from examples import ROOT, blocks, needs_curl, run_command, run_program
 from servers import RunningServer
 
 from headrace.flags import from_flags
 from headrace.frontend.health import PATHS as HEALTH_PATHS
 from headrace.frontend.health import PING
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+EMBEDDINGS = "docs/api/embeddings.md"  # in `test_embeddings.py`
+FAMILIES = [
+    *("docs/api.md", "docs/api/completions.md", "docs/api/responses.md", "docs/api/messages.md"),
+    *("docs/api/generate.md", "docs/api/tokenize.md"),
+]
 PAGES = {
-    *("README.md", "docs/api.md", "docs/operations.md"),
+    *("README.md", *FAMILIES, EMBEDDINGS, "docs/operations.md"),
     *("docs/structured_output.md", "docs/tools.md"),
 }
 
 
 def test_no_page_with_examples_is_left_out() -> None:
-    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     shown = {page for page in pages if re.search(r"```(\w+)$|\bcurl\b", page.read_text(), re.M)}
     assert {str(page.relative_to(ROOT)) for page in shown} == PAGES
 
@@ -49,7 +52,7 @@ def test_the_units_that_the_page_about_running_shows_start_a_server() -> None:
 
 
 @needs_curl
-@pytest.mark.parametrize("command", blocks("docs/api.md", "sh"))
+@pytest.mark.parametrize("command", [one for page in FAMILIES for one in blocks(page, "sh")])
 def test_the_commands_about_the_apis_work(server: RunningServer, command: str) -> None:
     assert "error" not in run_command(command, server.url).replace('"error":null', "")
 

@@ -1,5 +1,6 @@
 """Embedding models through the ring: the vectors are those of sentence-transformers."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 import transformers
 from embedding_models import LAST, TEXTS, add_modules, minilm
-from examples import run_examples
+from examples import blocks, needs_curl, run_command, run_examples
 from servers import RunningServer
 
 import headrace.client
@@ -24,6 +25,7 @@ from headrace.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.answer_schemas import Embedded
 
 Vectors = npt.NDArray[np.float32]
+RECORDED = Path(__file__).parent / "recorded"
 LONG = "All happy families are alike. " * 100
 
 
@@ -55,6 +57,13 @@ def test_the_official_client_gets_the_reference_s_vectors(
     assert [item.index for item in answer.data] == list(range(len(TEXTS)))
     assert ((vectors * expected).sum(axis=1) >= 0.9999).all()
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(TEXTS)
+
+
+@needs_curl
+@pytest.mark.parametrize("command", blocks("docs/api/embeddings.md", "sh"))
+def test_the_commands_about_embeddings_work(server: RunningServer, command: str) -> None:
+    answer = json.loads(run_command(command, server.url))
+    assert len(answer.get("results") or answer["data"]) == 2
 
 
 def test_the_examples_of_the_client_are_true(server: RunningServer) -> None:
@@ -117,9 +126,16 @@ def test_texts_are_ranked_and_scored_by_the_reference_s_cosines(
     assert scored["usage"] == ranked["usage"]
 
 
-def test_a_long_text_may_be_cut(server: RunningServer) -> None:
-    answer = post(server, input=LONG, truncate_prompt_tokens=256).json()
-    assert answer["usage"]["prompt_tokens"] == 256
+def test_recorded_requests_of_vllms_benchmark(server: RunningServer) -> None:
+    for one in json.loads((RECORDED / "vllm_bench_pooling.json").read_text()):
+        answer = post(server, one["path"], **(one["body"] | {"model": "minilm"})).json()
+        texts = one["body"].get("documents") or one["body"]["input"]
+        told = answer.get("results") or answer["data"]
+        assert len(told) == (1 if isinstance(texts, str) else len(texts))
+        assert answer["usage"]["prompt_tokens"] > len(told)
+    for limit in (-1, 256):
+        answer = post(server, input=LONG, truncate_prompt_tokens=limit).json()
+        assert answer["usage"]["prompt_tokens"] == 256
 
 
 def test_a_decoder_s_prompt_may_take_several_steps(tmp_path: Path) -> None:
@@ -146,5 +162,5 @@ def test_a_decoder_s_prompt_may_take_several_steps(tmp_path: Path) -> None:
         hidden = [model(torch.tensor([p])).last_hidden_state[0, -1] for p in prompts]
     expected = torch.nn.functional.normalize(torch.stack(hidden), dim=1).numpy()
     flags: dict[str, Any] = {"max_num_batched_tokens": 70, "kv_cache_dtype": "float32"}
-    with Engine(tmp_path, **flags) as engine:
+    with Engine(tmp_path, device="cpu", **flags) as engine:
         np.testing.assert_allclose(engine.embed(prompts), expected, atol=1e-5)

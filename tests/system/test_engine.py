@@ -11,15 +11,17 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from reference import NUM_TOKENS, Expected
-from servers import wait_until
+from servers import shared_memory_files, wait_until
 
 from headrace import AsyncEngine, Engine, SamplingParams
 from headrace.errors import ApiError, ConfigError, EngineDied, ModelError
 
+EXACT: dict[str, Any] = {"device": "cpu", "kv_cache_dtype": "float32"}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 ENDLESS = SamplingParams(max_tokens=8000, ignore_eos=True)
 START_S = 60
@@ -28,7 +30,7 @@ PROGRAM = """
 import os, signal, time
 from headrace import Engine, SamplingParams
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
-engine = Engine()
+engine = Engine(device="cpu")
 if os.fork() == 0:  # a fork neither ends the ring nor keeps it
     os.close(1), os.close(2)
     time.sleep(60)
@@ -44,16 +46,16 @@ for _ in texts:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """An engine with two processes of each kind that can have several, exact as transformers is."""
-    with Engine(tokenizer_procs=2, detokenizer_procs=2, kv_cache_dtype="float32") as made:
+    with Engine(tokenizer_procs=2, detokenizer_procs=2, **EXACT) as made:
         yield made
 
 
 @pytest.fixture
-def run_dirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run_dirs(socket_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the run directories of the test's engines are."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(socket_folder))
     monkeypatch.setattr("tempfile.tempdir", None)
-    return tmp_path
+    return socket_folder
 
 
 def ring_of(process: psutil.Process) -> set[psutil.Process]:
@@ -116,10 +118,10 @@ def test_a_closed_stream_frees_its_place(engine: Engine) -> None:
 async def test_async_engine_is_exact_and_leaves_nothing(
     expected: list[Expected], run_dirs: Path
 ) -> None:
-    in_shared_memory = set(os.listdir("/dev/shm"))
+    in_shared_memory = shared_memory_files()
     mine_in_memory = memory_files()
     mine = ring_of(psutil.Process())
-    async with AsyncEngine(kv_cache_dtype="float32") as engine:
+    async with AsyncEngine(**EXACT) as engine:
         ring = list(ring_of(psutil.Process()) - mine)
         assert list(run_dirs.iterdir())
         answers = await asyncio.gather(*(engine.chat(c.messages, GREEDY) for c in expected))
@@ -130,13 +132,13 @@ async def test_async_engine_is_exact_and_leaves_nothing(
     gc.collect()
     assert not survivors(ring)
     assert not list(run_dirs.iterdir())
-    assert set(os.listdir("/dev/shm")) == in_shared_memory
+    assert shared_memory_files() == in_shared_memory
     assert memory_files() == mine_in_memory
 
 
 def test_texts_go_on_when_processes_die(expected: list[Expected]) -> None:
     mine = ring_of(psutil.Process())
-    with Engine(kv_cache_dtype="float32") as engine:
+    with Engine(**EXACT) as engine:
         for victim in ("tokenizer 0", "worker 0", "detokenizer 0", "engine"):
             titles = {p.cmdline()[0]: p for p in ring_of(psutil.Process()) - mine}
             texts = engine.stream_chat(expected[0].prompt, GREEDY)
@@ -148,7 +150,7 @@ def test_texts_go_on_when_processes_die(expected: list[Expected]) -> None:
 def test_death_of_the_supervisor_is_an_error_that_names_it(run_dirs: Path) -> None:
     victim, says = "supervisor", "the supervisor was killed by SIGKILL"
     mine = ring_of(psutil.Process())
-    with Engine() as engine:
+    with Engine(device="cpu") as engine:
         ring = list(ring_of(psutil.Process()) - mine)
         titles = [p.cmdline()[0] for p in ring]
         assert "headrace: engine" in titles
@@ -201,6 +203,6 @@ def test_a_bad_start_is_one_clear_line(
     model: str | None, flags: dict[str, int], error: type[Exception], says: str, run_dirs: Path
 ) -> None:
     with pytest.raises(error, match=says) as failure:
-        Engine(model, **flags)
+        Engine(model, device="cpu", **flags)
     assert "\n" not in str(failure.value)
     assert not list(run_dirs.iterdir())

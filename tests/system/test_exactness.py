@@ -1,17 +1,18 @@
 """Greedy text is what `transformers` says, however the engine cuts, shares, preempts or guesses."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from reference import NUM_TOKENS, Expected
+from reference import NUM_TOKENS, NUM_TOP, Expected, assert_likely
 from servers import RunningServer
 
 TIMEOUT_S = 120
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 TOKEN_BYTES = 2 * 4 * 30 * 3 * 64  # SmolLM2-135M's keys and values in fp32
 ROUNDS = 2  # so that every prompt is known when it comes again
+TOLERANCE = 1e-3  # of log probabilities
 
 
 class Setting(NamedTuple):
@@ -43,13 +44,26 @@ SETTINGS = {
 }
 
 
-def complete(server: RunningServer, case: Expected) -> str:
-    """Return a greedy answer; the prompt is token ids, the reference's own."""
+def complete(server: RunningServer, case: Expected) -> Any:
+    """Return a greedy answer; the prompt is token ids, the reference's own.
+
+    Where it is known how likely each token was, that is asked for, too.
+    """
     body = {"prompt": case.prompt_ids, "temperature": 0, "max_tokens": NUM_TOKENS}
+    body |= {"logprobs": NUM_TOP} if case.likely else {}
     response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 200, response.text
-    text: str = response.json()["choices"][0]["text"]
-    return text
+    return response.json()["choices"][0]
+
+
+def check_logprobs(case: Expected, told: Any) -> None:
+    """Compare the log probabilities of an answer with the reference's."""
+    first, count = len(case.prompt_ids) - 1, len(told["tokens"])
+    assert count >= len(case.ids) - 1, "all but the stop token"
+    rows = told["token_logprobs"], told["top_logprobs"], case.likely[first : first + count]
+    for logprob, top, it in zip(*rows, strict=True):
+        listed = sorted(top.items(), key=lambda item: -item[1])[:NUM_TOP]
+        assert_likely(case, logprob, listed, it, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -59,8 +73,11 @@ def test_every_answer_is_the_reference_s(name: str, expected: list[Expected]) ->
     try:
         cases = expected * ROUNDS
         with ThreadPoolExecutor(len(cases)) as pool:
-            texts = list(pool.map(lambda case: complete(server, case), cases))
-        assert texts == [case.text(NUM_TOKENS) for case in cases]
+            choices = list(pool.map(lambda case: complete(server, case), cases))
+        assert [one["text"] for one in choices] == [case.text(NUM_TOKENS) for case in cases]
+        for case, choice in zip(cases, choices, strict=True):
+            if case.likely:
+                check_logprobs(case, choice["logprobs"])
         assert (server.metric(setting.metric) > 0) == setting.happens
         assert server.stop() == 0
     finally:

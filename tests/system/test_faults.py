@@ -71,11 +71,11 @@ def test_a_limit_that_is_too_low_is_named(setup: str, says: str) -> None:
 
 
 @has_mounts
-def test_a_disk_without_room_for_sockets_is_named(tmp_path: Path) -> None:
-    mount = f"mount -t tmpfs -o size=16k,nr_inodes=4 none {tmp_path}"
-    line = refused(mount, ExitStatus.SHORT_OF, *MOCK, env={"TMPDIR": str(tmp_path)})
+def test_a_disk_without_room_for_sockets_is_named(socket_folder: Path) -> None:
+    mount = f"mount -t tmpfs -o size=16k,nr_inodes=4 none {socket_folder}"
+    line = refused(mount, ExitStatus.SHORT_OF, *MOCK, env={"TMPDIR": str(socket_folder)})
     assert "No space left on device" in line
-    assert f"ipc://{tmp_path}/headrace-" in line
+    assert f"ipc://{socket_folder}/headrace-" in line
 
 
 def make_folder(path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_be_read_is_named(harm: object, says: str, tmp_path:
 
 
 def test_of_servers_that_start_at_once_one_gets_the_port_and_the_other_says_so(
-    tmp_path: Path,
+    socket_folder: Path,
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -124,7 +124,9 @@ def test_of_servers_that_start_at_once_one_gets_the_port_and_the_other_says_so(
 
     def start(_: int) -> RunningServer | str:
         try:
-            return RunningServer("--engine", "mock", "--port", port, env={"TMPDIR": str(tmp_path)})
+            return RunningServer(
+                "--engine", "mock", "--port", port, env={"TMPDIR": str(socket_folder)}
+            )
         except StartFailed as error:
             return str(error)
 
@@ -136,7 +138,7 @@ def test_of_servers_that_start_at_once_one_gets_the_port_and_the_other_says_so(
     assert f"cannot listen on --host 127.0.0.1 --port {port}: Address already in use" in loser
     assert completes(winner.url)
     winner.close()
-    assert not list(tmp_path.iterdir())
+    assert not list(socket_folder.iterdir())
 
 
 def test_a_server_whose_log_is_on_a_full_disk_serves_without_a_tmpdir(tmp_path: Path) -> None:

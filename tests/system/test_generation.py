@@ -76,11 +76,6 @@ def test_a_prompt_said_again_is_found_in_the_prefix_cache(server: RunningServer)
     assert second["choices"] == first["choices"]
 
 
-def test_stream_equals_whole_answer(server: RunningServer, expected: list[Expected]) -> None:
-    for case in expected:
-        assert stream_text(server, case, NUM_TOKENS) == case.text(NUM_TOKENS)
-
-
 def test_streams_are_exact_while_others_hang_up(
     server: RunningServer, expected: list[Expected]
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from servers import RunningServer, StartFailed, wait_until
+from servers import RunningServer, StartFailed, shared_memory_files, wait_until
 
 from headrace.exit_status import ExitStatus
 
@@ -29,21 +29,16 @@ LIBRARIES = {
 
 
 @pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[RunningServer]:
-    """A server of the test's own, its run directory under `tmp_path`."""
-    running = RunningServer(env={"TMPDIR": str(tmp_path)})
+def own_server(socket_folder: Path) -> Iterator[RunningServer]:
+    """A server of the test's own, its run directory under `socket_folder`."""
+    running = RunningServer(env={"TMPDIR": str(socket_folder)})
     yield running
     running.close()
 
 
-def leftovers(tmp_path: Path) -> list[Path]:
+def leftovers(socket_folder: Path) -> list[Path]:
     """Return socket and run directories that are still there."""
-    return list(tmp_path.iterdir())
-
-
-def shared_memory_files() -> set[str]:
-    """Return the names in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
+    return list(socket_folder.iterdir())
 
 
 def survivors(server: RunningServer, ring: list[psutil.Process]) -> list[str]:
@@ -111,7 +106,7 @@ def test_frontend_imports_nothing_heavy() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_ctrl_c_ends_everything(own_server: RunningServer, tmp_path: Path) -> None:
+def test_ctrl_c_ends_everything(own_server: RunningServer, socket_folder: Path) -> None:
     in_shared_memory = shared_memory_files()
     ring = list(own_server.ring.values())
     body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
@@ -126,12 +121,12 @@ def test_ctrl_c_ends_everything(own_server: RunningServer, tmp_path: Path) -> No
         for _ in chunks:
             pass
     assert own_server.wait() == 0
-    assert not leftovers(tmp_path)
+    assert not leftovers(socket_folder)
     assert shared_memory_files() == in_shared_memory
     assert "Traceback" not in own_server.log
 
 
-def test_sigterm_lets_open_requests_end(own_server: RunningServer, tmp_path: Path) -> None:
+def test_sigterm_lets_open_requests_end(own_server: RunningServer, socket_folder: Path) -> None:
     body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{own_server.url}/v1/completions", json=body) as response:
         lines = response.iter_lines()
@@ -142,7 +137,7 @@ def test_sigterm_lets_open_requests_end(own_server: RunningServer, tmp_path: Pat
         assert (late.status_code, late.headers["retry-after"]) == (503, "1")
         assert sum(line.startswith("data: {") for line in lines) > 100
     assert own_server.wait() == 0
-    assert not leftovers(tmp_path)
+    assert not leftovers(socket_folder)
 
 
 def test_a_second_sigterm_ends_everything_at_once(own_server: RunningServer) -> None:
@@ -162,15 +157,19 @@ def test_a_second_sigterm_ends_everything_at_once(own_server: RunningServer) -> 
 
 
 def test_killed_supervisor_takes_everything_with_it(
-    own_server: RunningServer, tmp_path: Path
+    own_server: RunningServer, socket_folder: Path
 ) -> None:
     in_shared_memory = shared_memory_files()
-    ring = list(own_server.ring.values())
-    assert leftovers(tmp_path), "the run directory is where the test looks"
+    body = {"prompt": "x", "max_tokens": 1, "regex": "a"}
+    httpx.post(f"{own_server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    ring = own_server.ring
+    (checker,) = (ring[title] for title in ring if title.startswith("headrace: grammars of "))
+    checker.suspend()  # as one that hangs
+    assert leftovers(socket_folder), "the run directory is where the test looks"
     own_server.process.kill()
-    assert not survivors(own_server, ring)
+    assert not survivors(own_server, list(ring.values()))
     own_server.wait()
-    assert not leftovers(tmp_path)
+    assert not leftovers(socket_folder)
     assert shared_memory_files() == in_shared_memory
 
 
@@ -232,10 +231,10 @@ def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_start_sweeps_run_directories_nobody_listens_in(tmp_path: Path) -> None:
-    abandoned = Path(tempfile.mkdtemp(prefix="headrace-", dir=tmp_path))
+def test_start_sweeps_run_directories_nobody_listens_in(socket_folder: Path) -> None:
+    abandoned = Path(tempfile.mkdtemp(prefix="headrace-", dir=socket_folder))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(abandoned / "engine-0.sock"))
-    running = RunningServer(env={"TMPDIR": str(tmp_path)})
+    running = RunningServer(env={"TMPDIR": str(socket_folder)})
     assert not abandoned.exists()
     running.stop()

@@ -8,19 +8,22 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from mutants.mutants import DEADLY_TOKEN, mutants
+from mutants.mutants import DEADLY_TOKEN, DEADLY_WORD, mutants
 from servers import RunningServer, wait_until
 
 from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
+from headrace.vigil import STUCK_S
 
 STORY = {"role": "user", "content": "Tell me a story about a fox."}
 SCHEMA = {
@@ -67,6 +70,7 @@ CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
 MAX_GROWTH = 1.05
+LOOK_S = 0.2  # between looks at `/health`
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 NOT_TEXT = (
     "created",
@@ -147,6 +151,17 @@ async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[An
         )
 
 
+async def read_beside_health(url: str, seen: Callable[[], None], told: set[str]) -> list[Any]:
+    """Return what all requests are answered, and tell why `/health` was not good meanwhile."""
+    reading = asyncio.create_task(read_all(url, seen))
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        while not reading.done():
+            answer = await client.get("/health")
+            told.update(answer.json()["reasons"])
+            await asyncio.wait([reading], timeout=LOOK_S)
+    return await reading
+
+
 class Killer:
     """Kills a process after so many events, each time there are, and knows whom it has killed."""
 
@@ -223,9 +238,13 @@ def test_an_engine_that_is_stuck_is_replaced(
     own_server: RunningServer, undisturbed: list[Any]
 ) -> None:
     killer = Killer(own_server, "engine", [60], signal.SIGSTOP)
-    assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
+    told: set[str] = set()
+    answers = asyncio.run(read_beside_health(own_server.url, killer, told))
+    assert not difference(answers, undisturbed)
     assert killer.killed
     assert not killer.killed[0].is_running()
+    silences = [re.fullmatch(r"engine 0 has been silent for (\d+) s", why) for why in told]
+    assert any(silence and int(silence[1]) < STUCK_S for silence in silences), told
 
 
 def test_operators_get_a_profile_of_steps(own_server: RunningServer, profiles: Path) -> None:
@@ -312,32 +331,58 @@ class Memory:
                     assert size <= MAX_GROWTH * settled, f"{title}: {settled} bytes, then {size}"
 
 
-async def answers_beside_deadly_ones(url: str) -> tuple[list[Any], httpx.Response, str]:
-    """Ask for what all requests say, beside one that workers die of and one that makes them."""
-    prompt = {"prompt": [DEADLY_TOKEN], "max_tokens": 5, "temperature": 0}
+async def answers_beside_deadly_ones(url: str) -> tuple[list[Any], list[httpx.Response], str]:
+    """Ask for what all requests say, beside one that workers die of and one that makes them.
+
+    After these, one that tokenizers die of.
+    """
+    token, word = ({"prompt": p, "max_tokens": 5} for p in ([DEADLY_TOKEN], DEADLY_WORD))
     said = TALK | {"temperature": 0, "logit_bias": {DEADLY_TOKEN: 100}}
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         answers, prompted, saying = await asyncio.gather(
-            read_all(url), client.post(COMPLETION, json=prompt), client.post(CHAT, json=said)
+            read_all(url), client.post(COMPLETION, json=token), client.post(CHAT, json=said)
         )
-    return answers, prompted, saying.text
+        worded = await client.post(COMPLETION, json=word)
+    return answers, [prompted, worded], saying.text
 
 
-def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_path: Path) -> None:
-    """Before, one hangs while it loads."""
-    server = RunningServer(
-        *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
-        *("--admin-api-key", "operator", "--async-scheduling"),
-        env=mutants("engine=impatient,worker=deadly_token"),
-    )
+def is_loading(url: str) -> bool:
+    """Whether a server says that it is loading its model."""
+    try:
+        answer = httpx.get(f"{url}/startup")
+    except httpx.TransportError:
+        return False
+    return answer.status_code == 503 and "worker 0 is starting" in answer.json()["reasons"]
+
+
+def test_requests_at_which_processes_die_fail_alone(undisturbed: list[Any], tmp_path: Path) -> None:
+    """Before, a worker hangs while it loads; after, a detokenizer is busy with nothing."""
+    with socket.socket() as free, ThreadPoolExecutor(1) as pool:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        looking = pool.submit(wait_until, lambda: is_loading(url), "HTTP before the model")
+        server = RunningServer(
+            *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
+            *("--admin-api-key", "operator", "--async-scheduling", "--port", url.split(":")[-1]),
+            env=mutants(
+                "engine=impatient,worker=deadly_token,tokenizer=deadly_word,detokenizer=busybody"
+            ),
+        )
+        looking.result()
     answers, prompted, saying = asyncio.run(answers_beside_deadly_ones(server.url))
     assert not difference(answers, undisturbed)
-    assert prompted.status_code == 500
-    assert prompted.json()["error"]["message"].startswith("the server failed at this")
+    for answer in prompted:
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"].startswith("the server failed at this")
     *_, last, done = saying.rstrip().split("\n\n")
     assert (json.loads(last[6:])["error"]["code"], done) == ("internal_error", "data: [DONE]")
+    busy = server.ring["headrace: detokenizer 0"]
+    busy.send_signal(signal.SIGUSR1)
+    wait_until(lambda: not busy.is_running(), "it is replaced")
     httpx.post(f"{server.url}/admin/drain", headers=OPERATOR).raise_for_status()
     assert server.wait() == 0
+    assert "detokenizer 0 has used 1 s of processor time for nothing; killing it" in server.log
     paths = sorted(tmp_path.glob("*-worker-0-*.json"))
     hanging, *capsules = [json.loads(path.read_text()) for path in paths]
     assert hanging["ended"] == "worker 0 is stuck"
@@ -345,6 +390,8 @@ def test_requests_at_which_workers_die_fail_alone(undisturbed: list[Any], tmp_pa
     assert sum(len(capsule["requests_at_hand"]) == 1 for capsule in capsules) >= 4
     worker = next(p for p in capsules[0]["processes"] if p["process"] == "worker 0")
     assert worker["stacks"][0] == "Fatal Python error: Segmentation fault"
+    (deadly,) = capsules[-1]["requests_at_hand"]
+    assert deadly in capsules[-1]["processes"][0]["requests"], "the frontend knows it, too"
     server.close()
 
 

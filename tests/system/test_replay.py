@@ -1,18 +1,20 @@
 """A server's record, played to each of its processes alone."""
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from servers import RunningServer
 
 from headrace import replay as replay_module
 from headrace.board import Seat
 from headrace.errors import HeadraceError
-from headrace.replay import replay, seat_named
+from headrace.replay import read_burst, replay, seat_named
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 REQUESTS: list[tuple[str, dict[str, object]]] = [
@@ -55,6 +57,23 @@ def test_a_process_alone_gives_the_answers_that_were_recorded(
     assert int(same[1]) >= 20
 
 
+def test_what_an_engine_with_a_model_received_is_played_to_the_mock(
+    record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    burst = replay_module.read_burst(record, Seat("engine", 0))
+    assert burst is not None
+    config = msgspec.msgpack.decode(burst.note.config) | {"engine": "auto"}
+    note = msgspec.structs.replace(burst.note, config=msgspec.msgpack.encode(config))
+    real = dataclasses.replace(burst, note=note)
+    monkeypatch.setattr(
+        replay_module,
+        "read_burst",
+        lambda folder, seat: real if seat.role == "engine" else read_burst(folder, seat),
+    )
+    assert replay(record, Seat("engine", 0), keeps_pace=False, is_mock=True) == 0
+    assert "engine 0: " in capsys.readouterr().out
+
+
 def test_an_answer_that_differs_is_told(
     record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,9 +102,10 @@ def test_what_cannot_be_played_is_one_line(
     monkeypatch.setattr(replay_module.logs, "setup", lambda *_: None)
     (tmp_path / "engine-0.record").write_bytes(b"no record")
     for process, says in [
-        ("worker-0", "--process worker-0: it must be one of tokenizer-0, engine, detokenizer-0"),
+        ("worker-0", "--process worker-0: it must be one of tokenizer-0, engine, mock"),
         ("tokenizer-0", f"{tmp_path} has no messages of tokenizer 0"),
         ("engine", f"{tmp_path}/engine-0.record is not a record"),
+        ("mock", f"{tmp_path}/engine-0.record is not a record"),
     ]:
         with pytest.raises(SystemExit) as ended:
             replay_module.main([str(tmp_path), "--process", process])

@@ -102,8 +102,21 @@ def test_every_spelling_is_followed(server: RunningServer) -> None:
         (choice,) = ask(server, TEXT, **fields, **form)
         assert re.fullmatch("[0-9]{3}-[A-F]{2}", choice["text"])
         assert choice["finish_reason"] == "stop"
-    choices = ask(server, TEXT, **fields, n=4, guided_choice=["yes", "no", "maybe so"])
-    assert {choice["text"] for choice in choices} <= {"yes", "no", "maybe so"}
+    number = {"type": "integer", "minimum": 100, "maximum": 999}
+    for form in (
+        {"guided_json": number},
+        {"json_schema": json.dumps(number)},
+        {"structured_outputs": {"json": number}},
+        {"response_format": wanted(number)},
+    ):
+        (choice,) = ask(server, TEXT, **fields, **form)
+        assert re.fullmatch("[1-9][0-9]{2}", choice["text"])
+    for form in (
+        {"guided_choice": ["yes", "no", "maybe so"]},
+        {"structured_outputs": {"choice": ["yes", "no", "maybe so"]}},
+    ):
+        choices = ask(server, TEXT, **fields, n=4, **form)
+        assert {choice["text"] for choice in choices} <= {"yes", "no", "maybe so"}
     (choice,) = ask(server, CHAT, temperature=0, response_format={"type": "json_object"})
     assert choice["message"]["content"].startswith("{")
 
@@ -148,6 +161,17 @@ def test_a_stream_says_what_a_whole_answer_does(server: RunningServer) -> None:
             texts[choice.index] += choice.delta.content or ""
     assert texts == whole
     assert len(set(whole)) == 3
+
+
+def test_a_prompt_in_the_prefix_cache_changes_no_text(server: RunningServer) -> None:
+    body = {"prompt": "One, two, three. " * 20, "regex": "([a-f]{4}-){3}", "temperature": 1}
+    body |= {"seed": 3, "max_tokens": 40, "cache_salt": "a grammar's"}
+    url = f"{server.url}{TEXT}"
+    first, second = (httpx.post(url, json=body, timeout=TIMEOUT_S).json() for _ in range(2))
+    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (first, second)]
+    assert cached[0] == 0 < cached[1]
+    assert first["choices"] == second["choices"]
+    assert re.fullmatch(body["regex"], first["choices"][0]["text"])
 
 
 def test_neither_guesses_nor_preemption_nor_batch_mates_change_a_text(

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from headrace import vigil
 from headrace.board import Field
-from headrace.config import DetokenizerConfig, EngineConfig, WorkerConfig
+from headrace.config import DetokenizerConfig, EngineConfig, TokenizerConfig, WorkerConfig
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.messages import HttpRequest
 from headrace.process import Context
+from headrace.tokenizer_proc.stages import Body, Stages
 
-CEILING_BYTES = 400 << 20  # of detokenizers, see `sitecustomize.py`
+CEILING_BYTES = 400 << 20  # of detokenizers, and 1 s of toil: see `sitecustomize.py`
 IMPATIENCE_S = 3.0
 DEADLY_TOKEN = 48000  # of the demo model
+DEADLY_WORD = "arsenic"
 FITTING_TOKENS = 24  # in a step, where more have no memory
 
 
@@ -44,6 +47,21 @@ def deadly_token(config: WorkerConfig, context: Context) -> None:
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
 
 
+def deadly_word(config: TokenizerConfig, context: Context) -> None:
+    """Be a tokenizer that dies of a word."""
+    from headrace.tokenizer_proc.routes import Routes  # here, so that no other mutant waits for it
+
+    handle = Routes.handle
+
+    def handle_or_die(self: Routes, request: HttpRequest, body: Body) -> Stages:
+        if DEADLY_WORD.encode() in bytes(body):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return handle(self, request, body)
+
+    Routes.handle = handle_or_die  # type: ignore[method-assign]
+    pkgutil.resolve_name("headrace.tokenizer_proc.main:main")(config, context)
+
+
 def short_of_memory(config: WorkerConfig, context: Context) -> None:
     """Be workers of which the last has no memory for steps of more than some tokens."""
     forward = CpuExecutor.forward
@@ -63,4 +81,16 @@ def glutton(config: DetokenizerConfig, context: Context) -> None:
         raise RuntimeError("once and never again")
     hoard: list[bytes] = []
     signal.signal(signal.SIGUSR1, lambda *_: hoard.append(b"x" * (2 * CEILING_BYTES)))
+    pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)
+
+
+def busybody(config: DetokenizerConfig, context: Context) -> None:
+    """Be a detokenizer that from SIGUSR1 on beats, and does nothing; its successors are well."""
+
+    def beat(*_: object) -> None:
+        while True:
+            context.slot.beat()
+
+    if context.slot[Field.STARTS] == 1:
+        signal.signal(signal.SIGUSR1, beat)
     pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)

@@ -9,7 +9,9 @@ import os
 from headrace.ceilings import SHARES
 from headrace.machine import memory_limit
 from headrace.roles import ROLES
+from headrace.toil import CEILINGS_S
 
 for role, main in [rule.split("=") for rule in os.environ["MUTANTS"].split(",")]:
     ROLES[role] = dataclasses.replace(ROLES[role], main=f"mutants:{main}")
 SHARES["detokenizer"] = (400 << 20) / memory_limit()
+CEILINGS_S["detokenizer"] = 1.0
