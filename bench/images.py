@@ -2,14 +2,17 @@
 
 Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or
         2.5 MB, to a server with one process that prepares images and to one with two. Meanwhile
-        another process asks for /health, 2 ms after each answer. Then short chats are streamed one
-        after the other, alone and beside the same 300 chats; TTFT is until their first token. The
+        another process asks for /health, 2 ms after each answer. How many images come out a second
+        is that of 100 clients with nobody else. Then short chats are streamed one after the other,
+        alone and beside the same 300 chats; TTFT is until their first token. Last, one after the
+        other, come images that are to be refused: truncated, moving, bombs, SVG, elsewhere. The
         images are prepared as for Gemma 3 (896 x 896 pixels). No model runs: the mock engine takes
         no time. All clients share the processor with the server.
 Run:    python bench/images.py --rounds 2
 """
 
 import base64
+import io
 import json
 import sys
 import threading
@@ -19,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from burst import ALONE, Result, process
 from burst import ask as ask_burst
@@ -30,6 +34,7 @@ from support.servers import Server, headrace
 from support.vision import vision_folder
 
 CLIENTS = 300
+RATE_CLIENTS = 100  # where only the rate is wanted
 DPIS = (200, 300)
 PAGES = 8  # different ones; what comes after a JPEG's end makes each image another
 PROCESSES = (1, 2)
@@ -44,11 +49,11 @@ BEFORE += b'"data:image/jpeg;base64,'
 AFTER = b'"}}]}]}'
 
 
-def post(url: str, folder: str, salt: str) -> None:
+def post(url: str, folder: str, salt: str, number: str) -> None:
     """Post a chat from each client, with an image of its own; print the seconds and statuses."""
     pages = [file.read_bytes() for file in sorted(Path(folder).iterdir())]
     pages = [base64.b64encode(page + bytes(-len(page) % 3)) for page in pages]
-    clients = [Client(url) for _ in range(CLIENTS)]
+    clients = [Client(url) for _ in range(int(number))]
     statuses: list[int] = []
 
     def run(index: int) -> None:
@@ -56,13 +61,19 @@ def post(url: str, folder: str, salt: str) -> None:
         clients[index].send_pieces("POST", PATH, [BEFORE, pages[index % PAGES], own, AFTER])
         statuses.append(clients[index].response())
 
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(CLIENTS)]
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(clients))]
     begun = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(statuses) == len(clients), "requests were lost"
     print(json.dumps({"seconds": time.perf_counter() - begun, "statuses": statuses}))
+
+
+def posting(server: Server, pages: str, salt: str, number: int = CLIENTS) -> Any:
+    """Post chats from another process."""
+    return process("post", server.url, pages, salt, number, script=__file__)
 
 
 def write_pages(folder: Path) -> None:
@@ -73,16 +84,55 @@ def write_pages(folder: Path) -> None:
 
 
 def outcome(child: Any) -> float:
-    """Return in how many seconds the clients of a process have had their answers."""
+    """Return how many clients of a process have had their answers, a second."""
     posted = json.loads(child.communicate()[0])
-    assert posted["statuses"] == [200] * CLIENTS, posted["statuses"]
-    seconds: float = posted["seconds"]
-    return seconds
+    assert set(posted["statuses"]) == {200}, posted["statuses"]
+    return len(posted["statuses"]) / float(posted["seconds"])
 
 
-def is_empty(server: Server) -> bool:
-    """Whether the engine is done with all images."""
-    return server.metric("headrace:image_bytes_sent") == 0
+def bad_urls() -> list[str]:
+    """Return images that cannot be taken."""
+    page, moving = io.BytesIO(), io.BytesIO()
+    picture = Image.effect_noise((400, 300), 60)
+    picture.save(page, "PNG")
+    picture.save(moving, "GIF", save_all=True, append_images=[picture.rotate(90)])
+    png = page.getvalue()
+    files = [
+        ("png", png[:-5000]),
+        ("png", resized(png, 1, 100_000)),
+        ("png", resized(png, 30_000, 30_000)),
+        ("jpeg", png),
+        ("gif", moving.getvalue()),
+        ("svg+xml", b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
+    ]
+    urls = [f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for kind, data in files]
+    urls += ["data:image/png;base64,!!!", "http://169.254.169.254/latest", "http://localhost/x.png"]
+    return urls
+
+
+def resized(png: bytes, width: int, height: int) -> bytes:
+    """Return a PNG that says it has another size."""
+    return png[:16] + width.to_bytes(4, "big") + height.to_bytes(4, "big") + png[24:]
+
+
+def refusals_ms(server: Server) -> list[float]:
+    """Return how long each image that cannot be taken is looked at."""
+    client, latencies = Client(server.url), []
+    for url in bad_urls():
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+        begun = time.perf_counter()
+        client.send("POST", PATH, body)
+        assert client.response() == 400, url[:60]
+        latencies.append((time.perf_counter() - begun) * 1e3)
+    return latencies
+
+
+def wait_until_empty(server: Server) -> None:
+    """Wait until the engine is done with all images."""
+    deadline = time.monotonic() + EMPTY_S
+    while server.metric("headrace:image_bytes_sent") > 0:
+        assert time.monotonic() < deadline, "images are left in the arena"
 
 
 class Results:
@@ -95,6 +145,7 @@ class Results:
         self.rate = Quantity("images", "1/s", {s: [] for s in systems}, higher_is_better=True)
         self.memory = Quantity("RSS of a process that prepares", "MiB", {s: [] for s in systems})
         self.ttft = Result("TTFT", [ALONE, BESIDE])
+        self.refusal = Quantity("400 for a bad image, max", "ms", {s: [] for s in systems})
 
     def measure(self, folder: Path, num_procs: int, salt: str) -> None:
         """Take a round with one server."""
@@ -102,22 +153,21 @@ class Results:
         flags = (*MOCK, "--preprocess-procs", str(num_procs), "--max-model-len", "8192")
         with headrace(str(vision_folder()), *flags) as server:
             ask_burst("chats", server.url, 1)
-            with (
-                HealthProbe(server.url) as probe,
-                process("post", server.url, pages, salt, script=__file__) as poster,
-            ):
-                self.rate.samples[system].append(CLIENTS / outcome(poster))
+            with HealthProbe(server.url) as probe, posting(server, pages, salt) as poster:
+                outcome(poster)
             self.health.add(system, probe.latencies_ms)
+            with posting(server, pages, salt + "r", RATE_CLIENTS) as poster:
+                self.rate.samples[system].append(outcome(poster))
             titles = {p.cmdline()[0]: p for p in server.processes}
             mine = titles["headrace: tokenizer 2"].memory_info()
             self.memory.samples[system].append((mine.rss - mine.shared) / 2**20)
+            wait_until_empty(server)
+            self.refusal.samples[system].append(max(refusals_ms(server)))
             if num_procs == 1:
                 self.ttft.add(ALONE, ask_burst("chats", server.url, CHAT_S))
-                with process("post", server.url, pages, salt + "b", script=__file__):
+                with posting(server, pages, salt + "b"):
                     self.ttft.add(BESIDE, ask_burst("chats", server.url, CHAT_S))
-            deadline = time.monotonic() + EMPTY_S  # those who post have left
-            while not is_empty(server):
-                assert time.monotonic() < deadline, "images are left in the arena"
+            wait_until_empty(server)  # those who post have left
 
 
 def main() -> None:
@@ -129,7 +179,8 @@ def main() -> None:
         for round in range(args.rounds):
             for num_procs in PROCESSES:
                 results.measure(Path(name), num_procs, f"{round}")
-    for quantity in (*results.health.quantities, results.rate, results.memory):
+    quantities = (*results.health.quantities, results.rate, results.memory, results.refusal)
+    for quantity in quantities:
         report.add(quantity)
     for quantity in results.ttft.quantities:
         report.add(quantity)
