@@ -12,6 +12,7 @@ from pathlib import Path
 KB = 1 << 10
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
 NAME = re.compile(r"[\w.-]+")
+TILES = {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class Machine:
     """Cores, memory, devices and limits."""
 
     processor: str
-    isa: str  # of the kernels that run: avx512, avx2 or portable
+    isa: str  # of the kernels that run: avx512, with amx or without, avx2 or portable
     num_cores: int
     num_usable: int  # that this process may run on,
     quota: float  # and how many cores' time its container may use; inf is no limit
@@ -92,7 +93,9 @@ def isa_of(flags: set[str]) -> str:
     """Return which kernels a processor with these flags runs (csrc/cpu/kernels.cpp)."""
     if not {"avx2", "fma"} <= flags:
         return "portable"
-    return "avx512" if "avx512f" in flags else "avx2"
+    if "avx512f" not in flags:
+        return "avx2"
+    return "avx512 with amx" if TILES <= flags else "avx512"
 
 
 def quota(cpu_max: str) -> float:

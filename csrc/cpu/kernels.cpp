@@ -1,21 +1,28 @@
 #include "cpu/kernels.h"
+#include "cpu/kernels_amx.h"
 
 namespace headrace {
 
 #if defined(__x86_64__)
 namespace {
 
-// What this processor has of AVX-512: before Cascade Lake the 8-bit products are AVX2's, and so are
-// those of bf16 but on AMD. Intel's run at half the flops of fp32 (Xeon, family 6 model 207).
+// What this processor has of AVX-512: before Cascade Lake the 8-bit products are AVX2's. Those of
+// bf16 are the tiles' where there are any; else they are AVX2's but on AMD, for Intel's vectors of
+// bf16 run at half the flops of fp32 (Xeon, family 6 model 207).
 const Kernels &avx512_here() {
     static const Kernels kernels = [] {
         Kernels mixed = avx512_kernels;
         if (!__builtin_cpu_supports("avx512vnni")) {
             mixed.gemm_int8 = avx2_kernels.gemm_int8;
         }
-        if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_is("amd")) {
+        const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
+        if (has_bf16 && may_use_tiles()) {
+            mixed.gemm_bf16 = gemm_bf16_by_tiles;
+            mixed.rounds_attention = false; // a page is too little for a tile
+        } else if (!has_bf16 || !__builtin_cpu_is("amd")) {
             mixed.gemm_bf16 = avx2_kernels.gemm_bf16;
             mixed.round_row = avx2_kernels.round_row;
+            mixed.rounds_attention = false;
         }
         return mixed;
     }();

@@ -19,6 +19,7 @@ struct Kernels {
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
     void (*round_row)(const float *x, int cols, float *out);
+    bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
     void (*softcap)(float cap, float *x, int n);             // n a multiple of 16, in place
@@ -62,6 +63,7 @@ template <class V> constexpr Kernels kernels_over(Isa isa) {
         kernels.gemm_bf16 = gemm_bf16<V>;
     }
     kernels.round_row = round_row<V>;
+    kernels.rounds_attention = V::has_bf16;
     kernels.attend_segment = attend_segment<V>;
     kernels.gate = apply_gate<V>;
     kernels.softcap = apply_softcap<V>;

@@ -16,8 +16,8 @@ template <class Body> void each_part(ThreadPool &pool, int rows, int num_blocks,
     const int column_parts = (num_blocks + step - 1) / step;
     const int row_parts = (rows + rows_per_part - 1) / rows_per_part;
     pool.run(row_parts * column_parts, [&](int task, int thread) {
-        const int row = task / column_parts * rows_per_part;
-        const int block = task % column_parts * step;
+        const int row = task % row_parts * rows_per_part;
+        const int block = task / row_parts * step;
         body(row, std::min(rows_per_part, rows - row), block, std::min(step, num_blocks - block),
              thread);
     });

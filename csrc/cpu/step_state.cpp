@@ -5,7 +5,7 @@ namespace headrace {
 StepState::StepState(Model &m, const Step &s)
     : model(m), config(m.config), step(s), num_tokens(s.num_tokens),
       rounds_attention(config.rounds_activations && model.kv.format() == Format::bf16 &&
-                       model.kernels->gemm_bf16),
+                       model.kernels->rounds_attention),
       group(config.num_heads / config.num_kv_heads), hidden_stride(stride_of(config.hidden_size)),
       q_stride(stride_of(config.num_heads * config.head_dim)),
       kv_stride(stride_of(config.num_kv_heads * config.head_dim)),

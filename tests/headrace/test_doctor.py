@@ -87,7 +87,13 @@ def test_a_machine_is_seen_as_its_kernel_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "isa"), [("", "avx2"), ("avx512f", "avx512"), ("avx512vl", "avx2")]
+    ("flags", "isa"),
+    [
+        ("", "avx2"),
+        ("avx512f", "avx512"),
+        ("avx512vl", "avx2"),
+        ("avx512f amx_tile amx_bf16 avx512_bf16", "avx512 with amx"),
+    ],
 )
 def test_kernels_are_chosen_by_the_processors_flags(tmp_path: Path, flags: str, isa: str) -> None:
     write(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags)})

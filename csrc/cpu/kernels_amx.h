@@ -1,0 +1,13 @@
+// Products by Intel's tiles (AMX), which the system lets a process use that asks for them.
+#pragma once
+#include "cpu/operands.h"
+
+namespace headrace {
+
+// Whether this processor has tiles for bf16; then this process may use them from now on.
+bool may_use_tiles();
+
+// As `gemm_bf16` of Kernels, always from zero: `accumulate` and `ahead` are not looked at.
+void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks);
+
+} // namespace headrace
