@@ -95,7 +95,7 @@ def isa_of(flags: set[str]) -> str:
         return "portable"
     if "avx512f" not in flags:
         return "avx2"
-    return "avx512 with amx" if TILES <= flags else "avx512"
+    return "avx512 with amx" if flags >= TILES else "avx512"
 
 
 def quota(cpu_max: str) -> float:
