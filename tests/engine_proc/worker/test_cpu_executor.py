@@ -34,7 +34,7 @@ from headrace.engine_proc.worker.spec import (
     DecoderSpec,
 )
 from headrace.engine_proc.worker.torch_executor import TorchExecutor
-from headrace.engine_proc.worker.weights import Format, Weights
+from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
 from headrace.errors import ModelError
 
 # The arithmetic of a model that is stored in bf16.
@@ -225,6 +225,25 @@ def test_bf16_rounds_little_and_no_cut_changes_a_bit(spec: DecoderSpec, isa: Isa
     cuts = [0, 1, 3, 6, 10, 15, 23, 41, LENGTH]  # every tile's height
     parts = [chunked.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_the_smallest_numbers_in_bf16_are_the_same_in_every_cut(isa: Isa) -> None:
+    """Products that are denormal: some instructions take them for zero, so then all must."""
+    spec = dataclasses.replace(SPEC, layers=(), tied_head=False)
+    weights = random_weights(spec, Format.BF16)
+    tiny = weights["head"].to_float32() * np.float32(2.0**-124)
+    halves = (tiny.view(np.uint32) >> 16).astype(np.uint16)
+    weights["head"] = StoredTensor(Format.BF16, tiny.shape, halves.view(np.uint8).reshape(-1))
+    try:
+        executor = cpu(spec, weights, rounds_activations=True, isa=isa)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    whole = executor.forward(batch([(0, 0, 40)]))
+    assert 0 < np.abs(whole).max() < 1e-36
+    cuts = [0, 1, 3, 6, 22, 40]
+    parts = [executor.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts).view(np.uint32), whole.view(np.uint32))
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
