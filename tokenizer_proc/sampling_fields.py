@@ -3,6 +3,8 @@
 OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
 """
 
+from functools import cache
+from math import inf
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -139,14 +141,23 @@ def stated(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
+@cache
+def ranges_of(kind: type[msgspec.Struct]) -> list[tuple[str, float, float]]:
+    """Return the fields of a kind of request that have a range, with it."""
+    pairs = ((name, RANGES[name]) for name in RANGES if hasattr(kind, name))
+    return [(name, low, inf if high is None else high) for name, (low, high) in pairs]
+
+
 def check_ranges(request: msgspec.Struct) -> None:
     """Refuse numbers outside their ranges; the text says what would be right."""
-    for name, (low, high) in RANGES.items():
-        given = getattr(request, name, None)
-        for value in given if isinstance(given, list) else [given]:
-            if value is None or (value >= low and (high is None or value <= high)):
+    for name, low, high in ranges_of(type(request)):
+        given = getattr(request, name)
+        if given is None:
+            continue
+        for value in given if isinstance(given, list) else (given,):
+            if value is None or low <= value <= high:
                 continue
-            allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+            allowed = f"at least {low}" if high == inf else f"between {low} and {high}"
             raise InvalidValue(f"{name}: must be {allowed}, not {value}", name)
     name = "truncate_prompt_tokens"
     if getattr(request, name, None) == 0:
