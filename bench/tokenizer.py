@@ -26,6 +26,7 @@ from headrace.model_card import read_card
 from headrace.process import Context
 from headrace.sockets import Frame, Inbox, Outbox, address
 from headrace.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.aborts import Aborts
 from headrace.tokenizer_proc.encode import Fast, HuggingFace, Tokenizer
 from headrace.tokenizer_proc.service import Service
 from support.models import demo_model
@@ -93,7 +94,8 @@ class Played:
         self._engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
         self._frontend = Outbox(address(run_dir, "tokenizer"))
         self._waiting = Waiting()
-        self._service = Service(config, context, self._waiting, batch_size, 0.002)
+        aborts = Aborts(run_dir, 0)
+        self._service = Service(config, context, self._waiting, aborts, batch_size, 0.002)
         if library == "fastokens":
             self._service.load_fast()
 

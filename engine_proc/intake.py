@@ -5,14 +5,13 @@ Messages of one request come from several senders, so an abort may come before w
 
 import enum
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from headrace.engine_proc.leases import LEASE_S, Leases
+from headrace.gone import Gone
 from headrace.messages import MAX_STARTS, frontend_of, request_of, start_of
 
 LAPSE_S = 1.0  # between looks at the leases
-MAX_GONE = 4096  # requests that are dropped when they come; older ones are forgotten
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class Intake:
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._leases = Leases(lease_s)
         self._looked_at = float("-inf")
-        self._gone: OrderedDict[int, None] = OrderedDict()
+        self._gone = Gone()
 
     def judge(self, sequence: int, is_full: bool) -> Verdict:
         """Take a request whole or, where the queue is full, refuse it whole."""
@@ -45,9 +44,7 @@ class Intake:
 
     def drop(self, request: int) -> None:
         """Let go of the sequences of a request that are still to come."""
-        self._gone[request] = None
-        if len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        self._gone.add(request)
 
     def renew(self, requests: Iterable[int], now: float) -> None:
         """Note that these are still waited for."""

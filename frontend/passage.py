@@ -84,7 +84,8 @@ class Passage:
         request, exchange = self._request, self._exchange
         if exchange.dropped and not exchange.complete:
             self._slot.add(Field.DISCONNECTS)
-            self._links.abort(exchange.id)
+            assert exchange.sent is not None
+            self._links.abort(exchange.sent)
             if not request.is_given_up:
                 request.break_off()
             self.end()

@@ -82,6 +82,7 @@ class Field(enum.IntEnum):
     FOUND_IMAGES = 14  # and found there: prepared for a request before
     IMAGE_BYTES = 15  # gauge, of prepared images in the arena,
     SENT_IMAGE_BYTES = 16  # gauge, and of those that the engine is not done with
+    ABANDONED = 17  # of HANDLED, those left undone since their clients had left
     # engine
     STEPS = 8
     RUNNING = 9  # gauge

@@ -1,9 +1,9 @@
-"""Where a frontend sends: bodies to the tokenizer with the least to do, aborts to the engine.
+"""Where a frontend sends: bodies to the least busy tokenizer, aborts there and to the engine.
 
 Long bodies have a tokenizer of their own: who asks for little never waits behind one. So do those
 with images, the last. What has an image is told by a word in it, without a look at anything else.
 Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
-again (aborts: losing one would leave the engine working for nobody). What a process had that died
+again (aborts: losing one would leave others working for nobody). What a process had that died
 is sent again when another is in its seat.
 """
 
@@ -44,7 +44,10 @@ class Links:
         self._watch = Watch(board, ("tokenizer", "engine", "detokenizer"))
         self._are_unsent = False  # requests that are to be sent again
         self._slot = slot
-        self._aborts: deque[Abort] = deque()
+        self._tokenizer_aborts = [Outbox(address(run_dir, "aborts", i)) for i in range(num_all)]
+        self._aborts: dict[Outbox, deque[Abort]] = {
+            outbox: deque() for outbox in (self._engine, *self._tokenizer_aborts)
+        }
         self._renewed_at = 0.0
 
     def backlog(self, tokenizer: int) -> int:
@@ -108,9 +111,14 @@ class Links:
             unsent = [sent for sent in open() if sent.tokenizer < 0]
             self._are_unsent = not all([self.forward(sent) for sent in unsent])
 
-    def abort(self, request: int) -> None:
-        """Have the engine forget a request, now or as soon as the link takes it."""
-        self._aborts.append(Abort(request))
+    def abort(self, sent: Sent) -> None:
+        """Have the engine forget a request, now or as soon as the link takes it.
+
+        So does the tokenizer that may still have it.
+        """
+        self._aborts[self._engine].append(Abort(sent.request.id))
+        if sent.tokenizer >= 0 and not sent.is_answered:
+            self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
         self.flush()
 
     def renew(self, requests: Iterable[int]) -> None:
@@ -124,10 +132,11 @@ class Links:
 
     def flush(self) -> None:
         """Send the aborts that are still to be sent."""
-        while self._aborts and self._engine.try_send(self._aborts[0]):
-            self._aborts.popleft()
+        for outbox, aborts in self._aborts.items():
+            while aborts and outbox.try_send(aborts[0]):
+                aborts.popleft()
 
     def close(self) -> None:
         """Drop all links."""
-        for outbox in (*self._tokenizers, self._engine):
+        for outbox in (*self._tokenizers, *self._aborts):
             outbox.close()

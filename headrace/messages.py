@@ -211,7 +211,10 @@ class GenerateRequest(Message, tag="generate", frozen=True):
 
 
 class Abort(Message, tag="abort", frozen=True):
-    """Stop all sequences of a request: frontend -> engine (the client left). May overtake it."""
+    """Stop all sequences of a request: frontend -> engine (the client left). May overtake it.
+
+    It goes to the tokenizer process that may still have the body, too, by a link of its own.
+    """
 
     request: int
 

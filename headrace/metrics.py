@@ -39,6 +39,7 @@ COUNTERS = [
     ("http_sent_bytes", "Bytes of response bodies", "frontend", Field.BYTES_OUT),
     ("tokenizer_requests", "Requests handled", "tokenizer", Field.HANDLED),
     ("tokenizer_refusals", "Requests refused", "tokenizer", Field.REFUSED),
+    ("tokenizer_abandoned", "Requests whose clients had left", "tokenizer", Field.ABANDONED),
     ("prompt_tokens", "Prompt tokens received", "tokenizer", Field.PROMPT_TOKENS),
     ("images", "Images in requests", "tokenizer", Field.IMAGES),
     ("images_found", "Images that need not be prepared again", "tokenizer", Field.FOUND_IMAGES),

@@ -211,9 +211,9 @@ class Ring:
     def _abort(self, id: int) -> None:
         if id in self._running:
             self._num_running -= self._running.pop(id)
-            current = next(now for now, sent in self._sent.items() if sent.request.first_id == id)
-            del self._sent[current]
-            self._links.abort(current)
+            sent = next(sent for sent in self._sent.values() if sent.request.first_id == id)
+            del self._sent[sent.request.id]
+            self._links.abort(sent)
             self._flush()
 
     def _renumber(self, sent: Sent) -> int:

@@ -147,14 +147,14 @@ class GenerationPlanner:
             with as_written(names):
                 return (yield from self._chat(http, chat, Form(Api.MESSAGES, "messages")))
 
-    def count_tokens(self, _http: HttpRequest, body: Body) -> Stages:
+    def count_tokens(self, http: HttpRequest, body: Body) -> Stages:
         """Answer a `/v1/messages/count_tokens` request."""
         request = decode_count(body)
         with as_written(MESSAGES_NAMES):
             chat, names = chat_of_messages(request)
             self._prompts.check_model(chat.model)
             with as_written(names):
-                images = self._images_of(chat.messages)
+                images = self._images_of(http.id, chat.messages)
                 text = yield from images.written(self._template.render(chat))
             (ids,) = yield [Text(text, add_special_tokens=False)]
         return json_answer({"input_tokens": len(ids)})
@@ -190,7 +190,7 @@ class GenerationPlanner:
     def _chat(self, http: HttpRequest, request: ChatRequest, form: Form) -> Encoding[Sequences]:
         """Plan the answers to a conversation."""
         self._prompts.check_model(request.model)
-        images = self._images_of(request.messages, salt_of(request.cache_salt))
+        images = self._images_of(http.id, request.messages, salt_of(request.cache_salt))
         text = self._template.render(request)
         parsing = parsing_of(self._card, request, text)
         wanted = request.max_completion_tokens or request.max_tokens

@@ -69,7 +69,10 @@ class ImageFetches:
         fetch = Fetch(next(self._ids), self._index, [remote.url for remote in remotes])
         asked = self._asked[fetch.id] = Asked(fetch, remotes)
         self._asks.send(fetch)
-        yield asked.check
+        try:
+            yield asked.check
+        finally:
+            self._asked.pop(fetch.id, None)  # it is still there where the client has left
         found = asked.check.found
         assert found is not None
         if isinstance(found, RequestError):

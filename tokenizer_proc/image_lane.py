@@ -9,6 +9,7 @@ from headrace.messages import FromFetcher
 from headrace.model_card import read_json
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
+from headrace.tokenizer_proc.aborts import Aborts
 from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.image_fetches import ImageFetches
 from headrace.tokenizer_proc.image_processor import ImageProcessor, forgo_torch
@@ -20,7 +21,9 @@ from headrace.watch import Watch
 LOOK_S = 0.002  # between looks at what the engine is done with
 
 
-def load_images(config: TokenizerConfig, context: Context, encoder: Encoder) -> Images:
+def load_images(
+    config: TokenizerConfig, context: Context, encoder: Encoder, aborts: Aborts
+) -> Images:
     """Load the model's image processor and take over the region of this process.
 
     Raises:
@@ -43,9 +46,17 @@ def load_images(config: TokenizerConfig, context: Context, encoder: Encoder) -> 
         time.sleep(LOOK_S)
         look()
 
-    store = ImageStore(region, wait)
-    slot, fetches = context.slot, fetches_of(config, context)
-    return Images(processor, store, card.image_token, config.max_images, look, slot, fetches)
+    return Images(
+        processor,
+        ImageStore(region),
+        card.image_token,
+        config.max_images,
+        look=look,
+        wait=wait,
+        check=aborts.check,
+        slot=context.slot,
+        fetches=fetches_of(config, context),
+    )
 
 
 def fetches_of(config: TokenizerConfig, context: Context) -> ImageFetches | None:

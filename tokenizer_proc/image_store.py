@@ -35,15 +35,10 @@ class Stored:
 
 
 class ImageStore:
-    """The images of one region, those wanted least lately first.
+    """The images of one region, those wanted least lately first."""
 
-    Args:
-        wait: returns after a moment in which the engine may be done with something.
-    """
-
-    def __init__(self, region: Region, wait: Callable[[], None]) -> None:
+    def __init__(self, region: Region) -> None:
         self._region = region
-        self._wait = wait
         self._images: OrderedDict[bytes, Stored] = OrderedDict()
 
     @property
@@ -62,14 +57,20 @@ class ImageStore:
             self._images.move_to_end(key)
         return found
 
-    def put(self, key: bytes, prepared: Prepared, beside: Collection[Stored]) -> Stored:
+    def put(
+        self, key: bytes, prepared: Prepared, beside: Collection[Stored], wait: Callable[[], None]
+    ) -> Stored:
         """Store an image, as soon as there is room; none of those `beside` it makes any.
+
+        Args:
+            wait: returns after a moment in which the engine may be done with something; where it
+                raises, nothing is stored.
 
         Raises:
             NeverFits: there is none, and the engine is done with all others.
         """
         arrays = prepared.tensors
-        places = self._places([array.nbytes for array in arrays.values()], beside)
+        places = self._places([array.nbytes for array in arrays.values()], beside, wait)
         tensors = {}
         for (name, array), place in zip(arrays.items(), places, strict=True):
             self._write(place, array)
@@ -101,7 +102,9 @@ class ImageStore:
         view = np.frombuffer(self._region.view(place), np.uint8)[: array.nbytes]
         view[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
-    def _places(self, sizes: list[int], beside: Collection[Stored]) -> list[int]:
+    def _places(
+        self, sizes: list[int], beside: Collection[Stored], wait: Callable[[], None]
+    ) -> list[int]:
         """Return places of these sizes, all or none; wait until there are some."""
         while (found := self._region.allocate_all(sizes)) is None:
             if self._give_up_one(beside):
@@ -111,7 +114,7 @@ class ImageStore:
                     f"{sum(sizes) + self._size(beside)} bytes once they are prepared, and there is "
                     f"room for {self._region.max_bytes} (--image-memory-bytes)"
                 )
-            self._wait()
+            wait()
         return found
 
     def _give_up_one(self, beside: Collection[Stored]) -> bool:

@@ -29,6 +29,8 @@ class Images:
         image_token: stands for each row of an image.
         max_images: of a request.
         look: sees to it that nothing counts as sent to an engine that has died.
+        wait: returns after a moment in which the engine may be done with some.
+        check: raises `Abandoned` where the client of a request has left.
         slot: of this process, where it is counted.
         fetches: None is that nothing is fetched.
     """
@@ -39,7 +41,10 @@ class Images:
         store: "ImageStore",
         image_token: int,
         max_images: int,
+        *,
         look: Callable[[], None],
+        wait: Callable[[], None],
+        check: Callable[[int], None],
         slot: Slot,
         fetches: "ImageFetches | None" = None,
     ) -> None:
@@ -48,20 +53,25 @@ class Images:
         self._image_token = image_token
         self._max_images = max_images
         self._look = look
+        self._wait = wait
+        self._check = check
         self._slot = slot
         self._fetches = fetches
 
-    def of(self, messages: Sequence[ChatMessage], salt: bytes = b"") -> "PromptImages":
+    def of(
+        self, request: int, messages: Sequence[ChatMessage], salt: bytes = b""
+    ) -> "PromptImages":
         """Return the images of a conversation, of which nothing has been decoded.
 
         Args:
+            request: the id of who has them.
             salt: only images of the same salt are known to be the same.
 
         Raises:
             RequestError: some are not taken; the text names the part.
         """
         named = sources_of(messages, self._max_images, fetches=self._fetches is not None)
-        return PromptImages(self, named, salt)
+        return PromptImages(self, named, request, salt)
 
     def take_fetched(self) -> None:
         """Let those go on whose images have been fetched."""
@@ -81,35 +91,43 @@ class Images:
         files = iter((yield from self._fetches.files(remotes)))
         return [s.source(*next(files)) if isinstance(s, Remote) else s for s in sources]
 
-    def prepare(self, sources: Sequence[Source], salt: bytes) -> "list[Stored]":
+    def prepare(self, sources: Sequence[Source], request: int, salt: bytes) -> "list[Stored]":
         """Return images in the arena, prepared if they are not there.
 
         Raises:
+            Abandoned: the client of `request` has left.
             InvalidValue: one cannot be decoded, or there will never be room for all.
         """
         from headrace.tokenizer_proc.image_store import NeverFits
 
         self._look()
         try:
-            return self._in_order(sources, salt)
+            return self._in_order(sources, request, salt)
         except NeverFits:
             self._store.clear()  # in an empty arena, no image is in another's way
         try:
-            return self._in_order(sources, salt)
+            return self._in_order(sources, request, salt)
         except NeverFits as error:
             where = sources[0].where
             raise InvalidValue(f"{where}: with those after it, takes {error}", where) from error
 
-    def _in_order(self, sources: Sequence[Source], salt: bytes) -> "list[Stored]":
+    def _in_order(self, sources: Sequence[Source], request: int, salt: bytes) -> "list[Stored]":
         """Return images in the arena; raises NeverFits, too."""
+
+        def wait() -> None:
+            self._check(request)
+            self._wait()
+
         found: list[Stored] = []
         for source in sources:
+            self._check(request)
             key = self._processor.key(source, salt)
             stored = self._store.find(key)
             self._slot.add(Field.IMAGES)
             self._slot.add(Field.FOUND_IMAGES, stored is not None)
             if stored is None:
-                stored = self._store.put(key, self._processor.prepare(source), beside=found)
+                prepared = self._processor.prepare(source)
+                stored = self._store.put(key, prepared, beside=found, wait=wait)
             found.append(stored)
         return found
 
@@ -167,9 +185,14 @@ class PromptImages:
     """The images of one prompt. Without any, nothing changes."""
 
     def __init__(
-        self, images: Images | None, named: Sequence[Source | Remote], salt: bytes = b""
+        self,
+        images: Images | None,
+        named: Sequence[Source | Remote],
+        request: int,
+        salt: bytes = b"",
     ) -> None:
         self._images = images
+        self._request = request
         self._salt = salt
         self._named = named
         self._sources: list[Source] = []
@@ -185,7 +208,7 @@ class PromptImages:
             return text
         assert self._images is not None
         self._sources = yield from self._images.fetch(self._named)
-        self._stored = self._images.prepare(self._sources, self._salt)
+        self._stored = self._images.prepare(self._sources, self._request, self._salt)
         return self._images.write(text, self._stored)
 
     def find(self, ids: Ids) -> None:
@@ -201,7 +224,7 @@ class PromptImages:
             return sequences
         assert self._images is not None
         if not self._images.has(self._stored):
-            self._stored = self._images.prepare(self._sources, self._salt)
+            self._stored = self._images.prepare(self._sources, self._request, self._salt)
         requests: list[GenerateRequest] = []
         for request in sequences.requests:
             images = self._images.send(self._stored, self._found)
@@ -210,7 +233,7 @@ class PromptImages:
 
 
 def none_of(
-    takes_images: bool, messages: Sequence[ChatMessage], _salt: bytes = b""
+    takes_images: bool, request: int, messages: Sequence[ChatMessage], _salt: bytes = b""
 ) -> PromptImages:
     """Return no images: this process prepares none.
 
@@ -228,4 +251,4 @@ def none_of(
             "body; escape none of it",
             where,
         )
-    return PromptImages(None, [])
+    return PromptImages(None, [], request)

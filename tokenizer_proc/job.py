@@ -7,25 +7,28 @@ from typing import Any
 from headrace.errors import InternalError, RequestError
 from headrace.logs import log_failure
 from headrace.messages import HttpRequest, Times
+from headrace.tokenizer_proc.aborts import Abandoned
 from headrace.tokenizer_proc.stages import Check, Ids, Outcome, Stages, Text, error_answer
 
 log = logging.getLogger(__name__)
+
+
+class Dropped:
+    """What comes of a request whose client has left: nothing."""
 
 
 class Job:
     """A request that wants `texts` encoded, or waits, until it has an `outcome`. It fails alone."""
 
     def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
-        """Begin with the first of `stages`; `num_bytes` is the length of the body."""
+        """Be about to begin with `stages`; `num_bytes` is the length of the body."""
         self.request = request
         self.num_bytes = num_bytes
         self.texts: list[Text] = []
         self._check: Check[Any] | None = None
-        self.outcome: Outcome | None = None
+        self.outcome: Outcome | Dropped | None = None
         self._stages = stages
-        self._begun = time.monotonic_ns()
-        self.advance(None)
-        self._parsed = time.monotonic_ns()
+        self._begun = self._parsed = time.monotonic_ns()
 
     @property
     def times(self) -> Times:
@@ -37,6 +40,16 @@ class Job:
         """Whether it waits for what is made elsewhere."""
         return self._check is not None and self._check.found is None
 
+    def begin(self) -> None:
+        """Take the first of its stages."""
+        self.advance(None)
+        self._parsed = time.monotonic_ns()
+
+    def drop(self) -> None:
+        """Leave the rest undone."""
+        self._stages.close()
+        self.outcome = Dropped()
+
     def advance(self, ids: list[Ids] | None) -> None:
         """Go on, with the ids of `texts` where these were wanted."""
         try:
@@ -45,6 +58,8 @@ class Job:
             self.texts = [] if isinstance(wanted, Check) else wanted
         except StopIteration as end:
             self.outcome = end.value
+        except Abandoned:
+            self.outcome = Dropped()
         except RequestError as error:
             self.outcome = error_answer(error, self.request.path)
         except Exception as error:

@@ -1,5 +1,5 @@
 """Tokenizer process: request bodies in, token ids out; answers early what needs no engine.
-In: ToTokenizer (frontend).  Out: ToEngine (engine_proc), ToFrontend (early answers)."""
+In: ToTokenizer, Abort (frontend).  Out: ToEngine (engine_proc), ToFrontend (early answers)."""
 
 import os
 import threading
@@ -11,6 +11,7 @@ from headrace.heap import give_back, keep_freed
 from headrace.messages import ToTokenizer
 from headrace.process import Context
 from headrace.sockets import Inbox, address
+from headrace.tokenizer_proc.aborts import Aborts
 from headrace.turns import take_long_turns
 
 if TYPE_CHECKING:
@@ -27,19 +28,23 @@ def main(config: TokenizerConfig, context: Context) -> None:
     """Handle requests until SIGTERM."""
     tokenizer_backlog(context.board, context.index).settle()
     where = address(config.run_dir, "tokenizer", context.index)
+    aborts = Aborts(config.run_dir, context.index)
     if context.index < config.num_tokenizers:
-        serve_short(config, context, Inbox(where, ToTokenizer, tee=context.tee))
+        serve_short(config, context, Inbox(where, ToTokenizer, tee=context.tee), aborts)
     elif context.index == config.num_tokenizers:
-        serve_long(config, context, Inbox(where, ToTokenizer, LONG_HIGH_WATER, context.tee))
+        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER, context.tee)
+        serve_long(config, context, inbox, aborts)
     else:
-        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, IMAGE_HIGH_WATER, context.tee)
-        serve_images(config, context, inbox)
+        inbox = Inbox(where, ToTokenizer, IMAGE_HIGH_WATER, context.tee)
+        serve_images(config, context, inbox, aborts)
 
 
-def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
+def serve_short(
+    config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
+) -> None:
     """Handle requests in batches."""
     wait_s = config.batch_wait_ms / 1000
-    service = load_service(config, context, inbox, 1, config.max_batch_size, wait_s)
+    service = load_service(config, context, inbox, aborts, 1, config.max_batch_size, wait_s)
     context.ready()
     loader: threading.Thread | None = None
     while True:
@@ -51,14 +56,16 @@ def serve_short(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeni
             loader.start()
 
 
-def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
+def serve_long(
+    config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
+) -> None:
     """Handle long requests one by one. What they need is loaded when the first one comes."""
     os.nice(LONG_NICENESS)
     heart = context.keep_beating()
     context.ready()
     while not inbox.wait(IDLE_MS):
         pass
-    service = load_service(config, context, inbox, num_threads(), max_batch_size=1, max_wait_s=0)
+    service = load_service(config, context, inbox, aborts, num_threads(), 1, 0)
     service.load_fast()
     while True:
         heart.begin()
@@ -66,7 +73,9 @@ def serve_long(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokeniz
         heart.end()
 
 
-def serve_images(config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer]) -> None:
+def serve_images(
+    config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
+) -> None:
     """Handle requests with images one by one."""
     from headrace.tokenizer_proc.image_lane import load_images
 
@@ -74,7 +83,7 @@ def serve_images(config: TokenizerConfig, context: Context, inbox: Inbox[ToToken
     take_long_turns()
     heart = context.keep_beating()
     heart.begin(context.progress)
-    service = load_service(config, context, inbox, num_threads(), 1, 0, load_images)
+    service = load_service(config, context, inbox, aborts, num_threads(), 1, 0, load_images)
     heart.end()
     context.ready()
     service.load_fast()
@@ -94,6 +103,7 @@ def load_service(
     config: TokenizerConfig,
     context: Context,
     inbox: Inbox[ToTokenizer],
+    aborts: Aborts,
     num_fast_threads: int,
     max_batch_size: int,
     max_wait_s: float,
@@ -106,7 +116,7 @@ def load_service(
     os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads()))
     from headrace.tokenizer_proc.service import Service
 
-    return Service(config, context, inbox, max_batch_size, max_wait_s, load_images)
+    return Service(config, context, inbox, aborts, max_batch_size, max_wait_s, load_images)
 
 
 def num_threads() -> int:

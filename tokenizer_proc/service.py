@@ -3,7 +3,7 @@
 A lone request goes at once. Where others wait, a batch takes them until it is full or has been
 filled for long enough; it never waits for what has not come. A request that waits for something
 else is laid aside, and looked at again with the next batch. One that was here when a process died
-is handled alone, so that it is known what kills.
+is handled alone, so that it is known what kills. One whose client has left goes no further.
 """
 
 import itertools
@@ -26,19 +26,20 @@ from headrace.messages import (
 )
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
+from headrace.tokenizer_proc.aborts import Aborts
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.grammars import Grammars
 from headrace.tokenizer_proc.images import Images
-from headrace.tokenizer_proc.job import Job
+from headrace.tokenizer_proc.job import Dropped, Job
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.stages import Answer, Body, Ids, Sequences
 from headrace.tokenizer_proc.tokens import TokenRoutes
 
 LOOK_MS = 1  # between looks at what is laid aside
-LoadImages = Callable[[TokenizerConfig, Context, Encoder], Images]
+LoadImages = Callable[[TokenizerConfig, Context, Encoder, Aborts], Images]
 
 
 class Service:
@@ -49,12 +50,14 @@ class Service:
         config: TokenizerConfig,
         context: Context,
         inbox: Inbox[ToTokenizer],
+        aborts: Aborts,
         max_batch_size: int,
         max_wait_s: float,
         load_images: LoadImages | None = None,
     ) -> None:
         self._slot = context.slot
         self._inbox = inbox
+        self._aborts = aborts
         self._max_batch_size = max_batch_size
         self._max_wait_s = max_wait_s
         self._aside: list[Job] = []
@@ -69,7 +72,9 @@ class Service:
         )
         self.grammars = Grammars(card, config.follows_grammars)
         num, seed = config.num_detokenizers, config.seed
-        self._images = images = load_images(config, context, encoder) if load_images else None
+        self._images = images = None
+        if load_images is not None:
+            self._images = images = load_images(config, context, encoder, aborts)
         generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars, images)
         embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder, images)
@@ -113,7 +118,7 @@ class Service:
 
     def _work(self, jobs: list[Job]) -> None:
         """Take jobs as far as they go, and lay aside those that wait."""
-        while ready := [job for job in jobs if job.outcome is None and not job.is_waiting]:
+        while ready := self._ready(jobs):
             self._encode(ready)
         self._aside = [job for job in jobs if job.outcome is None]
         jobs = [job for job in jobs if job.outcome is not None]
@@ -123,9 +128,20 @@ class Service:
         self._engine.send_all([message for job in jobs for message in self._messages(job)])
         self._count(jobs)
 
+    def _ready(self, jobs: list[Job]) -> list[Job]:
+        """Return which jobs go on now. Those whose clients have left come to nothing."""
+        unfinished = [job for job in jobs if job.outcome is None]
+        if unfinished:
+            self._aborts.look()
+        for job in unfinished:
+            if job.request.id in self._aborts:
+                job.drop()
+        return [job for job in unfinished if job.outcome is None and not job.is_waiting]
+
     def _receive(self, timeout_ms: int) -> list[Job]:
         received = self._inbox.receive(timeout_ms)
         end = time.monotonic() + self._max_wait_s
+        self._aborts.look()
         jobs: list[Job] = []
         while received is not None:
             request, body = received
@@ -139,7 +155,12 @@ class Service:
         return jobs
 
     def _job(self, request: HttpRequest, body: Body) -> Job:
-        return Job(request, len(body), self._routes.handle(request, body))
+        job = Job(request, len(body), self._routes.handle(request, body))
+        if request.id in self._aborts:
+            job.drop()
+        else:
+            job.begin()
+        return job
 
     def _encode(self, jobs: list[Job]) -> None:
         """Take jobs a stage further. What fails for several is tried again for each."""
@@ -174,6 +195,8 @@ class Service:
                     slot.add(Field.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
                     for _, same in itertools.groupby(outcome.prompts, key=id):
                         slot.histogram(Span.N).observe(len(list(same)))
+                case Dropped():
+                    slot.add(Field.ABANDONED)
         slot.add(Field.HANDLED, len(jobs))
         slot.add(Field.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
 

@@ -49,11 +49,11 @@ class TokenRoutes:
         self._spelling = spelling
         self._images_of = images.of if images else partial(none_of, card.takes_images)
 
-    def tokenize(self, _http: HttpRequest, body: Body) -> Stages:
+    def tokenize(self, http: HttpRequest, body: Body) -> Stages:
         """Answer `/tokenize`."""
         request = decode_tokenize(body)
         self._check_model(request.model)
-        text = yield from self._text(request)
+        text = yield from self._text(http.id, request)
         (ids,) = yield [text]
         return json_answer(
             {
@@ -64,11 +64,11 @@ class TokenRoutes:
             }
         )
 
-    def _text(self, request: TokenizeRequest) -> Encoding[Text]:
+    def _text(self, id: int, request: TokenizeRequest) -> Encoding[Text]:
         special = request.add_special_tokens
         if request.prompt is not None:
             return Text(request.prompt, special is not False)
-        images = self._images_of(request.messages)
+        images = self._images_of(id, request.messages)
         text = yield from images.written(self._template.render(request))
         return Text(text, special is True)
 

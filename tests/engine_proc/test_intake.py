@@ -4,7 +4,8 @@ import logging
 
 import pytest
 
-from headrace.engine_proc.intake import LAPSE_S, MAX_GONE, Intake, Verdict
+from headrace.engine_proc.intake import LAPSE_S, Intake, Verdict
+from headrace.gone import MAX_GONE
 from headrace.messages import first_counter, request_id
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)

@@ -45,8 +45,8 @@ class FakeLinks(Links):
             self.forwarded.put_nowait((sent.request, sent.body))
         return not self.full
 
-    def abort(self, request: int) -> None:
-        self.aborted.append(request)
+    def abort(self, sent: Sent) -> None:
+        self.aborted.append(sent.request.id)
 
 
 class Client(Request):
@@ -230,6 +230,7 @@ async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None
     assert (client.head, client.length) == ({b"content-type": b"application/json"}, 12)
     assert client.pieces == [b'{"error": 1}']
     assert client.is_complete
+    client.leave()
     assert site.links.aborted == []
     assert len(site.exchanges) == 0
 

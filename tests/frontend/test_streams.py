@@ -151,18 +151,22 @@ def test_it_is_known_what_each_sequence_has_been_told(pairs: Pairs) -> None:
     assert pairs.streams.told(REQUESTS[1]) == {}
 
 
+REQUEST = b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
+
+
 class FakeLinks(Links):
     """Takes everything, and sends it nowhere."""
 
     def __init__(self) -> None:
         self.forwarded: asyncio.Queue[int] = asyncio.Queue()
+        self.aborted: asyncio.Queue[int] = asyncio.Queue()
 
     def forward(self, sent: Sent) -> bool:
         self.forwarded.put_nowait(sent.request.id)
         return True
 
-    def abort(self, request: int) -> None:
-        pass
+    def abort(self, sent: Sent) -> None:
+        self.aborted.put_nowait(sent.request.id)
 
 
 class Site:
@@ -194,7 +198,7 @@ class Site:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
         client.connect(self._listener.getsockname())
         reader, writer = await asyncio.open_connection(sock=client)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}")
+        writer.write(REQUEST)
         id = await asyncio.wait_for(self.links.forwarded.get(), DEADLINE_S)
         self._clients.append(Client(id, reader, writer))
         return self._clients[-1]
@@ -234,6 +238,9 @@ class Client:
         while not self._is_complete:
             self._parser.feed_data(await asyncio.wait_for(self._reader.read(1 << 16), DEADLINE_S))
         return b"".join(self._body)
+
+    def ask_again(self) -> None:
+        self._writer.write(REQUEST)
 
     def leave(self) -> None:
         self._writer.transport.abort()
@@ -285,6 +292,20 @@ async def test_answers_are_whole_while_others_come_and_go(site: Site) -> None:
     for client in clients:
         if client.has_head:
             assert await client.answer() == client.expected
+
+
+async def test_who_leaves_takes_the_last_request_of_a_connection_along_and_none_before(
+    site: Site,
+) -> None:
+    client, other = await site.connect(), await site.connect()
+    await site.deliver(ResponseFrames.of({client.id: EVENTS}, [client.id], [3], [True]), b"end")
+    assert await client.answer() == b"end"
+    client.ask_again()
+    second = await asyncio.wait_for(site.links.forwarded.get(), DEADLINE_S)
+    client.leave()
+    assert await asyncio.wait_for(site.links.aborted.get(), DEADLINE_S) == second
+    assert [exchange.id for exchange in site.exchanges] == [other.id]
+    assert site.links.aborted.empty()
 
 
 async def test_a_client_that_reads_late_gets_everything_in_order(site: Site) -> None:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from headrace.board import Board, Field, Seat, State
 from headrace.links import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Links
-from headrace.messages import HttpRequest, ToTokenizer, request_id
+from headrace.messages import Abort, HttpRequest, ToEngine, ToTokenizer, request_id
 from headrace.sent import MAX_BLAMED, Sent
 from headrace.sockets import Inbox, address
 
@@ -30,6 +31,10 @@ class Tokenizers:
         self.inboxes: list[Inbox[ToTokenizer]] = [
             Inbox(address(run_dir, "tokenizer", i), ToTokenizer) for i in range(num_all)
         ]
+        self.aborts: list[Inbox[Abort]] = [
+            Inbox(address(run_dir, "aborts", i), Abort) for i in range(num_all)
+        ]
+        self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
         for slot in self.board.slots:
             slot.enter(State.STARTING)
             slot.enter(State.READY)
@@ -47,9 +52,17 @@ class Tokenizers:
         assert received is not None
         return len(received[1])
 
+    def aborted(self, tokenizer: int | None = None) -> int:
+        """Return which request a tokenizer, or else the engine, is told of next."""
+        inbox: Inbox[Any] = self.engine if tokenizer is None else self.aborts[tokenizer]
+        received = inbox.receive(DEADLINE_MS)
+        assert received is not None
+        assert isinstance(received[0], Abort)
+        return received[0].request
+
     def close(self) -> None:
         self.links.close()
-        for inbox in self.inboxes:
+        for inbox in (*self.inboxes, *self.aborts, self.engine):
             inbox.close()
 
 
@@ -183,3 +196,44 @@ def test_what_a_full_link_refuses_is_sent_again_later(tokenizers: Tokenizers) ->
     backlog[Field.FORWARDED_BYTES + 2] = 0
     owner.resend()
     assert sent.tokenizer == 2
+
+
+def test_an_abort_goes_to_who_may_have_the_request(tokenizers: Tokenizers) -> None:
+    sent = Owner(tokenizers, 5).sent
+    waits, waits_too, answered, _, last = sent
+    for one in (waits, waits_too, answered, last):
+        assert tokenizers.links.forward(one)
+    assert [one.tokenizer for one in sent] == [0, 1, 0, -1, 1]
+    answered.is_answered = True
+    for one in sent:
+        tokenizers.links.abort(one)
+    assert [tokenizers.aborted() for _ in sent] == [one.request.id for one in sent]
+    assert tokenizers.aborted(0) == waits.request.id
+    assert [tokenizers.aborted(1) for _ in range(2)] == [waits_too.request.id, last.request.id]
+    assert tokenizers.aborts[0].receive(0) is None
+
+
+def test_an_abort_overtakes_what_waits(tokenizers: Tokenizers) -> None:
+    sent = Owner(tokenizers, 50).sent
+    for one in sent:
+        one.body = LONG
+        assert tokenizers.links.forward(one)
+    tokenizers.links.abort(sent[-1])
+    assert tokenizers.aborted(2) == sent[-1].request.id
+    assert [tokenizers.received(2) for _ in sent] == [len(LONG)] * len(sent)
+
+
+def test_a_tokenizer_that_takes_no_aborts_holds_up_no_others(tokenizers: Tokenizers) -> None:
+    stuck, other = Owner(tokenizers, 2).sent
+    stuck.tokenizer, other.tokenizer = 0, 1
+    num_stuck = 0
+    while not any(tokenizers.links._aborts.values()):
+        tokenizers.links.abort(stuck)
+        assert tokenizers.aborted() == stuck.request.id
+        num_stuck += 1
+    tokenizers.links.abort(other)
+    assert tokenizers.aborted() == tokenizers.aborted(1) == other.request.id
+    for _ in range(num_stuck):
+        assert tokenizers.aborted(0) == stuck.request.id
+        tokenizers.links.flush()
+    assert not any(tokenizers.links._aborts.values())

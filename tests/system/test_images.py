@@ -5,8 +5,10 @@ The engine is a mock, which is done with an image once its prompt is computed.
 
 import base64
 import contextlib
+import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import httpx
@@ -34,6 +37,7 @@ PATH = "/v1/chat/completions"
 LANES = ("headrace: tokenizer 2", "headrace: tokenizer 3")
 WHERE = "messages[0].content[1].image_url"
 NUM_CLIENTS = 8
+NUM_LEAVING = 40
 PNG = encoded(picture(1))
 BOMB = PNG[:16] + (30_000).to_bytes(4, "big") * 2 + PNG[24:]
 STRIP = encoded(Image.new("L", (1, 100_000)))
@@ -144,6 +148,16 @@ def server(
 def ask(server: RunningServer, *parts: Any, **fields: Any) -> httpx.Response:
     body = {"messages": [message(*parts)], "max_tokens": 4} | fields
     return httpx.post(f"{server.url}{PATH}", json=body, timeout=60)
+
+
+def begin_asking(server: RunningServer, body: bytes) -> socket.socket:
+    """Ask, and wait for nothing."""
+    where = urlsplit(server.url)
+    assert where.hostname is not None
+    client = socket.create_connection((where.hostname, where.port or 80))
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body)
+    return client
 
 
 def picture_part(seed: int) -> dict[str, Any]:
@@ -347,6 +361,38 @@ def test_a_text_never_sees_a_process_of_images(server: RunningServer) -> None:
     finally:
         for lane in LANES:
             ring[lane].resume()
+
+
+def test_who_has_left_is_not_waited_for(server: RunningServer) -> None:
+    counters = ("images_total", "tokenizer_abandoned_total", "http_disconnects_total")
+    before = {name: server.metric(name) for name in counters}
+
+    def since(name: str) -> float:
+        return server.metric(name) - before[name]
+
+    asked = [{"messages": [message(picture_part(seed))]} for seed in range(NUM_LEAVING)]
+    bodies = [json.dumps(body).encode() for body in asked]
+    num_bytes = sum(len(body) + 1 for body in bodies)
+    ring = server.ring
+    for lane in LANES:
+        ring[lane].suspend()
+    try:
+        leaving = [begin_asking(server, body) for body in bodies]
+        wait_until(lambda: server.metric("tokenizer_queue_bytes") >= num_bytes, "all wait")
+        for client in leaving:
+            client.close()
+        wait_until(lambda: since("http_disconnects_total") == NUM_LEAVING, "all have left")
+    finally:
+        for lane in LANES:
+            ring[lane].resume()
+    assert ask(server, "look", picture_part(0)).status_code == 200
+    num_all = NUM_LEAVING + 1
+    wait_until(
+        lambda: since("images_total") + since("tokenizer_abandoned_total") == num_all, "none waits"
+    )
+    # Some have been taken before it was heard that they are nobody's.
+    assert since("images_total") <= num_all // 4
+    wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
 
 
 def test_all_images_are_let_go(server: RunningServer) -> None:

@@ -19,16 +19,16 @@ class Rig:
         self.arena = Arena.create(1, 8 * PAGE_BYTES)
         self.region = self.arena.region(0)
         assert self.region.max_bytes == 8 * PAGE_BYTES
-        self.store = ImageStore(self.region, self._wait)
+        self.store = ImageStore(self.region)
         self.when_waiting: list[Callable[[], None]] = []
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         self.when_waiting.pop(0)()
 
     def put(self, name: str, num_pages: int, beside: list[Stored] | None = None) -> Stored:
         pixels = np.full((num_pages, PAGE_BYTES // 4), ord(name), np.float32)
         return self.store.put(
-            name.encode(), Prepared({"pixel_values": pixels}, name, []), beside or []
+            name.encode(), Prepared({"pixel_values": pixels}, name, []), beside or [], self.wait
         )
 
     def release(self, tensors: dict[str, Tensor]) -> None:
@@ -49,7 +49,7 @@ def test_what_is_put_is_read_by_what_is_sent(rig: Rig) -> None:
         "image_grid_thw": np.array([[1, 2, 3]]),
         "pixel_attention_mask": np.ones((2, 5), np.uint8),
     }
-    sent = rig.store.send(rig.store.put(b"a", Prepared(tensors, "text", []), []))
+    sent = rig.store.send(rig.store.put(b"a", Prepared(tensors, "text", []), [], rig.wait))
     assert {name: tensor.dtype for name, tensor in sent.items()} == {
         "pixel_values": "f4",
         "image_grid_thw": "i8",
@@ -110,7 +110,7 @@ def test_what_could_never_fit_is_refused_once_the_engine_needs_nothing(rig: Rig)
 def test_all_tensors_of_an_image_are_there_or_none(rig: Rig) -> None:
     pair = {name: np.zeros(5 * PAGE_BYTES, np.uint8) for name in ("first", "second")}
     with pytest.raises(NeverFits):
-        rig.store.put(b"a", Prepared(pair, "", []), [])
+        rig.store.put(b"a", Prepared(pair, "", []), [], rig.wait)
     assert rig.store.num_bytes == 0
 
 

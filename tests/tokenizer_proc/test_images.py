@@ -18,6 +18,7 @@ from headrace.board import Board, Field, Seat
 from headrace.errors import InvalidValue, RequestError, Unsupported
 from headrace.messages import GenerateRequest, HttpRequest, request_id
 from headrace.model_card import read_folder
+from headrace.tokenizer_proc.aborts import Abandoned
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.encode import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
@@ -43,10 +44,17 @@ class Lane:
         self.board = Board.create([Seat("tokenizer", 0)])
         self.slot = self.board.slot("tokenizer")
         processor = load_processor(folder, self.encoder)
-        self.store = ImageStore(self.arena.region(0), self._wait)
+        self.store = ImageStore(self.arena.region(0))
         self.sent: list[GenerateRequest] = []
         self.num_looks = 0
-        images = Images(processor, self.store, IMAGE_TOKEN, 4, self._look, self.slot)
+        self.gone_at = -1  # how many images have been looked for when a client leaves
+        images = Images(
+            *(processor, self.store, IMAGE_TOKEN, 4),
+            look=self._look,
+            wait=self._wait,
+            check=self._check,
+            slot=self.slot,
+        )
         template = ChatTemplate(card.chat_template, {}, takes_images=True)
         grammars: Any = Grammars()
         self.planner = GenerationPlanner(card, template, self.encoder, 1, 0, grammars, images)
@@ -58,6 +66,11 @@ class Lane:
 
     def _wait(self) -> None:
         self.release()
+
+    def _check(self, request: int) -> None:
+        assert request == HTTP.id
+        if self.slot[Field.IMAGES] == self.gone_at:
+            raise Abandoned
 
     def release(self) -> None:
         """Be done with all images, as the engine."""
@@ -216,6 +229,32 @@ def test_what_was_given_up_while_a_request_was_aside_is_prepared_again(folder: P
     assert lane.slot[Field.IMAGES] == 3 and lane.slot[Field.FOUND_IMAGES] == 0
     assert all(lane.arena.holds(tensor) for tensor in image.tensors.values())
     assert lane.store.sent_bytes() == lane.store.num_bytes
+    lane.close()
+
+
+def test_who_leaves_has_no_more_images_prepared(lane: Lane) -> None:
+    lane.gone_at = 1
+    with pytest.raises(Abandoned):
+        lane.chat(message(FIRST, SECOND))
+    assert lane.slot[Field.IMAGES] == 1
+    assert lane.store.sent_bytes() == 0
+    lane.gone_at = -1
+    lane.chat(message(FIRST, SECOND))
+    assert (lane.slot[Field.IMAGES], lane.slot[Field.FOUND_IMAGES]) == (3, 1)
+    lane.release()
+    assert lane.store.sent_bytes() == 0
+
+
+def test_who_leaves_waits_for_no_room(folder: Path) -> None:
+    lane = Lane(folder, region_bytes=100_000)
+    lane.chat(message(FIRST))
+    sent, lane.sent = lane.sent, []
+    lane.gone_at = 2  # when it has been prepared
+    with pytest.raises(Abandoned):
+        lane.chat(message(SECOND))
+    lane.gone_at, lane.sent = -1, sent
+    lane.release()
+    lane.chat(message(SECOND))
     lane.close()
 
 

@@ -10,10 +10,11 @@ from byte_encoder import ByteEncoder
 
 from headrace.board import Board, Field, Seat, Span
 from headrace.config import ModelCard, TokenizerConfig
-from headrace.messages import HttpRequest, ToEngine, ToFrontend, ToTokenizer, request_id
+from headrace.messages import Abort, HttpRequest, ToEngine, ToFrontend, ToTokenizer, request_id
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc import service as service_module
+from headrace.tokenizer_proc.aborts import Aborts
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.service import Service
 from headrace.tokenizer_proc.stages import Check, Encoding, Ids, Text
@@ -78,12 +79,14 @@ class Bench:
         self.slot = board.slot("tokenizer")
         context = Context(self.slot.seat, board, self.slot, "info", 0)
         inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
-        self.service = Service(config, context, inbox, max_batch_size, max_wait_s)
+        self.told = Aborts(run_dir, 0)
+        self.service = Service(config, context, inbox, self.told, max_batch_size, max_wait_s)
         self.requests = Outbox(address(run_dir, "tokenizer"))
+        self.aborts = Outbox(address(run_dir, "aborts"))
         self.engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)
         self.frontend: Inbox[ToFrontend] = Inbox(address(run_dir, "frontend"), ToFrontend)
         self.inbox = inbox
-        self.sent = 0
+        self.sent = self.num_bytes = 0
 
     @property
     def batches(self) -> list[list[str]]:
@@ -98,13 +101,19 @@ class Bench:
         return grammars
 
     def send(self, *prompts: str, suspect: bool = False, **fields: Any) -> None:
-        """Send a request for each prompt, and wait until all have arrived."""
+        """Send a request for each prompt, and wait until some have arrived."""
         for prompt in prompts:
             self.sent += 1
             body = msgspec.json.encode({"prompt": prompt} | fields)
+            self.num_bytes += len(body) + 1
             id = request_id(0, self.sent)
             self.requests.send(HttpRequest(id, "POST", PATH, 0.0, is_suspect=suspect), body)
         assert self.inbox.wait(DEADLINE_MS)
+
+    def abort(self, *numbers: int) -> None:
+        """Let the clients of some requests leave, and wait until that has arrived."""
+        self.aborts.send_all([(Abort(request_id(0, number)), b"") for number in numbers])
+        assert self.told._inbox.wait(DEADLINE_MS)
 
     def prompts(self, number: int) -> list[bytes]:
         """Return the next prompts that reach the engine, as text."""
@@ -114,6 +123,8 @@ class Bench:
     def close(self) -> None:
         self.service.close()
         self.requests.close()
+        self.aborts.close()
+        self.told.close()
         for inbox in (self.engine, self.frontend, self.inbox):
             inbox.close()
 
@@ -220,3 +231,80 @@ def test_a_request_that_waits_for_its_grammar_holds_up_nobody(bench: Bench) -> N
     assert received is not None
     assert received[0].grammar == b"grammar"  # type: ignore[union-attr]
     assert bench.slot[Field.HANDLED] == 2
+
+
+def test_what_is_abandoned_while_it_waits_is_not_even_parsed(bench: Bench) -> None:
+    bench.send("one")
+    bench.send("refused", max_tokens="many")
+    bench.send("two", "three")
+    bench.abort(2, 3)
+    handle_all(bench)
+    assert [text for batch in bench.batches for text in batch] == ["one", "three"]
+    assert bench.prompts(2) == [b"one", b"three"]
+    assert bench.slot[Field.ABANDONED] == 2
+    assert bench.slot[Field.REFUSED] == 0
+    assert bench.slot[Field.HANDLED_BYTES] == bench.num_bytes
+    assert bench.frontend.receive(0) is None
+
+
+def test_an_abort_may_overtake_its_request(bench: Bench) -> None:
+    bench.abort(1)
+    assert not bench.service.handle(0)
+    bench.send("one", "two")
+    handle_all(bench)
+    assert [text for batch in bench.batches for text in batch] == ["two"]
+
+
+def test_what_is_abandoned_between_two_stages_ends_there(bench: Bench) -> None:
+    encoder = bench.service._encoder
+    assert isinstance(encoder, Recorder)
+    bench.send("text", bad_words=["no"])
+    encoder.look = lambda: bench.abort(1) or 0
+    handle_all(bench)
+    assert bench.batches == [["text"]]
+    assert bench.slot[Field.ABANDONED] == 1
+    assert bench.engine.receive(0) is None
+
+
+def test_what_the_engine_is_about_to_get_goes_there(bench: Bench) -> None:
+    encoder = bench.service._encoder
+    assert isinstance(encoder, Recorder)
+    bench.send("text")
+    encoder.look = lambda: bench.abort(1) or 0
+    handle_all(bench)
+    assert bench.prompts(1) == [b"text"]
+    assert (bench.slot[Field.HANDLED], bench.slot[Field.ABANDONED]) == (1, 0)
+    assert not bench.service.handle(0)
+
+
+def test_what_is_abandoned_while_it_is_aside_is_let_go(bench: Bench) -> None:
+    bench.send("slow", guided_regex="a")
+    bench.service.handle(DEADLINE_MS)
+    bench.service.handle(0)
+    assert bench.slot[Field.HANDLED] == 0
+    bench.abort(1)
+    bench.service.handle(0)
+    assert (bench.slot[Field.HANDLED], bench.slot[Field.ABANDONED]) == (1, 1)
+    assert bench.slot[Field.HANDLED_BYTES] == bench.num_bytes
+    bench.grammars.check.found = b"grammar"
+    assert not bench.service.handle(0)
+    assert bench.engine.receive(0) is None
+
+
+def test_a_suspect_that_is_abandoned_is_one_no_more(bench: Bench) -> None:
+    bench.send("mean", "also mean", suspect=True)
+    bench.abort(1)
+    handle_all(bench)
+    assert bench.batches == [["also mean"]]
+    assert bench.slot[Field.AT_HAND] == 0
+
+
+def test_what_others_have_sent_is_still_to_come_where_all_that_came_was_abandoned(
+    bench: Bench,
+) -> None:
+    frontend = bench.service._backlog._senders[0]
+    frontend.add(Field.FORWARDED_BYTES, 1000)
+    bench.send("one")
+    bench.abort(1)
+    assert bench.service.handle(DEADLINE_MS)
+    assert bench.slot[Field.HANDLED_BYTES] == bench.num_bytes
