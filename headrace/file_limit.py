@@ -5,7 +5,7 @@ import resource
 from headrace.errors import ConfigError
 
 OWN_FILES = 48  # of a process that is alone, at most
-FILES_PER_PROCESS = 2  # a link to another, and one from it
+FILES_PER_PROCESS = 4  # two links to another, of two files each; for one from it OWN_FILES has room
 MIN_CONNECTIONS = 16  # that a frontend takes at least
 
 

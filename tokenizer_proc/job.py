@@ -38,7 +38,8 @@ class Job:
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for what is made elsewhere."""
-        return self._check is not None and self._check.found is None
+        check = self._check
+        return self.outcome is None and check is not None and check.found is None
 
     def begin(self) -> None:
         """Take the first of its stages."""

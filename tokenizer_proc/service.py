@@ -106,21 +106,24 @@ class Service:
         if not (jobs or self._aside or self._suspects):
             self._backlog.settle()
             return False
-        self._work(jobs + self._aside)
+        self._drop_abandoned(self._aside)
+        jobs += self._aside
+        self._aside = [job for job in jobs if job.is_waiting]
+        jobs = [job for job in jobs if not job.is_waiting]
+        for start in range(0, len(jobs), self._max_batch_size):
+            self._work(jobs[start : start + self._max_batch_size])
         for request, body in self._suspects:
             self._slot[Field.AT_HAND] = request.id
-            aside = self._aside
             self._work([self._job(request, body)])
-            self._aside += aside
             self._slot[Field.AT_HAND] = 0
         self._suspects.clear()
         return True
 
     def _work(self, jobs: list[Job]) -> None:
-        """Take jobs as far as they go, and lay aside those that wait."""
+        """Take the jobs of a batch as far as they go, and lay aside those that wait."""
         while ready := self._ready(jobs):
             self._encode(ready)
-        self._aside = [job for job in jobs if job.outcome is None]
+        self._aside += [job for job in jobs if job.is_waiting]
         jobs = [job for job in jobs if job.outcome is not None]
         for job in jobs:
             if isinstance(job.outcome, Answer):
@@ -129,14 +132,18 @@ class Service:
         self._count(jobs)
 
     def _ready(self, jobs: list[Job]) -> list[Job]:
-        """Return which jobs go on now. Those whose clients have left come to nothing."""
-        unfinished = [job for job in jobs if job.outcome is None]
-        if unfinished:
+        """Return which jobs go on now."""
+        jobs = [job for job in jobs if job.outcome is None]
+        self._drop_abandoned(jobs)
+        return [job for job in jobs if job.outcome is None and not job.is_waiting]
+
+    def _drop_abandoned(self, jobs: list[Job]) -> None:
+        """Have those of unfinished jobs come to nothing whose clients have left."""
+        if jobs:
             self._aborts.look()
-        for job in unfinished:
+        for job in jobs:
             if job.request.id in self._aborts:
                 job.drop()
-        return [job for job in unfinished if job.outcome is None and not job.is_waiting]
 
     def _receive(self, timeout_ms: int) -> list[Job]:
         received = self._inbox.receive(timeout_ms)

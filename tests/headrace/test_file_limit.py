@@ -18,6 +18,6 @@ def test_the_limit_is_raised_to_what_the_system_allows(monkeypatch: pytest.Monke
 
 def test_too_low_a_limit_is_refused_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
-    with pytest.raises(ConfigError, match=r"64 files open \(ulimit -n\).* needs 76, and one more"):
+    with pytest.raises(ConfigError, match=r"64 files open \(ulimit -n\).* needs 88, and one more"):
         raise_file_limit(6)
-    assert files_besides(6) == 60
+    assert files_besides(6) == 72

@@ -44,10 +44,12 @@ class Undecided:
 
     def __init__(self, *_: object) -> None:
         self.check: Check[bytes] = Check()
+        self.on_found: Callable[[], None] = lambda: None
 
     def compiled(self, _param: str, _constraint: Constraint) -> Encoding[bytes]:
         yield self.check
         assert self.check.found is not None
+        self.on_found()
         return self.check.found
 
 
@@ -231,6 +233,24 @@ def test_a_request_that_waits_for_its_grammar_holds_up_nobody(bench: Bench) -> N
     assert received is not None
     assert received[0].grammar == b"grammar"  # type: ignore[union-attr]
     assert bench.slot[Field.HANDLED] == 2
+
+
+def test_a_batch_has_gone_on_before_another_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "Encoder", Recorder)
+    monkeypatch.setattr(service_module, "Grammars", Undecided)
+    bench = Bench(str(tmp_path), max_batch_size=1)
+    bench.send("one", "two", guided_regex="a")
+    while len(bench.batches) < 2:
+        bench.service.handle(DEADLINE_MS)
+    arrived: list[list[bytes]] = []
+    bench.grammars.on_found = lambda: arrived.append(bench.prompts(min(1, len(arrived))))
+    bench.grammars.check.found = b"grammar"
+    bench.service.handle(DEADLINE_MS)
+    assert arrived == [[], [b"one"]], "what one needs may be in the way of the next"
+    assert bench.prompts(1) == [b"two"]
+    bench.close()
 
 
 def test_what_is_abandoned_while_it_waits_is_not_even_parsed(bench: Bench) -> None:
