@@ -102,6 +102,7 @@ class Links:
             for sent in open():
                 if not sent.is_lost_with(seat, self._num_detokenizers):
                     continue
+                self._withdraw(sent)
                 if sent.blame(at_hand):
                     sent.renew(renumber(sent), is_suspect=is_tokenizer)
                     self._are_unsent = True
@@ -110,6 +111,7 @@ class Links:
         if self._are_unsent:
             unsent = [sent for sent in open() if sent.tokenizer < 0]
             self._are_unsent = not all([self.forward(sent) for sent in unsent])
+            self.flush()
 
     def abort(self, sent: Sent) -> None:
         """Have the engine forget a request, now or as soon as the link takes it.
@@ -117,9 +119,13 @@ class Links:
         So does the tokenizer that may still have it.
         """
         self._aborts[self._engine].append(Abort(sent.request.id))
-        if sent.tokenizer >= 0 and not sent.is_answered:
-            self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
+        self._withdraw(sent)
         self.flush()
+
+    def _withdraw(self, sent: Sent) -> None:
+        """Have the tokenizer that may be at a request, under the id it has now, let it be."""
+        if sent.is_with_tokenizer:
+            self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
 
     def renew(self, requests: Iterable[int]) -> None:
         """Tell the engine, now and then, which requests are still waited for."""

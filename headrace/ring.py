@@ -233,7 +233,7 @@ class Ring:
         for id, head, entry, last, told in frames.split(data):
             sent = self._sent.get(request_of(id))
             if sent is not None:
-                head = None if sent.is_answered else head
+                head = None if sent.told else head
                 sent.is_answered = True
                 sent.told[id % MAX_SEQUENCES] = told
                 self._put(request_of(id), head, bytes(entry), last)

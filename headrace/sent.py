@@ -23,20 +23,25 @@ class Sent:
     body: bytes
     tokenizer: int = -1  # to which it went; -1 is that it waits to be sent
     told: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
-    is_answered: bool = False  # something has come back
+    is_answered: bool = False  # something has come back since it was sent
     num_blamed: int = 0
 
     def is_lost_with(self, seat: Seat, num_detokenizers: int) -> bool:
         """Whether the process in a seat may have taken this request with it."""
         match seat.role:
             case "tokenizer":
-                return self.tokenizer == seat.index and not self.is_answered
+                return self.tokenizer == seat.index and self.is_with_tokenizer
             case "engine":
                 return True
             case "detokenizer":
                 return detokenizer_of(self.request.id, num_detokenizers) == seat.index
             case _:
                 return False
+
+    @property
+    def is_with_tokenizer(self) -> bool:
+        """Whether a tokenizer may be at it."""
+        return self.tokenizer >= 0 and not self.is_answered
 
     def blame(self, at_hand: int) -> bool:
         """Take note of what a dead tokenizer was at; return whether this is sent once more."""
@@ -54,4 +59,4 @@ class Sent:
             told=dict(self.told),
             is_suspect=is_suspect or before.is_suspect,
         )
-        self.tokenizer = -1
+        self.tokenizer, self.is_answered = -1, False

@@ -27,7 +27,7 @@ class Tokenizers:
     def __init__(self, run_dir: str, num_images: int = 0) -> None:
         num_all = 3 + num_images
         seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(num_all))]
-        self.board = Board.create(seats)
+        self.board = Board.create([*seats, Seat("engine", 0)])
         self.inboxes: list[Inbox[ToTokenizer]] = [
             Inbox(address(run_dir, "tokenizer", i), ToTokenizer) for i in range(num_all)
         ]
@@ -40,9 +40,9 @@ class Tokenizers:
             slot.enter(State.READY)
         self.links = Links(run_dir, 2, self.board, self.board.slot("frontend"))
 
-    def replace(self, tokenizer: int) -> None:
-        """Let a tokenizer die and another take its seat."""
-        slot = self.board.slot("tokenizer", tokenizer)
+    def replace(self, index: int, role: str = "tokenizer") -> None:
+        """Let a process die and another take its seat."""
+        slot = self.board.slot(role, index)
         slot.enter(State.STARTING)
         slot.enter(State.READY)
 
@@ -169,6 +169,37 @@ def test_what_a_dead_tokenizer_had_is_sent_again_and_watched(tokenizers: Tokeniz
     owner.resend()
     assert owner.sent[0].request.id == request_id(0, 100), "it is sent once"
     assert not owner.given_up
+
+
+def test_what_is_sent_again_is_nobodys_under_its_old_id(tokenizers: Tokenizers) -> None:
+    owner = Owner(tokenizers, 2)
+    waits, answered = owner.sent
+    assert all(tokenizers.links.forward(sent) for sent in owner.sent)
+    answered.is_answered = True
+    tokenizers.replace(0, "engine")
+    owner.resend()
+    assert [sent.request.resumes for sent in owner.sent] == [request_id(0, i) for i in range(2)]
+    assert tokenizers.aborted(0) == request_id(0, 0)
+    assert tokenizers.engine.receive(0) is None, "which may go on from there"
+    tokenizers.links.abort(waits)
+    tokenizers.links.abort(answered)
+    assert tokenizers.aborted(waits.tokenizer) == waits.request.id
+    assert tokenizers.aborted(answered.tokenizer) == answered.request.id
+
+
+def test_what_an_engine_took_with_it_is_lost_with_the_tokenizer_that_has_it_now(
+    tokenizers: Tokenizers,
+) -> None:
+    owner = Owner(tokenizers, 1)
+    (sent,) = owner.sent
+    assert tokenizers.links.forward(sent)
+    sent.is_answered = True
+    tokenizers.replace(0, "engine")
+    owner.resend()
+    assert sent.request.id == request_id(0, 100)
+    tokenizers.replace(sent.tokenizer)
+    owner.resend()
+    assert sent.request.id == request_id(0, 101)
 
 
 def test_a_request_with_which_tokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
