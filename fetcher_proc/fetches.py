@@ -7,13 +7,14 @@ whose host is slow waits for others of that host, before it takes a place that i
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from typing import assert_never
 from weakref import WeakValueDictionary
 
 from headrace.board import Field, Slot
 from headrace.fetcher_proc.download import Budget, Downloads, File, Refused, host_in
 from headrace.fetcher_proc.replies import Replies
 from headrace.logs import log_failure
-from headrace.messages import Fetch
+from headrace.messages import Fetch, Forget, ToFetcher
 
 MAX_FETCHES = 16  # at a time; each has files of --max-body-bytes at most
 MAX_OF_HOST = 8  # of these
@@ -38,12 +39,24 @@ class Fetches:
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._alone = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()  # else nobody would hold them
+        self._unready: dict[int, asyncio.Task[None]] = {}  # of these, by the ids of requests
 
-    def take(self, fetch: Fetch) -> None:
-        """Begin with what is asked for."""
+    def take(self, message: ToFetcher) -> None:
+        """Begin with what is asked for, or let it be; what is ready is answered nevertheless."""
+        match message:
+            case Fetch():
+                self._begin(message)
+            case Forget(id):
+                if (task := self._unready.pop(id, None)) is not None:
+                    task.cancel()
+            case _:
+                assert_never(message)
+
+    def _begin(self, fetch: Fetch) -> None:
         work = self._suspect(fetch) if fetch.is_suspect else self._unsuspected(fetch)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
+        self._unready[fetch.id] = task
         task.add_done_callback(self._tasks.discard)
 
     async def _unsuspected(self, fetch: Fetch) -> None:
@@ -56,16 +69,14 @@ class Fetches:
 
     async def _suspect(self, fetch: Fetch) -> None:
         """Fetch with nobody beside it."""
-        async with self._alone:
+        async with self._alone, AsyncExitStack() as places:
             for _ in range(MAX_FETCHES):
-                await self._places.acquire()
+                await places.enter_async_context(self._places)
             self._slot[Field.AT_HAND] = fetch.id
             try:
                 await self._fetch(fetch)
             finally:
                 self._slot[Field.AT_HAND] = 0
-                for _ in range(MAX_FETCHES):
-                    self._places.release()
 
     async def _fetch(self, fetch: Fetch) -> None:
         """Fetch all images of a request; at the first that is refused, let the others be."""
@@ -88,6 +99,7 @@ class Fetches:
                     group.create_task(fetch_one(place, url))
         except* FailedAt as failures:
             failed += [one for one in failures.exceptions if isinstance(one, FailedAt)]
+        self._unready.pop(fetch.id, None)  # an answer is given whole: files wait to be read
         if failed:
             self._slot.add(Field.FETCH_REFUSALS)
             await self._replies.refuse(fetch, failed[0].place, failed[0].why)

@@ -29,7 +29,7 @@ async def serve(config: FetcherConfig, context: Context) -> None:
     replies = Replies(config.run_dir, region, context.board)
     downloads = Downloads([read_domain(domain) for domain in config.allowed_domains])
     fetches = Fetches(downloads, replies, config.max_bytes, context.slot)
-    inbox.attach(asyncio.get_running_loop(), lambda fetch, _: fetches.take(fetch))
+    inbox.attach(asyncio.get_running_loop(), lambda message, _: fetches.take(message))
     context.ready()
     while True:
         context.slot.beat()

@@ -466,6 +466,12 @@ class Fetch(Message, tag="fetch", frozen=True):
     is_suspect: bool = False  # is handled alone: a fetcher has died that had it among others
 
 
+class Forget(Message, tag="forget", frozen=True):
+    """Nobody waits for the images of a `Fetch` any more: tokenizer -> fetcher."""
+
+    id: int
+
+
 class Fetched(Message, tag="fetched", frozen=True):
     """What came of a `Fetch`: fetcher -> tokenizer. All files, or one that could not be had."""
 
@@ -476,7 +482,7 @@ class Fetched(Message, tag="fetched", frozen=True):
     why: str = ""  # fit for the client
 
 
-ToFetcher = Fetch
+ToFetcher = Fetch | Forget
 FromFetcher = Fetched
 
 

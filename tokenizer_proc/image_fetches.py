@@ -15,7 +15,7 @@ import msgspec
 from headrace.arena import Arena, Stale
 from headrace.board import Board, Field
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
-from headrace.messages import Fetch, Fetched, FromFetcher
+from headrace.messages import Fetch, Fetched, Forget, FromFetcher
 from headrace.sent import MAX_BLAMED
 from headrace.sockets import Inbox, Outbox
 from headrace.tokenizer_proc.image_sources import Remote
@@ -72,7 +72,8 @@ class ImageFetches:
         try:
             yield asked.check
         finally:
-            self._asked.pop(fetch.id, None)  # it is still there where the client has left
+            if self._asked.pop(fetch.id, None) is not None:  # the client has left
+                self._asks.send(Forget(fetch.id))
         found = asked.check.found
         assert found is not None
         if isinstance(found, RequestError):

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.board import Board, Field, Seat
 from headrace.fetcher_proc.download import Budget, File, Refused
 from headrace.fetcher_proc.fetches import MAX_FETCHES, MAX_OF_HOST, Fetches
-from headrace.messages import Fetch
+from headrace.messages import Fetch, Forget
 
 DEADLINE_S = 20
 FILE = File(b"", "image/png")
@@ -35,8 +35,11 @@ class Answers:
     def __init__(self) -> None:
         self.found: dict[int, int] = {}  # how many files,
         self.refused: dict[int, tuple[int, str]] = {}
+        self.may_go = asyncio.Event()
+        self.may_go.set()
 
     async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
+        await self.may_go.wait()
         self.found[fetch.id] = len(files)
 
     async def refuse(self, fetch: Fetch, place: int, why: str) -> None:
@@ -59,6 +62,17 @@ class Rig:
         self._num_asked += 1
         self.fetches.take(Fetch(self._num_asked, 0, list(urls), is_suspect))
         return self._num_asked
+
+    def forget(self, *ids: int) -> None:
+        """Wait for these no more."""
+        for id in ids:
+            self.fetches.take(Forget(id))
+
+    async def until_asked(self, url: str) -> None:
+        """Wait until a host is asked."""
+        async with asyncio.timeout(DEADLINE_S):
+            while url not in self.hosts.asked:
+                await asyncio.sleep(0)
 
     async def until(self, *ids: int) -> None:
         """Wait until these are answered."""
@@ -101,3 +115,48 @@ async def test_a_suspect_is_fetched_alone() -> None:
     await rig.until(before, suspect, after)
     assert rig.hosts.asked == ["http://slow.com/", "http://slow.net/", "http://fast.com/"]
     assert rig.slot[Field.AT_HAND] == 0
+
+
+async def test_who_is_forgotten_makes_room() -> None:
+    rig = Rig()
+    slow = [rig.ask(f"http://slow.com/{i}") for i in range(MAX_OF_HOST + 2)]
+    await rig.until_asked(f"http://slow.com/{MAX_OF_HOST - 1}")
+    rig.forget(slow[0], slow[MAX_OF_HOST], 1000)
+    await rig.until_asked(f"http://slow.com/{MAX_OF_HOST + 1}")
+    rig.hosts.may_answer.set()
+    others = [id for id in slow if id not in (slow[0], slow[MAX_OF_HOST])]
+    await rig.until(*others)
+    assert rig.answers.found == dict.fromkeys(others, 1)
+    assert f"http://slow.com/{MAX_OF_HOST}" not in rig.hosts.asked
+
+
+async def test_a_suspect_that_is_forgotten_leaves_all_places_to_others() -> None:
+    rig = Rig()
+    before = rig.ask("http://slow.com/")
+    await rig.until_asked("http://slow.com/")
+    suspects = [rig.ask(f"http://slow.net/{i}", is_suspect=True) for i in range(2)]
+    for _ in range(4 * MAX_FETCHES):
+        await asyncio.sleep(0)
+    rig.forget(suspects[0], before)
+    await rig.until_asked("http://slow.net/1")
+    assert rig.slot[Field.AT_HAND] == suspects[1]
+    rig.forget(suspects[1])
+    after = [rig.ask(f"http://{i}.com/slow") for i in range(MAX_FETCHES)]
+    await rig.until_asked(f"http://{MAX_FETCHES - 1}.com/slow")
+    assert rig.slot[Field.AT_HAND] == 0
+    rig.hosts.may_answer.set()
+    await rig.until(*after)
+    assert rig.answers.found == dict.fromkeys(after, 1)
+    assert not rig.fetches._unready
+
+
+async def test_what_is_ready_is_answered_whole() -> None:
+    rig = Rig()
+    rig.answers.may_go.clear()
+    ready = rig.ask("http://fast.com/")
+    await rig.until_asked("http://fast.com/")
+    for _ in range(MAX_FETCHES):
+        await asyncio.sleep(0)
+    rig.forget(ready)
+    rig.answers.may_go.set()
+    await rig.until(ready)

@@ -395,6 +395,24 @@ def test_who_has_left_is_not_waited_for(server: RunningServer) -> None:
     wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
 
 
+def test_who_has_left_is_not_fetched_for(server: RunningServer, pictures: PictureServer) -> None:
+    pictures.may_answer.clear()
+    pictures.is_asked.clear()
+    abandoned = server.metric("tokenizer_abandoned_total")
+    body = {"messages": [message(image_part(f"http://{pictures.where}/slow"))]}
+    try:
+        leaving = begin_asking(server, json.dumps(body).encode())
+        assert pictures.is_asked.wait(60)
+        leaving.close()
+        wait_until(
+            lambda: server.metric("tokenizer_abandoned_total") == abandoned + 1, "it is dropped"
+        )
+    finally:
+        pictures.may_answer.set()
+    url = f"http://{pictures.where}/x.png"
+    assert ask(server, "look", image_part(url)).status_code == 200
+
+
 def test_all_images_are_let_go(server: RunningServer) -> None:
     with asked(server):
         pass
