@@ -10,7 +10,7 @@ from headrace.config import TokenizerConfig
 from headrace.heap import give_back, keep_freed
 from headrace.messages import ToTokenizer
 from headrace.process import Context
-from headrace.sockets import Inbox, address
+from headrace.sockets import HIGH_WATER, Inbox, address
 from headrace.tokenizer_proc.aborts import Aborts
 from headrace.turns import take_long_turns
 
@@ -27,16 +27,15 @@ MAX_THREADS = 8
 def main(config: TokenizerConfig, context: Context) -> None:
     """Handle requests until SIGTERM."""
     tokenizer_backlog(context.board, context.index).settle()
-    where = address(config.run_dir, "tokenizer", context.index)
-    aborts = Aborts(config.run_dir, context.index)
     if context.index < config.num_tokenizers:
-        serve_short(config, context, Inbox(where, ToTokenizer, tee=context.tee), aborts)
+        serve, high_water = serve_short, HIGH_WATER
     elif context.index == config.num_tokenizers:
-        inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, LONG_HIGH_WATER, context.tee)
-        serve_long(config, context, inbox, aborts)
+        serve, high_water = serve_long, LONG_HIGH_WATER
     else:
-        inbox = Inbox(where, ToTokenizer, IMAGE_HIGH_WATER, context.tee)
-        serve_images(config, context, inbox, aborts)
+        serve, high_water = serve_images, IMAGE_HIGH_WATER
+    where = address(config.run_dir, "tokenizer", context.index)
+    inbox: Inbox[ToTokenizer] = Inbox(where, ToTokenizer, high_water, context.tee)
+    serve(config, context, inbox, Aborts(config.run_dir, context.index))
 
 
 def serve_short(
