@@ -2,10 +2,14 @@
 
 uvicorn waits for ever for a request's head, and takes heads of any length and bodies at any pace.
 Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least
-500 bytes/s of the body.
+500 bytes/s of the body. Answers have nginx's send_timeout: in a minute as much must be read of
+them, since what waits for a client is memory, and a place that others want.
 """
 
+import fcntl
 import http
+import struct
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +21,15 @@ from headrace.frontend.refusals import Refusal, error_body
 from headrace.frontend.request import Request, nobody
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
-MIN_BODY_BYTES_PER_S = 500
+READER_PATIENCE_S = 60.0  # between looks at how much of an answer has been read
+MIN_BYTES_PER_S = 500  # of a body, and of an answer that waits to be read
 MAX_HEAD_BYTES = 64 << 10
+MAX_PIPELINED = 2048  # requests that wait for those before them; each is 2 KB of objects
 MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
+
+
+class Parted(Exception):
+    """Nothing more is read: ends the parser's work in the middle of what has come."""
 
 
 class Connection(HttpToolsProtocol):
@@ -28,22 +38,31 @@ class Connection(HttpToolsProtocol):
     def __init__(
         self,
         deadlines: "Deadlines[Connection]",
+        readers: "Deadlines[Connection]",
         arrivals: Arrivals,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
         on_parting: Callable[[], None] = nobody,
         **uvicorn: Any,
     ) -> None:
-        """Be a connection of a server that takes `max_connections`, and may be about to end."""
+        """Be a connection of a server that takes `max_connections`, and may be about to end.
+
+        Args:
+            deadlines: of clients that are to say something.
+            readers: of clients that are to read something.
+        """
         super().__init__(**uvicorn)
         self._server_is_leaving = is_leaving
         self._deadlines = deadlines
+        self._readers = readers
         self._arrivals = arrivals
         self._max_connections = max_connections
         self._on_parting = on_parting
         self._awaits_head = True
         self._num_bytes = 0  # of the head, then of the body, since the last look
         self._num_ignored = 0
+        self._num_unread = 0  # bytes of answers, at the last look
+        self._holds_next = False  # the next request waits until answers have been read
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
         self._served: Request | None = None  # the one being answered; uvicorn has the last to come
 
@@ -58,12 +77,22 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever serves the request."""
         self._deadlines.stop(self)
+        self._readers.stop(self)
         super().connection_lost(exc)
         self._disown()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever."""
+        super().pause_writing()
+        self._await_reader()
 
     def resume_writing(self) -> None:
         """Tell whoever serves the request that the client reads again."""
         super().resume_writing()
+        self._readers.stop(self)
+        if self._holds_next:
+            self._holds_next = False
+            super().on_response_complete()
         if self._served is not None:
             self._served.on_writable()
 
@@ -85,7 +114,17 @@ class Connection(HttpToolsProtocol):
             )
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the head of a request."""
+        """Begin to wait for the head of a request, if there are not too many before it."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse(
+                Refusal(
+                    429,
+                    f"{MAX_PIPELINED} requests wait on this connection; wait for their answers",
+                    "rate_limit_error",
+                    "rate_limit_exceeded",
+                )
+            )
+            raise Parted
         super().on_message_begin()
         self._deadlines.start(self, self.loop.time())
 
@@ -125,12 +164,50 @@ class Connection(HttpToolsProtocol):
         self._deadlines.stop(self)
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        """Serve the next request, when answers are read: they wait in memory."""
+        if self.transport.is_closing():
+            self._await_reader()
+        elif self.flow.write_paused:
+            self._holds_next = True
+            self.flow.pause_reading()
+            return
+        super().on_response_complete()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close when nothing more has come, and what there is has been read."""
+        super().timeout_keep_alive_handler()
+        self._await_reader()
+
+    def on_reader_deadline(self) -> None:
+        """Part from a client that reads too little."""
+        if not self.transport.get_write_buffer_size():
+            return  # the kernel has all
+        enough = MIN_BYTES_PER_S * self._readers.duration_s
+        if self._num_unread - self._count_unread() >= enough:
+            self._await_reader()
+        else:
+            self._on_parting()
+            self.cut()
+
+    def _await_reader(self) -> None:
+        """Look in a while at how much has been read of what there is now."""
+        if self in self.connections:  # it has not been lost
+            self._num_unread = self._count_unread()
+            self._readers.start(self, self.loop.time())
+
+    def _count_unread(self) -> int:
+        """Return how many bytes wait here and in the kernel, which takes megabytes at a time."""
+        fd = self.transport.get_extra_info("socket").fileno()
+        (in_kernel,) = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))
+        return int(self.transport.get_write_buffer_size() + in_kernel)
+
     def on_deadline(self) -> None:
         """Part from a client that has said too little; the parser is in the middle of a request."""
         if self._is_leaving:
             self.cut()
             return
-        enough = MIN_BODY_BYTES_PER_S * self._deadlines.duration_s
+        enough = MIN_BYTES_PER_S * self._deadlines.duration_s
         is_paused = self.flow.read_paused  # by us: the client is not to blame
         if not self._awaits_head and (is_paused or self._num_bytes >= enough):
             self._num_bytes = 0

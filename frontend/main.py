@@ -19,7 +19,7 @@ from headrace.frontend.admin import Admin
 from headrace.frontend.admission import Admission, AdmissionLimits
 from headrace.frontend.app import App
 from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import PATIENCE_S, Connection
+from headrace.frontend.connection import PATIENCE_S, READER_PATIENCE_S, Connection
 from headrace.frontend.cors import Cors
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.delivery import Delivery
@@ -87,6 +87,7 @@ class Frontend:
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         app = App(context.board, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
+        self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))
         self._is_leaving = False
 
@@ -96,6 +97,7 @@ class Frontend:
         connection: Any = partial(
             Connection,
             self._deadlines,
+            self._readers,
             Arrivals(),
             max_connections,
             is_leaving=lambda: self._is_leaving,
@@ -156,6 +158,8 @@ class Frontend:
             self._links.renew(exchange.id for exchange in self._exchanges)
             for connection in self._deadlines.passed(loop.time()):
                 connection.on_deadline()
+            for connection in self._readers.passed(loop.time()):
+                connection.on_reader_deadline()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _drain(self) -> None:

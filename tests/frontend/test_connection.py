@@ -20,6 +20,7 @@ from headrace.frontend.request import Request
 
 DEADLINE_S = 20
 PATIENCE_S = 0.05
+LARGE = 1 << 20  # bytes of an answer; some fit into the buffers of sockets
 
 
 async def read(request: Request) -> bytes:
@@ -31,11 +32,24 @@ async def read(request: Request) -> bytes:
     return body
 
 
+def pour(request: Request) -> None:
+    """Write as long as the client reads."""
+    while request.is_writable:
+        request.write(bytes(1 << 16))
+
+
 class Site:
     """A server with one application, whose clients have `PATIENCE_S`."""
 
-    def __init__(self, max_connections: int = 100) -> None:
+    def __init__(
+        self,
+        max_connections: int = 100,
+        reader_patience_s: float = DEADLINE_S,
+        keep_alive_s: int = 5,
+    ) -> None:
         self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
+        self.readers: Deadlines[Connection] = Deadlines(reader_patience_s)
+        self.num_large = 0
         self._clients: list[Client] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
         self.go = asyncio.Event()
@@ -43,7 +57,7 @@ class Site:
         self.is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
         http: Any = partial(
-            *(Connection, self.deadlines, Arrivals(), max_connections),
+            *(Connection, self.deadlines, self.readers, Arrivals(), max_connections),
             is_leaving=lambda: self.is_leaving,
         )
         self._server = uvicorn.Server(
@@ -54,6 +68,7 @@ class Site:
                 interface="asgi3",
                 lifespan="off",
                 log_config=None,
+                timeout_keep_alive=keep_alive_s,
                 proxy_headers=False,
             )
         )
@@ -62,9 +77,29 @@ class Site:
 
     def app(self, request: Request) -> None:
         self.has_begun.set()
+        if request.path in ("/pour", "/large", "/brim"):
+            self._answer_much(request)
+            return
         task = asyncio.create_task(self._answer(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _answer_much(self, request: Request) -> None:
+        match request.path:
+            case "/pour":
+                request.on_lost = partial(self.lost.put_nowait, "cut off")
+                request.on_writable = partial(pour, request)
+                request.begin(200, [])
+                pour(request)
+            case "/large":
+                self.num_large += 1
+                request.answer(200, [], bytes(LARGE))
+            case "/brim":
+                request.begin(200, [])
+                while not request._cycle.transport.get_write_buffer_size():
+                    request.write(bytes(1 << 12))  # until the kernel takes no more
+                request.end()
+                self.lost.put_nowait("answered")
 
     async def _answer(self, request: Request) -> None:
         match request.path:
@@ -89,8 +124,7 @@ class Site:
                 self.lost.put_nowait("nobody is told")
             case "/flood":
                 request.begin(200, [])
-                while request.is_writable:
-                    request.write(bytes(1 << 16))
+                pour(request)
                 request.on_writable = request.end
             case "/part":
                 request.on_lost = partial(self.lost.put_nowait, "parted")
@@ -100,9 +134,12 @@ class Site:
 
     async def run(self) -> None:
         serving = asyncio.create_task(self._server._serve([self._listener]))
+        loop = asyncio.get_running_loop()
         while not serving.done():
-            for connection in self.deadlines.passed(asyncio.get_running_loop().time()):
+            for connection in self.deadlines.passed(loop.time()):
                 connection.on_deadline()
+            for connection in self.readers.passed(loop.time()):
+                connection.on_reader_deadline()
             await asyncio.sleep(PATIENCE_S / 10)
         await serving
 
@@ -111,6 +148,12 @@ class Site:
             client.writer.close()
         self._server.should_exit = self._server.force_exit = True
         await asyncio.wait_for(running, DEADLINE_S)
+
+    async def is_left(self) -> None:
+        """Wait until nobody is connected."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self._server.server_state.connections:
+                await asyncio.sleep(PATIENCE_S / 10)
 
     async def connect(self) -> "Client":
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
@@ -332,8 +375,58 @@ async def test_many_requests_at_once_are_answered_in_order(site: Site) -> None:
         assert await client.response() == (200, b"%04d" % number)
 
 
+async def test_requests_too_many_at_once_are_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_PIPELINED", 10)
+    client = await site.connect()
+    client.say(b"GET /late HTTP/1.1\r\n\r\n" * 100)
+    status, body = await client.response()
+    assert (status, code(body)) == (429, "rate_limit_exceeded")
+    assert "10 requests wait on this connection" in body.decode()
+    assert await client.end() == b""
+
+
 async def test_who_serves_may_part_in_the_middle(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /part HTTP/1.1\r\n\r\n")
     assert (await client.end()).endswith(b"not all\r\n"), "and no last chunk"
     assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "parted"
+
+
+@pytest.mark.parametrize("site", [{"reader_patience_s": PATIENCE_S}], indirect=True)
+async def test_a_client_that_does_not_read_its_answer_is_cut_off(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /pour HTTP/1.1\r\n\r\n")
+    assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "cut off"
+    await site.is_left()
+
+
+@pytest.mark.parametrize(
+    "site", [{"reader_patience_s": PATIENCE_S, "keep_alive_s": 0}], indirect=True
+)
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_a_client_that_does_not_read_a_whole_answer_is_cut_off(
+    site: Site, version: bytes
+) -> None:
+    client = await site.connect()
+    client.say(b"GET /brim HTTP/%b\r\n\r\n" % version)
+    assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "answered"
+    await site.is_left()
+
+
+@pytest.mark.parametrize("site", [{"reader_patience_s": PATIENCE_S}], indirect=True)
+async def test_who_reads_no_answers_is_not_given_more(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /large HTTP/1.1\r\n\r\n" * 100)
+    await site.is_left()
+    assert 1 <= site.num_large < 20
+
+
+async def test_who_reads_later_is_given_all(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /large HTTP/1.1\r\n\r\n" * 20)
+    for _ in range(20):
+        assert await client.response() == (200, bytes(LARGE))
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
+    assert await client.response() == (200, b"ok")

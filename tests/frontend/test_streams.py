@@ -182,7 +182,7 @@ class Site:
         forwarder = Forwarder(self.exchanges, self.links, slot, door, 1000)
         self.delivery = Delivery(asyncio.get_running_loop(), self.exchanges, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
-        http: Any = partial(Connection, deadlines, Arrivals(), 10 * NUM_CLIENTS)
+        http: Any = partial(Connection, deadlines, deadlines, Arrivals(), 10 * NUM_CLIENTS)
         app: Any = forwarder.begin
         options: Any = {"http": http, "interface": "asgi3", "proxy_headers": False}
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, **options)
