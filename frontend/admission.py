@@ -85,10 +85,15 @@ class Admission:
                 "too many prompt tokens are waiting",
                 MAX_TOKENS,
             )
-        # One body is always taken: it is within --max-body-bytes.
-        num_bytes = load.num_body_bytes
-        if num_bytes and num_bytes + length > limits.num_body_bytes > 0:
+        return self.refuse_body(load.num_body_bytes, length)
+
+    def refuse_body(self, num_other_bytes: int, length: int) -> Refusal | None:
+        """Return why a body of `length` bytes cannot be taken beside others, or None.
+
+        One body is always taken: it is within --max-body-bytes.
+        """
+        if num_other_bytes and num_other_bytes + length > self._limits.num_body_bytes > 0:
             return overloaded(
-                SHORTEST_S, f"request bodies of {num_bytes} bytes are being worked on"
+                SHORTEST_S, f"request bodies of {num_other_bytes} bytes are being worked on"
             )
         return None

@@ -49,6 +49,16 @@ class Door:
                 self._slot.add(LIMITS[refusal.limit])
         return refusal
 
+    def refuse_more(self, size: int) -> Refusal | None:
+        """Return why a body of which `size` bytes have come is not read on, or None.
+
+        What it will come to may not have been declared, and others have grown meanwhile.
+        """
+        refusal = self._admission.refuse_body(self._num_body_bytes - size, size)
+        if refusal is not None:
+            self._slot.add(Field.OVERLOADS)
+        return refusal
+
     def leave(self, method: str) -> None:
         """Take note that a request has been answered."""
         if method == POST:
@@ -65,9 +75,13 @@ class Door:
         self._admission.tokens.observe(self._engine[Field.COMPUTED_TOKENS], now)
 
     def _load(self) -> Load:
-        held = [slot[Field.HELD_BYTES] + slot[Field.KEPT_BYTES] for slot in self._frontends]
         return Load(
             num_requests=sum([slot[Field.ADMITTED] for slot in self._frontends]),
             num_waiting_tokens=self._engine[Field.WAITING_TOKENS],
-            num_body_bytes=sum(held),
+            num_body_bytes=self._num_body_bytes,
         )
+
+    @property
+    def _num_body_bytes(self) -> int:
+        """How many bytes of bodies there are, in all frontends."""
+        return sum([slot[Field.HELD_BYTES] + slot[Field.KEPT_BYTES] for slot in self._frontends])

@@ -35,6 +35,13 @@ class ClientLeft(Exception):
     """The connection was closed before the body was complete."""
 
 
+class BodyRefused(Exception):
+    """There is no room for the rest of a body."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+
+
 class Forwarder:
     """Gives each request a passage, when its body is there."""
 
@@ -108,6 +115,8 @@ class Forwarder:
                 body = await self._body_of(request.receive)
         except ClientLeft:
             passage.end()
+        except BodyRefused as refused:
+            passage.refuse(refused.refusal)
         else:
             self._enter(passage, body, key)
 
@@ -126,6 +135,9 @@ class Forwarder:
                 chunks.append(chunk)
                 if size > self._max_body_bytes or not message.get("more_body"):
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                refusal = self._door.refuse_more(size)
+                if refusal is not None:
+                    raise BodyRefused(refusal)
         finally:
             self._slot.add(Field.HELD_BYTES, -size)
 

@@ -483,6 +483,21 @@ async def test_bodies_count_while_they_are_read(site: Site) -> None:
     assert (site.slot[Field.OPEN_REQUESTS], site.slot[Field.ADMITTED]) == (0, 0)
 
 
+async def test_a_body_for_the_rest_of_which_there_is_no_room_is_refused(site: Site) -> None:
+    alone = site.ask(Client(b"x" * LIMIT, has_all=False))
+    await alone.all_read()
+    assert alone.status == 0
+    others = [site.ask(Client(b"x" * 90, has_all=False)) for _ in range(11)]
+    for other in others:
+        await other.all_read()
+    assert [other.status for other in others] == [0] * 10 + [429]
+    assert json.loads(others[10].body)["error"]["code"] == "rate_limit_exceeded"
+    assert int(others[10].head[b"retry-after"]) > 0
+    assert site.slot[Field.HELD_BYTES] == 10 * LIMIT
+    assert (site.slot[Field.ADMITTED], site.slot[Field.OVERLOADS]) == (11, 1)
+    assert answered(site) == {429: 1}
+
+
 async def test_an_answer_may_bring_headers_of_its_own(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
