@@ -60,6 +60,7 @@ class Connection(HttpToolsProtocol):
         self._on_parting = on_parting
         self._awaits_head = True
         self._num_bytes = 0  # of the head, then of the body, since the last look
+        self._num_bodiless = 0  # bytes since a piece of a body
         self._num_ignored = 0
         self._num_unread = 0  # bytes of answers, at the last look
         self._holds_next = False  # the next request waits until answers have been read
@@ -97,21 +98,17 @@ class Connection(HttpToolsProtocol):
             self._served.on_writable()
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and refuse a head that is too long."""
+        """Parse, and refuse a head or a trailer that is too long."""
         if self._is_leaving:
             self._ignore(data)
             return
         self._num_bytes += len(data)
+        self._num_bodiless += len(data)
         super().data_received(data)
         if self._awaits_head and self._num_bytes > MAX_HEAD_BYTES:
-            self._refuse(
-                Refusal(
-                    431,
-                    f"the request's head is longer than {MAX_HEAD_BYTES} bytes",
-                    "invalid_request_error",
-                    "head_too_large",
-                )
-            )
+            self._refuse(too_long("head"))
+        elif not self._awaits_head and self._num_bodiless > MAX_HEAD_BYTES:
+            self._refuse(too_long("trailer"))
 
     def on_message_begin(self) -> None:
         """Begin to wait for the head of a request, if there are not too many before it."""
@@ -131,7 +128,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin to wait for its body."""
         self._awaits_head = False
-        self._num_bytes = 0
+        self._num_bytes = self._num_bodiless = 0
         super().on_headers_complete()
         self._deadlines.start(self, self.loop.time())
 
@@ -152,6 +149,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""
+        self._num_bodiless = 0
         super().on_body(body)
         if self.cycle.response_complete:
             self._ignore(body)
@@ -267,6 +265,12 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = True
         self.flow.resume_reading()  # where requests wait for one another, else its end is not seen
         self._deadlines.start(self, self.loop.time())
+
+
+def too_long(part: str) -> Refusal:
+    """Return the refusal of a request with a part that is too long."""
+    message = f"the request's {part} is longer than {MAX_HEAD_BYTES} bytes"
+    return Refusal(431, message, "invalid_request_error", "head_too_large")
 
 
 def whole_response(refusal: Refusal) -> bytes:

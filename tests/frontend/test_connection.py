@@ -249,6 +249,25 @@ async def test_a_head_too_long_is_refused(site: Site) -> None:
     assert await client.end() == b""
 
 
+@pytest.mark.parametrize("trailer", [b"a: b\r\n", b"a: " + b"x" * (1 << 20)])
+async def test_a_trailer_too_long_is_refused(site: Site, trailer: bytes) -> None:
+    client = await site.connect()
+    client.say(b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n")
+    await asyncio.wait_for(site.has_begun.wait(), DEADLINE_S)
+    client.say(trailer * (2 * MAX_HEAD_BYTES // len(trailer) + 1))
+    status, body = await client.response()
+    assert (status, code(body)) == (431, "head_too_large")
+    assert "the request's trailer is longer" in body.decode()
+    assert await client.end() == b""
+
+
+async def test_a_short_trailer_is_nothing(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n")
+    client.say(b"a: b\r\n\r\n")
+    assert await client.response() == (200, b"ok")
+
+
 async def test_what_is_not_http_is_told_so(site: Site) -> None:
     client = await site.connect()
     client.say(b"\x16\x03\x01 not HTTP\r\n\r\n")
