@@ -30,7 +30,7 @@ class Door:
         self._engine = board.slot("engine")
 
     def enter(self, method: str, head: RequestHead) -> Refusal | None:
-        """Let a request in, which is to leave later, or return why not."""
+        """Let a request in, or return why not; all that is known of it is its head."""
         if not self._keyring.admits(head.key):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
@@ -40,10 +40,19 @@ class Door:
             return too_large(self._max_body_bytes)
         if method != POST:  # what there is to know must be known under load, too
             return None
-        refusal = self._admission.refuse(self._load(), head.length)
-        if refusal is None:
-            self._slot.add(Field.ADMITTED)
-        else:
+        return self._refuse(head.length)
+
+    def refuse_late(self, method: str, length: int) -> Refusal | None:
+        """Return why a request cannot go on whose body took its time to come, or None.
+
+        While it is coming it takes nobody's place: bodies may be slow on purpose.
+        """
+        return self._refuse(length) if method == POST else None
+
+    def _refuse(self, length: int) -> Refusal | None:
+        """Return why there is no room for a request with a body of `length` bytes, or None."""
+        refusal = self._admission.refuse(self._load(), length)
+        if refusal is not None:
             self._slot.add(Field.OVERLOADS)
             if refusal.limit in LIMITS:
                 self._slot.add(LIMITS[refusal.limit])
@@ -58,11 +67,6 @@ class Door:
         if refusal is not None:
             self._slot.add(Field.OVERLOADS)
         return refusal
-
-    def leave(self, method: str) -> None:
-        """Take note that a request has been answered."""
-        if method == POST:
-            self._slot.add(Field.ADMITTED, -1)
 
     @property
     def retry_after_s(self) -> int:

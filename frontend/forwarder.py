@@ -96,7 +96,6 @@ class Forwarder:
     def _end(self, row: HttpRow, length: int, request: Request, exchange: Exchange) -> None:
         """Take note that a request has been answered, or given up."""
         self._exchanges.close(exchange)
-        self._door.leave(request.method)
         duration_ns = time.monotonic_ns() - request.received_at
         row.end(exchange.status, duration_ns, length, exchange.declared_length)
 
@@ -118,7 +117,11 @@ class Forwarder:
         except BodyRefused as refused:
             passage.refuse(refused.refusal)
         else:
-            self._enter(passage, body, key)
+            refusal = self._door.refuse_late(request.method, len(body))
+            if refusal is None:
+                self._enter(passage, body, key)
+            else:
+                passage.refuse(refusal)
 
     async def _body_of(self, receive: Receive) -> bytes:
         """Receive a body, which counts as held until it is whole, and not beyond what it may be."""

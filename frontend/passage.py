@@ -9,6 +9,7 @@ from headrace.frontend.hops import Hops
 from headrace.frontend.refusals import Refusal
 from headrace.frontend.request import Request, nobody
 from headrace.frontend.streams import Streams
+from headrace.http_counts import POST
 from headrace.links import Links
 from headrace.messages import HttpRequest
 from headrace.sent import Sent
@@ -49,6 +50,7 @@ class Passage:
         self._retry_after_s = retry_after_s
         self._on_end = on_end
         self._num_kept = 0
+        self._has_place = False  # among those who are counted at the door
         self._is_timed = False
 
     def enter(self, body: bytes, key: int) -> None:
@@ -62,7 +64,9 @@ class Passage:
             return
         exchange.sent = sent
         self._num_kept = len(body)
+        self._has_place = request.method == POST
         slot.add(Field.KEPT_BYTES, self._num_kept)
+        slot.add(Field.ADMITTED, self._has_place)
         exchange.on_news = request.on_writable = self._write_news
         request.on_lost = exchange.drop
 
@@ -75,6 +79,7 @@ class Passage:
     def end(self) -> None:
         """Let go of the request."""
         self._slot.add(Field.KEPT_BYTES, -self._num_kept)
+        self._slot.add(Field.ADMITTED, -self._has_place)
         self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
         self._request.on_lost = self._request.on_writable = nobody
         self._on_end(self._request, self._exchange)

@@ -65,7 +65,7 @@ class Field(enum.IntEnum):
     TOKEN_OVERLOADS = 23  # or too many tokens that wait
     UNAUTHORIZED = 18
     PARTINGS = 26  # connections refused or ended: too many, too slow, or not HTTP
-    ADMITTED = 20  # gauge: requests that take a place, let in and not answered
+    ADMITTED = 20  # gauge: requests that take a place: with a body that has come, not answered
     MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
     ANSWERED = 27  # all that was asked, `/health` too
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far

@@ -85,6 +85,10 @@ class Client(Request):
         self._incoming.put_nowait({"type": "http.disconnect"})
         self.on_lost()
 
+    def send_rest(self, chunk: bytes) -> None:
+        """Send what is left of the body."""
+        self._incoming.put_nowait({"type": "http.request", "body": chunk, "more_body": False})
+
     def read_on(self) -> None:
         """Read again, after not having read."""
         self.reads = True
@@ -494,8 +498,26 @@ async def test_a_body_for_the_rest_of_which_there_is_no_room_is_refused(site: Si
     assert json.loads(others[10].body)["error"]["code"] == "rate_limit_exceeded"
     assert int(others[10].head[b"retry-after"]) > 0
     assert site.slot[Field.HELD_BYTES] == 10 * LIMIT
-    assert (site.slot[Field.ADMITTED], site.slot[Field.OVERLOADS]) == (11, 1)
+    assert (site.slot[Field.ADMITTED], site.slot[Field.OVERLOADS]) == (0, 1)
     assert answered(site) == {429: 1}
+
+
+async def test_slow_bodies_take_nobodys_place(site: Site) -> None:
+    slow = [site.ask(Client(b"{", has_all=False)) for _ in range(MAX_REQUESTS)]
+    for client in slow:
+        await client.all_read()
+    site.ask(Client(b"{}"))
+    request, _ = await site.forwarded()
+    assert site.slot[Field.ADMITTED] == 1
+    site.slot[Field.ADMITTED] = MAX_REQUESTS
+    slow[0].send_rest(b"}")
+    await slow[0].answered()
+    assert (slow[0].status, int(slow[0].head[b"retry-after"]) > 0) == (429, True)
+    assert site.slot[Field.REQUEST_OVERLOADS] == 1
+    site.answer(request.id, b"{}", True, JSON)
+    assert site.slot[Field.ADMITTED] == MAX_REQUESTS - 1
+    slow[1].send_rest(b"}")
+    assert (await site.forwarded())[1] == b"{}"
 
 
 async def test_an_answer_may_bring_headers_of_its_own(site: Site) -> None:
