@@ -1,5 +1,6 @@
 """`headrace bench`: load on any server with an OpenAI-compatible API, and what came of it."""
 
+import os
 import pkgutil
 import sys
 
@@ -16,8 +17,11 @@ def main(argv: list[str]) -> None:
     if name in COMMANDS:
         try:
             pkgutil.resolve_name(COMMANDS[name])(rest)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             sys.exit(130)  # as shells have it
+        except BrokenPipeError:  # who reads has seen enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif name in ("-h", "--help"):
         print(USAGE)
     else:

@@ -1,19 +1,29 @@
-"""What a load found, drawn: how latencies are distributed, and the load over time. Plain SVG."""
+"""What a load found, drawn: how latencies are distributed, and the load over time."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from headrace.bench.figures import TITLES, Floats, Times, per_second
 from headrace.bench.load import Outcome
 
 WIDTH, HEIGHT, MARGIN = 420, 200, 44  # of a panel; pixels
+TOP = 24  # for the title
 COLUMNS = 2
 NUM_POINTS = 200  # of a curve
-STYLE = "font-family='sans-serif' font-size='11' fill='#222'"
+FONT_SIZE = 11
+INK, FRAME, CURVE = "#222", "#999", "#1f6feb"
+STYLE = f"font-family='sans-serif' font-size='{FONT_SIZE}' fill='{INK}'"
+SCALE = 2  # pixels of a PNG to one of an SVG
+ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # SVG's, as Pillow has them
+SUFFIXES = (".svg", ".html", ".png")
+
+Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -25,34 +35,39 @@ class Panel:
     x: Floats
     y: Floats
 
-    def svg(self, left: int, top: int) -> str:
-        """Draw it with its corner at (left, top)."""
-        x_max = float(self.x.max(initial=0)) or 1.0
-        y_max = float(self.y.max(initial=0)) or 1.0
+    @property
+    def x_max(self) -> float:
+        """Where the x axis ends."""
+        return float(self.x.max(initial=0)) or 1.0
+
+    @property
+    def y_max(self) -> float:
+        """Where the y axis ends."""
+        return float(self.y.max(initial=0)) or 1.0
+
+    def frame(self) -> list[Point]:
+        """Return the axes."""
+        base = HEIGHT - MARGIN
+        return [(MARGIN, MARGIN), (MARGIN, base), (WIDTH - MARGIN, base)]
+
+    def curve(self) -> list[Point]:
+        """Return the points of the curve."""
         wide, high = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
-        points = " ".join(
-            f"{MARGIN + wide * x / x_max:.1f},{MARGIN + high * (1 - y / y_max):.1f}"
-            for x, y in zip(self.x, self.y, strict=True)
-        )
-        base = MARGIN + high
-        frame = f"M{MARGIN} {MARGIN}V{base}H{MARGIN + wide}"
-        texts = [
-            (MARGIN, MARGIN - 10, "start", self.title),
-            (MARGIN - 4, MARGIN + 8, "end", f"{y_max:,.4g}"),
-            (MARGIN - 4, base, "end", "0"),
-            (MARGIN, base + 14, "middle", "0"),
-            (MARGIN + wide, base + 14, "middle", f"{x_max:,.4g}"),
-            (MARGIN + wide / 2, base + 14, "middle", self.x_label),
+        x = MARGIN + wide * self.x / self.x_max
+        y = MARGIN + high * (1 - self.y / self.y_max)
+        return list(zip(x.tolist(), y.tolist(), strict=True))
+
+    def texts(self) -> list[tuple[Point, str, str]]:
+        """Return where texts are, how they are anchored there, and what they say."""
+        base, right = HEIGHT - MARGIN, WIDTH - MARGIN
+        return [
+            ((MARGIN, MARGIN - 10), "start", self.title),
+            ((MARGIN - 4, MARGIN + 8), "end", f"{self.y_max:,.4g}"),
+            ((MARGIN - 4, base), "end", "0"),
+            ((MARGIN, base + 14), "middle", "0"),
+            ((right, base + 14), "middle", f"{self.x_max:,.4g}"),
+            ((WIDTH / 2, base + 14), "middle", self.x_label),
         ]
-        labels = "".join(
-            f"<text x='{x:g}' y='{y:g}' text-anchor='{anchor}' {STYLE}>{escape(text)}</text>"
-            for x, y, anchor, text in texts
-        )
-        return (
-            f"<g transform='translate({left},{top})'><path d='{frame}' fill='none' stroke='#999'/>"
-            f"<polyline points='{points}' fill='none' stroke='#1f6feb' stroke-width='1.5'/>"
-            f"{labels}</g>"
-        )
 
 
 def distribution(title: str, values: Floats) -> Panel:
@@ -79,26 +94,72 @@ def panels_of(outcome: Outcome) -> list[Panel]:
     return panels
 
 
-def draw(outcome: Outcome, title: str) -> str:
+def placed(panels: list[Panel]) -> Iterator[tuple[Point, Panel]]:
+    """Yield panels with their corners."""
+    for i, panel in enumerate(panels):
+        yield (WIDTH * (i % COLUMNS), TOP + HEIGHT * (i // COLUMNS)), panel
+
+
+def size_of(panels: list[Panel]) -> tuple[int, int]:
+    """Return how wide and high all is."""
+    return WIDTH * COLUMNS, TOP + HEIGHT * -(-len(panels) // COLUMNS)
+
+
+def draw(panels: list[Panel], title: str) -> str:
     """Return an SVG document."""
-    panels = panels_of(outcome)
-    rows = -(-len(panels) // COLUMNS)
-    drawn = "".join(
-        panel.svg(WIDTH * (i % COLUMNS), 24 + HEIGHT * (i // COLUMNS))
-        for i, panel in enumerate(panels)
-    )
-    size = f"width='{WIDTH * COLUMNS}' height='{24 + HEIGHT * rows}'"
+    wide, high = size_of(panels)
+    drawn = "".join(svg_of(panel, corner) for corner, panel in placed(panels))
+    size = f"width='{wide}' height='{high}'"
     return (
         f"<svg xmlns='http://www.w3.org/2000/svg' {size}><rect {size} fill='white'/>"
         f"<text x='{MARGIN}' y='18' {STYLE}>{escape(title)}</text>{drawn}</svg>\n"
     )
 
 
+def svg_of(panel: Panel, corner: Point) -> str:
+    """Return a panel as a group."""
+    frame, curve = (
+        " ".join(f"{x:.1f},{y:.1f}" for x, y in points) for points in (panel.frame(), panel.curve())
+    )
+    labels = "".join(
+        f"<text x='{x:g}' y='{y:g}' text-anchor='{anchor}' {STYLE}>{escape(text)}</text>"
+        for (x, y), anchor, text in panel.texts()
+    )
+    return (
+        f"<g transform='translate({corner[0]},{corner[1]})'>"
+        f"<path d='M{frame}' fill='none' stroke='{FRAME}'/>"
+        f"<polyline points='{curve}' fill='none' stroke='{CURVE}' stroke-width='1.5'/>"
+        f"{labels}</g>"
+    )
+
+
+def paint(panels: list[Panel], title: str) -> Image.Image:
+    """Return the same in pixels."""
+    wide, high = size_of(panels)
+    image = Image.new("RGB", (SCALE * wide, SCALE * high), "white")
+    pen, font = ImageDraw.Draw(image), ImageFont.load_default(size=SCALE * FONT_SIZE)
+    pen.text((SCALE * MARGIN, SCALE * 18), title, INK, font, anchor="ls")
+    for (left, top), panel in placed(panels):
+
+        def at(point: Point, left: float = left, top: float = top) -> Point:
+            return SCALE * (left + point[0]), SCALE * (top + point[1])
+
+        pen.line([*map(at, panel.frame())], FRAME, SCALE)
+        pen.line([*map(at, panel.curve())], CURVE, round(1.5 * SCALE), joint="curve")
+        for where, anchor, text in panel.texts():
+            pen.text(at(where), text, INK, font, anchor=ANCHORS[anchor])
+    return image
+
+
 def write_plot(path: Path, outcome: Outcome, result: dict[str, Any]) -> None:
-    """Write the plot, as SVG or, in a `.html` file, as a page with the figures below it."""
+    """Write the plot: SVG, a PNG, or, in a `.html` file, a page with the figures below it."""
     title = f"{result['model_id']}, {result['num_prompts']} requests, rate {result['request_rate']}"
-    svg = draw(outcome, title)
-    if path.suffix != ".html":
+    panels = panels_of(outcome)
+    if path.suffix == ".png":
+        paint(panels, title).save(path)
+        return
+    svg = draw(panels, title)
+    if path.suffix == ".svg":
         path.write_text(svg)
         return
     rows = "".join(

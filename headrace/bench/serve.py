@@ -22,7 +22,7 @@ from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.figures import TITLES, Settings, compute, table
 from headrace.bench.load import Outcome, Progress, Request, run_load
 from headrace.bench.pages import MIN_DPI, Pages
-from headrace.bench.plot import write_plot
+from headrace.bench.plot import SUFFIXES, write_plot
 from headrace.bench.workload import (
     Prompt,
     TokenRates,
@@ -40,6 +40,14 @@ BACKENDS = {
     "vllm": "completions",  # as the first, by the name that vLLM's tool has for it
 }
 SAMPLE_BYTES = 4000
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read fields of a request."""
+    fields = json.loads(text)  # JSONDecodeError is a ValueError
+    if not isinstance(fields, dict):
+        raise ValueError
+    return fields
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +69,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add("--client-procs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     add("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
     add("--ignore-eos", action="store_true", help="generate all tokens that are asked for")
-    add("--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of requests")
+    add(
+        "--extra-body", type=json_object, default={}, metavar="JSON", help="more fields of requests"
+    )
     add("--disable-tqdm", action="store_true", help="show no progress")
     add("--save-result", action="store_true", help="write a JSON file")
     add("--result-dir", type=Path, default=Path())
@@ -93,7 +103,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
     add("--metric-percentiles", default="99", help="such as 50,90,99")
     add("--goodput", nargs="*", default=[], metavar="METRIC:MS", help="promises: ttft:200 tpot:50")
     add("--save-detailed", action="store_true", help="with the figures of every request in it")
-    add("--plot", type=Path, metavar="FILE.svg|FILE.html", help="draw the figures")
+    add("--plot", type=Path, metavar="FILE.svg|.png|.html", help="draw the figures")
 
 
 def parse_promises(words: Sequence[str]) -> dict[str, float]:
@@ -105,6 +115,8 @@ def parse_promises(words: Sequence[str]) -> dict[str, float]:
             promises[metric] = float(limit)
         except ValueError:
             raise ConfigError(f"--goodput {word} is not METRIC:MILLISECONDS") from None
+        if not promises[metric] > 0:
+            raise ConfigError(f"--goodput {word}: the limit must be more than 0")
         if metric not in ("ttft", "tpot", "e2el"):
             raise ConfigError(f"--goodput {word}: the metric must be one of ttft, tpot, e2el")
     return promises
@@ -117,12 +129,27 @@ def check(args: argparse.Namespace) -> None:
         named = ("num_prompts", "request_rate", "burstiness", "client_procs", "max_concurrency")
         if value is not None and (is_count or name in named) and not value > 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be more than 0")
+        if name in ("num_warmups", "random_prefix_len") and value < 0:
+            raise ConfigError(f"--{name.replace('_', '-')} {value} must be at least 0")
     if args.images < 0 or args.image_dpi < MIN_DPI:
         raise ConfigError(f"--images must be at least 0, and --image-dpi at least {MIN_DPI}")
     if args.images and BACKENDS[args.backend] != "chat":
         raise ConfigError("--images needs --backend openai-chat")
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio {args.random_range_ratio} must be from 0 to 1")
+    if args.save_result or getattr(args, "save_detailed", False):
+        file = args.result_dir / (args.result_filename or "named later")
+        check_folder("--result-dir", file.parent)
+
+
+def check_folder(flag: str, folder: Path) -> None:
+    """Make a folder where there is none, or refuse it now, not when all has been measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag}: {folder} cannot be made: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{flag}: {folder} cannot be written to")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -143,8 +170,10 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raise ConfigError(f"--metric-percentiles {args.metric_percentiles}: not numbers") from None
     if not all(0 <= p <= 100 for p in percentiles):
         raise ConfigError(f"--metric-percentiles {args.metric_percentiles}: not from 0 to 100")
-    if args.plot is not None and args.plot.suffix not in (".svg", ".html"):
-        raise ConfigError(f"--plot {args.plot} must end in .svg or .html")
+    if args.plot is not None:
+        if args.plot.suffix not in SUFFIXES:
+            raise ConfigError(f"--plot {args.plot} must end in {' or '.join(SUFFIXES)}")
+        check_folder("--plot", args.plot.parent)
     return Settings(
         request_rate=args.request_rate,
         burstiness=args.burstiness,
@@ -167,7 +196,10 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint:
     base_url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url {base_url} must begin with http:// or https://")
-    return Endpoint(base_url, kind, args.endpoint or PATHS[kind], headers)
+    path = args.endpoint or PATHS[kind]
+    if not path.startswith("/"):
+        raise ConfigError(f"--endpoint {path} must begin with /")
+    return Endpoint(base_url, kind, path, headers)
 
 
 def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[Prompt]:
@@ -301,7 +333,6 @@ def save(args: argparse.Namespace, result: dict[str, Any]) -> Path:
     """Write the JSON file and return where it is."""
     rate = f"{args.request_rate:g}qps"
     name = args.result_filename or f"{args.backend}-{rate}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    args.result_dir.mkdir(parents=True, exist_ok=True)
     path: Path = args.result_dir / name
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
@@ -321,12 +352,13 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
         "num_prompts": args.num_prompts,
         **compute(outcome, settings),
     }
-    print(table(result, settings))
     if args.plot is not None:
         write_plot(args.plot, outcome, result)
+    told = [table(result, settings)]
     if args.save_result or args.save_detailed:
         saved = result | (details_of(outcome) if args.save_detailed else {})
-        print(f"saved {save(args, saved)}")
+        told.append(f"saved {save(args, saved)}")
+    print(*told, sep="\n")
     return result
 
 

@@ -110,12 +110,12 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     endpoint = Endpoint(plain.base_url, plain.kind, plain.path, headers)
     model = args.model or endpoint.model()
     result = compute(run(args, endpoint, requests_of(args, endpoint, model)))
-    print(table(result))
+    told = [table(result)]
     if args.save_result:
         path = args.result_dir / (args.result_filename or "stream.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"saved {path}")
+        told.append(f"saved {path}")
+    print(*told, sep="\n")
     return result
 
 

@@ -70,6 +70,25 @@ def test_serve_takes_files_and_other_routes(mock: RunningServer, tmp_path: Path)
     assert re.search(r"^Peak concurrent requests: +[1-4]$", output, re.MULTILINE)
 
 
+def test_fields_of_requests_are_an_object(mock: RunningServer) -> None:
+    for text in ("[1]", "{x"):
+        command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, "--extra-body", text]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert "argument --extra-body: invalid json_object value" in done.stderr
+
+
+def test_who_reads_a_part_of_the_table_is_not_bothered(mock: RunningServer) -> None:
+    command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, "--num-prompts", "1"]
+    done = subprocess.Popen(
+        [*command, "--disable-tqdm"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert done.stdout is not None
+    done.stdout.close()
+    assert done.communicate(timeout=60)[1] == b""
+    assert done.returncode == 0
+
+
 def test_stream_tells_where_the_time_goes(mock: RunningServer, tmp_path: Path) -> None:
     result = saved(
         *(mock, tmp_path, "stream", "--num-prompts", "10", "--request-rate", "100"),
@@ -87,6 +106,13 @@ def test_what_cannot_work_is_one_line(mock: RunningServer) -> None:
         (("--goodput", "speed:3"), "the metric must be one of ttft, tpot, e2el"),
         (("--request-rate", "0"), "--request-rate 0.0 must be more than 0"),
         (("--base-url", "http://127.0.0.1:1"), "cannot be reached"),
+        (("--num-warmups", "-1"), "--num-warmups -1 must be at least 0"),
+        (("--random-prefix-len", "-1"), "--random-prefix-len -1 must be at least 0"),
+        (("--goodput", "ttft:-1"), "the limit must be more than 0"),
+        (("--endpoint", "v1/completions"), "--endpoint v1/completions must begin with /"),
+        (("--plot", "plot.gif"), "must end in .svg or .html or .png"),
+        (("--plot", "/proc/none/plot.png"), "--plot: /proc/none cannot be made"),
+        (("--save-result", "--result-dir", "/proc/none"), "--result-dir: /proc/none cannot be"),
     ):
         command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, *args]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
