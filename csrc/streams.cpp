@@ -141,7 +141,7 @@ void headrace_streams_free(void *streams) {
     delete static_cast<Streams *>(streams);
 }
 
-// Write a request's pieces to a socket, from now on.
+// Write a request's pieces to a socket, from now on; -1: leave them.
 void headrace_streams_open(void *streams, uint64_t request, int fd) {
     static_cast<Streams *>(streams)->open(request, fd);
 }

@@ -119,9 +119,9 @@ class Passage:
             return False
         self._request.write(data, num_written)
         self._slot.add(Field.BYTES_OUT, len(data))
-        fd = self._request.clear_socket
-        if fd >= 0:  # there may be many more pieces
-            self._streams.open(self._exchange.id, fd)
+        # There may be many more pieces. Where this one waits none may overtake it, not even where the
+        # piece of another sequence did not, a moment ago.
+        self._streams.open(self._exchange.id, self._request.clear_socket)
         return True
 
     def _begin(self, length: int) -> None:

@@ -69,7 +69,7 @@ class Streams:
         self._written = WrittenView()
 
     def open(self, request: int, fd: int) -> None:
-        """Write a request's pieces to a socket as HTTP chunks, from now on."""
+        """Write a request's pieces to a socket as HTTP chunks, from now on; -1: leave them."""
         self._requests.add(request)
         self._core.headrace_streams_open(self._streams, ctypes.c_uint64(request), fd)
 

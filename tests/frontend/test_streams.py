@@ -233,6 +233,14 @@ class Client:
     def on_message_complete(self) -> None:
         self._is_complete = True
 
+    def take(self) -> bool:
+        """Read what waits in the socket, without the event loop; return whether there was some."""
+        number = self._writer.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(number)) as own:
+            found = heard(own)
+        self._parser.feed_data(found)
+        return len(found) > 0
+
     async def answer(self) -> bytes:
         """Read to the end of the answer."""
         while not self._is_complete:
@@ -318,6 +326,25 @@ async def test_a_client_that_reads_late_gets_everything_in_order(site: Site) -> 
     assert exchange.unsent, "it does not read, so much of it waits"
     await site.deliver(ResponseFrames.of({}, [client.id], [3], [True], [25]), b"end")
     assert await client.answer() == b"".join(pieces) + b"end"
+
+
+async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with(
+    site: Site,
+) -> None:
+    """A sequence opens the stream, and the next fills the socket, within one turn."""
+    client = await site.connect()
+    sequences = range(client.id, client.id + 3)
+    pieces = [b"head ", b"first ", b"x" * (40 * SOCKET_BYTES), b"third "]
+    frames = ResponseFrames.of({client.id: EVENTS}, sequences[:1], [5], [False], [1])
+    await site.deliver(frames, pieces[0])
+    told = [1] * 2
+    frames = ResponseFrames.of({}, sequences[:2], map(len, pieces[1:3]), [False] * 2, told)
+    site.delivery.take(frames, b"".join(pieces[1:3]))
+    begun = client.take()  # there is room again, of which the event loop has not heard
+    assert begun
+    site.delivery.take(ResponseFrames.of({}, sequences[2:], [6], [False], [1]), pieces[3])
+    await site.deliver(ResponseFrames.of({}, sequences[:1], [0], [True], [1]), b"")
+    assert await client.answer() == b"".join(pieces)
 
 
 async def test_who_is_asked_for_again_keeps_what_clients_have_been_told(site: Site) -> None:
