@@ -5,12 +5,19 @@ loop looks at everything else.
 """
 
 import asyncio
+import logging
+import sys
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from headrace.board import Field, Slot
+from headrace.exit_status import ExitStatus
 from headrace.frontend.exchanges import Exchanges
 from headrace.messages import ResponseFrames, request_of
 from headrace.sockets import Frame
+
+log = logging.getLogger(__name__)
 
 
 class Delivery:
@@ -28,19 +35,31 @@ class Delivery:
 
     def take(self, frames: ResponseFrames, data: Frame) -> None:
         """Take a message; hand over what there is a turn for."""
-        self._incoming.append(Incoming(frames, data))
+        with self._vital():
+            self._incoming.append(Incoming(frames, data))
         if len(self._incoming) == 1:
             self._deliver()
 
     def _deliver(self) -> None:
         incoming = self._incoming[0]
-        num_bytes = incoming.deliver(self._exchanges)
+        with self._vital():
+            num_bytes = incoming.deliver(self._exchanges)
         self._slot.add(Field.BYTES_OUT, num_bytes)
         if incoming.is_delivered:
             self._incoming.popleft()
             self._slot.add(Field.MESSAGES_TAKEN)
         if self._incoming:
             self._loop.call_soon(self._deliver)
+
+    @contextmanager
+    def _vital(self) -> Iterator[None]:
+        """End the process at an error: the loop would log it, and all who stream would wait on."""
+        try:
+            yield
+        except Exception as error:
+            self._slot.last_words = repr(error)
+            log.exception("an error that nobody has foreseen")
+            sys.exit(ExitStatus.FAILED)
 
 
 class Incoming:

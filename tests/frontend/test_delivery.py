@@ -2,7 +2,10 @@
 
 import asyncio
 
+import pytest
+
 from headrace.board import SLOT_WORDS, Field, Seat, Slot
+from headrace.exit_status import ExitStatus
 from headrace.frontend.delivery import Delivery
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.streams import TURN
@@ -42,3 +45,22 @@ async def test_a_message_of_just_one_turn_ends() -> None:
     while not slot[Field.MESSAGES_TAKEN]:
         await asyncio.sleep(0)
     assert all(exchange.complete for exchange in exchanges)
+
+
+async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:
+    slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
+    exchanges = Exchanges(0, slot)
+    delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
+    exchange = exchanges.open()
+
+    def fail() -> None:
+        raise LookupError("not foreseen")
+
+    exchange.on_news = fail
+    wrong = ResponseFrames.of({}, [exchange.id], [2], [True])
+    unforeseen = ResponseFrames.of({}, [exchange.id], [1], [True])
+    for frames, words in ((wrong, "AssertionError()"), (unforeseen, "LookupError('not foreseen')")):
+        with pytest.raises(SystemExit) as end:
+            delivery.take(frames, b"a")
+        assert end.value.code == ExitStatus.FAILED
+        assert slot.last_words == words
