@@ -26,6 +26,7 @@ from headrace.tokenizer_proc.stages import Check, Encoding
 
 DEADLINE_S = 60.0  # for a verdict, with all that is loaded before the first
 MAX_KEPT = 128  # verdicts; the one that was asked for longest ago goes first
+TRY_AGAIN = Verdict(error="could not be compiled; try again", may_change=True)
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,11 @@ class Grammars:
         """Have constraints checked, one after another, as long as this process lives."""
         while True:
             constraint, check = self._wanted.get()
-            check.found = self._ask(constraint)
+            try:
+                check.found = self._ask(constraint)
+            except OSError as error:  # the system is short of processes, say
+                log.warning("%s cannot be started: %s", self._task.title, error)
+                check.found = TRY_AGAIN
 
     def _ask(self, constraint: Constraint) -> Verdict:
         process = self._process = self._process or start()
@@ -117,7 +122,7 @@ class Grammars:
         self._process, self._is_told = None, False
         if time.monotonic() - began_at >= self._deadline_s:
             log.warning("%s hung; it has been ended", self._task.title)
-            return Verdict(error="could not be compiled; try again", may_change=True)
+            return TRY_AGAIN
         log.warning("a %s was too much to compile: exit code %d", constraint.kind, code)
         if code == -signal.SIGPROF:
             return Verdict(error=f"takes more than {CPU_S:g} s of CPU time to compile")

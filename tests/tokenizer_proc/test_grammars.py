@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from headrace.tokenizer_proc.thought_grammar import thoughts_of
 MODEL = find_demo_model()
 assert MODEL is not None
 CARD = read_gguf(MODEL)
+THREE_DIGITS = Constraint("regex", "[0-9]{3}")
 THOUGHTS = thoughts_of(Parsing(thoughts=ThoughtFormat.QWEN3), {})
 
 
@@ -175,6 +177,17 @@ def test_a_checker_that_hangs_is_ended_and_the_grammar_is_not_blamed() -> None:
     grammars._deadline_s = DEADLINE_S
     assert compiled(grammars, first)
     end(grammars)
+
+
+def test_where_no_process_can_be_started_the_grammar_is_not_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fresh = Grammars(CARD)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/there/is/nothing")
+        assert str(refusal(fresh, THREE_DIGITS)) == "field: could not be compiled; try again"
+    assert compiled(fresh, THREE_DIGITS)
+    end(fresh)
 
 
 def test_a_checker_that_dies_is_replaced(grammars: Grammars) -> None:
