@@ -119,8 +119,8 @@ class Passage:
             return False
         self._request.write(data, num_written)
         self._slot.add(Field.BYTES_OUT, len(data))
-        # There may be many more pieces. Where this one waits none may overtake it, not even where the
-        # piece of another sequence did not, a moment ago.
+        # There may be many more pieces. Where this one waits none may overtake it, though one of
+        # another sequence may have gone through a moment ago.
         self._streams.open(self._exchange.id, self._request.clear_socket)
         return True
 

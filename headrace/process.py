@@ -12,6 +12,7 @@ import pkgutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -172,6 +173,20 @@ def leave(_signal: int, _frame: FrameType | None) -> None:
     sys.exit(0)
 
 
+def end_with_threads(slot: Slot, writer: LineWriter) -> None:
+    """From now on, have a thread that fails end the process: somebody waits for what it does."""
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        slot.last_words = repr(failed.exc_value)
+        log.error("an error that nobody has foreseen", exc_info=failed.exc_value)
+        try:
+            writer.close()
+        finally:
+            os._exit(ExitStatus.FAILED)
+
+    threading.excepthook = end
+
+
 def run(note: Note, writer: LineWriter) -> None:
     """Be the process that `note` describes, whose log is written by `writer`."""
     role = ROLES[note.role]
@@ -184,6 +199,7 @@ def run(note: Note, writer: LineWriter) -> None:
     slot[Field.STACKS_FD] = note.stacks_fd
     slot.enter(State.STARTING)
     writer.keep = slot.keep_line
+    end_with_threads(slot, writer)
     tee = None
     if note.record is not None:
         name = f"{note.role}-{note.index}"

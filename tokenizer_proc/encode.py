@@ -6,7 +6,6 @@ object per token. A tokenizer that `fastokens` does not know, or of which it giv
 stays with `tokenizers`; so does a single text that it gives up on, as on a million spaces.
 """
 
-import ctypes
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Protocol
 import tokenizers
 
 from headrace.errors import ModelError
+from headrace.heap import give_back
 from headrace.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.corpus import CORPUS
 from headrace.tokenizer_proc.pairs import PairMarks
@@ -152,7 +152,7 @@ class Encoder:
             return
         self._fast = fast
         self._exact = None  # loaded again if need be
-        return_memory()
+        give_back()  # a tokenizer takes 30 to 300 MB
 
     def encode(self, texts: list[Text]) -> list[Ids]:
         """Return the token ids of each text."""
@@ -222,10 +222,3 @@ def first_difference(fast: Tokenizer, exact: Tokenizer) -> str | None:
                 if fast.decode(right, skip) != exact.decode(right, skip):
                     return f"another text for the ids of {text[:40]!r}"
     return None
-
-
-def return_memory() -> None:
-    """Have the C library give back what is free, where it can: a tokenizer takes 30 to 300 MB."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)

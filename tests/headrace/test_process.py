@@ -52,6 +52,18 @@ while True:
         said = "lost"
 """
 
+FAILING = """
+import signal
+import threading
+from headrace.board import Board, Seat
+from headrace.logs import setup
+from headrace.process import end_with_threads
+board = Board.create([Seat("engine", 0)])
+end_with_threads(board.slots[0], setup("engine", "info"))
+threading.Thread(target={}.pop, daemon=True).start()
+signal.pause()
+"""
+
 
 def test_what_the_system_refuses_ends_a_start_with_a_word_and_no_traceback() -> None:
     board = Board.create([SEAT, Seat("frontend", 0)])
@@ -103,3 +115,11 @@ def test_who_has_missed_that_it_is_to_end_ends_when_told_again() -> None:
             assert process.stdout.readline() == said
             process.terminate()
         assert process.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_who_has_a_thread_that_fails_ends_and_says_so() -> None:
+    command = [sys.executable, "-c", FAILING]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == ExitStatus.FAILED
+    assert "engine ERROR an error that nobody has foreseen\nTraceback" in ended.stderr
+    assert "TypeError: pop expected at least 1 argument" in ended.stderr
