@@ -113,12 +113,11 @@ def invalid(status: int, message: str, allow: str = "") -> Refusal:
 
 def process_of(slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
-    state = State(slot[Field.STATE])
-    silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if state else 0.0
+    state = State(slot[Field.STATE]).name.lower()
     return (
         f'{{"process":"{slot.seat}","pid":{slot[Field.PID]},"role":"{slot.seat.role}",'
-        f'"state":"{state.name.lower()}","starts":{slot[Field.STARTS]},'
-        f'"heartbeat_age_s":{max(silent_s, 0.0):.2f},{memory(slot[Field.PID])}}}'
+        f'"state":"{state}","starts":{slot[Field.STARTS]},'
+        f'"heartbeat_age_s":{slot.silent_s(now_ns):.2f},{memory(slot[Field.PID])}}}'
     )
 
 

@@ -42,8 +42,8 @@ class Exchange:
         Args:
             num_written: how many bytes of their HTTP chunk have been written.
         """
-        is_piece = self.write is not None and data and not last and not self.unsent
-        if self.write is not None and is_piece and self.write(data, num_written):
+        is_piece = data and not last and not self.unsent
+        if is_piece and self.write is not None and self.write(data, num_written):
             return
         assert not num_written
         self.unsent += data

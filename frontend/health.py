@@ -50,11 +50,10 @@ def has_started(slot: Slot) -> bool:
 
 def process_of(board: Board, slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
-    silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if slot[Field.STATE] else 0.0
     restarts = max(slot[Field.STARTS], 1) - 1
     found = details_of(board, slot, now_ns)
     details = "".join(f',"{name}":{value}' for name, value in found.items())
     return (
         f'{{"process":"{slot.seat}","state":"{State(slot[Field.STATE]).name.lower()}",'
-        f'"silent_s":{max(silent_s, 0.0):.2f},"restarts":{restarts}{details}}}'
+        f'"silent_s":{slot.silent_s(now_ns):.2f},"restarts":{restarts}{details}}}'
     )

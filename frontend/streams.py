@@ -63,21 +63,17 @@ class Streams:
         self._streams = ctypes.c_void_p(self._core.headrace_streams_new())
         assert self._streams
         weakref.finalize(self, self._core.headrace_streams_free, self._streams)
-        self._requests: set[int] = set()
         self._left = ctypes.create_string_buffer(TURN * LEFT.size)
         self._rows = RowsView()
         self._written = WrittenView()
 
     def open(self, request: int, fd: int) -> None:
         """Write a request's pieces to a socket as HTTP chunks, from now on; -1: leave them."""
-        self._requests.add(request)
         self._core.headrace_streams_open(self._streams, ctypes.c_uint64(request), fd)
 
     def close(self, request: int) -> None:
-        """Forget a request, before its socket is closed."""
-        if request in self._requests:
-            self._requests.remove(request)
-            self._core.headrace_streams_close(self._streams, ctypes.c_uint64(request))
+        """Forget a request, if it is here, before its socket is closed."""
+        self._core.headrace_streams_close(self._streams, ctypes.c_uint64(request))
 
     def told(self, request: int) -> dict[int, int]:
         """Return what a client has been told since the request was opened, as in `Sent`."""

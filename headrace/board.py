@@ -236,6 +236,10 @@ class Slot:
         """Say that this process is alive."""
         self._words[Field.HEARTBEAT_NS] = time.monotonic_ns()
 
+    def silent_s(self, now_ns: int) -> float:
+        """Return for how long nothing has been heard of the process, if ever it was there."""
+        return max(now_ns - self[Field.HEARTBEAT_NS], 0) / 1e9 if self[Field.STATE] else 0.0
+
     def enter(self, state: State) -> None:
         """Move to `state`."""
         self.beat()
@@ -298,9 +302,8 @@ class Slot:
         state = State(self[Field.STATE])
         if state != State.READY:
             return f"{self.seat} is {state.name.lower()}"
-        silence_s = (now_ns - self[Field.HEARTBEAT_NS]) / 1e9
-        if silence_s >= HEARTBEAT_LIMIT_S:
-            return f"{self.seat} has been silent for {silence_s:.0f} s"
+        if self.silent_s(now_ns) >= HEARTBEAT_LIMIT_S:
+            return f"{self.seat} has been silent for {self.silent_s(now_ns):.0f} s"
         due_ns = self[Field.STEP_DUE_NS] if self.seat.role == "engine" else 0
         if due_ns and now_ns > due_ns:
             return f"{self.seat} waits for a step that has taken far too long"

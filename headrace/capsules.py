@@ -89,17 +89,15 @@ class Capsules:
 
     def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
         """Return what the board says of a process, and what it was at."""
-        state = State(slot[Field.STATE])
-        silent_s = (now_ns - slot[Field.HEARTBEAT_NS]) / 1e9 if state else 0.0
         details: dict[str, Any] = {**details_of(self._board, slot, now_ns)}
         if slot.seat.role == "frontend":
             details["requests"] = [f"{id:x}" for id in slot.open_ids]
         return {
             "process": str(slot.seat),
             "pid": slot[Field.PID],
-            "state": state.name.lower(),
+            "state": State(slot[Field.STATE]).name.lower(),
             "starts": slot[Field.STARTS],
-            "silent_s": round(silent_s, 3),
+            "silent_s": round(slot.silent_s(now_ns), 3),
             **details,
             "stacks": stacks.get(slot.seat, "").splitlines(),
         }
