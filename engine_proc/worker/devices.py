@@ -6,6 +6,7 @@ Whoever looks for GPUs loads torch, so it is asked last, and only where there ma
 import importlib.util
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ from headrace.errors import ModelError
 from headrace.machine import has_gpus
 from headrace.vision import vision_family
 
+IN_MODULES = "transformers' modules do"  # why a model runs on the CPU
 INTERPRET = "TRITON_INTERPRET"  # of Triton: kernels are interpreted, on the CPU, for tests
 
 
@@ -44,6 +46,33 @@ def choose(asked: str, why_not: str, find_gpus: Callable[[], str]) -> Device:
     if asked == "cuda":
         raise ModelError(f"--device cuda: {reason}; use --device cpu")
     return Device("cpu", reason)
+
+
+def place(
+    path: Path,
+    model: Model,
+    asked: str,
+    num_gpus: int,
+    *,
+    quantization: str,
+    dtype: str,
+    kv_cache_dtype: str,
+    attention_backend: str,
+) -> Device:
+    """Return where one of our decoders runs, given `--device` and what flags ask for.
+
+    Args:
+        num_gpus: that are to run it together.
+
+    Raises:
+        ModelError: nowhere.
+    """
+    flags = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+    why_not = why_not_on_gpus(path, dtype=dtype_on_gpus(dtype, model, **flags), **flags)
+    device = choose(asked, why_not, partial(find_gpus, asked, num_gpus))
+    if device.name == "cpu":
+        check_on_cpu(dtype=dtype, attention_backend=attention_backend, why=device.why, **flags)
+    return device
 
 
 def sees_whole_images(path: Path) -> bool:

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +12,7 @@ import numpy as np
 from headrace.config import WorkerConfig
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
-from headrace.engine_proc.worker.devices import (
-    Device,
-    beyond_kernels,
-    check_on_cpu,
-    choose,
-    dtype_on_gpus,
-    find_gpus,
-    why_not_on_gpus,
-)
+from headrace.engine_proc.worker.devices import IN_MODULES, beyond_kernels, check_on_cpu, place
 from headrace.engine_proc.worker.embedder import Embedder
 from headrace.engine_proc.worker.executor import Executor, Floats
 from headrace.engine_proc.worker.model import Model, NotLowered
@@ -100,7 +91,16 @@ def load(
     except NotLowered as error:
         raise beyond_kernels(error) if config.device == "cuda" else error from None
     if isinstance(model, Model):
-        device = device_of(config, model)
+        device = place(
+            Path(config.model_path),
+            model,
+            config.device,
+            config.num_ranks,
+            quantization=config.quantization,
+            dtype=config.dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
+            attention_backend=config.attention_backend,
+        )
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
         if device.name == "cpu":
             return in_core(config, model, progress, group, embeds)
@@ -110,23 +110,6 @@ def load(
     if embeds is not None:
         raise ModelError(f"{config.model_path}: takes images, which only our own code can")
     return in_transformers(config, model, group)
-
-
-def device_of(config: WorkerConfig, model: Model) -> Device:
-    """Return where one of our decoders runs."""
-    flags = {"quantization": config.quantization, "kv_cache_dtype": config.kv_cache_dtype}
-    dtype = dtype_on_gpus(config.dtype, model, **flags)
-    why_not = why_not_on_gpus(Path(config.model_path), dtype=dtype, **flags)
-    device = choose(config.device, why_not, partial(find_gpus, config.device, config.num_ranks))
-    if device.name == "cpu":
-        check_on_cpu(
-            quantization=config.quantization,
-            dtype=config.dtype,
-            kv_cache_dtype=config.kv_cache_dtype,
-            attention_backend=config.attention_backend,
-            why=device.why,
-        )
-    return device
 
 
 def in_core(
@@ -198,7 +181,7 @@ def in_transformers(
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         attention_backend=config.attention_backend,
-        why="transformers' modules do",
+        why=IN_MODULES,
     )
     if isinstance(model, Classifier):
         runner = EmbeddingRunner(Embedder(model, normalize=False))

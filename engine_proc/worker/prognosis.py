@@ -1,17 +1,9 @@
 """What will run a model, and why: told from the heads of its files, as `loader.py` will find it."""
 
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.engine_proc.worker.devices import (
-    beyond_kernels,
-    check_on_cpu,
-    choose,
-    dtype_on_gpus,
-    find_gpus,
-    why_not_on_gpus,
-)
+from headrace.engine_proc.worker.devices import IN_MODULES, beyond_kernels, check_on_cpu, place
 from headrace.engine_proc.worker.model import NO_DUMMY, Model, NotLowered, open_model, read_json
 from headrace.errors import ModelError
 from headrace.pooling import PoolingKind, read_pooling
@@ -47,27 +39,23 @@ def foresee(
         found, model = chosen(path, "headrace" if device == "cuda" else impl, load_format)
     except NotLowered as error:
         raise beyond_kernels(error) if device == "cuda" else error from None
+    flags = {
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "attention_backend": attention_backend,
+    }
     if model is not None:
-        flags = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
-        why_not = why_not_on_gpus(path, dtype=dtype_on_gpus(dtype, model, **flags), **flags)
-        where = choose(device, why_not, partial(find_gpus, device, tp))
+        where = place(path, model, device, tp, quantization=quantization, **flags)
         executor = CORE if where.name == "cpu" else KERNELS
-        if executor == CORE:
-            check_on_cpu(
-                quantization=quantization,
-                dtype=dtype,
-                kv_cache_dtype=kv_cache_dtype,
-                attention_backend=attention_backend,
-                why=where.why,
-            )
         return Prognosis(executor, f"{found.why}; {where.why}")
-    if found.executor == TRANSFORMERS and load_format == "dummy":
+    if load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
-    if found.executor == TRANSFORMERS and quantization != "none":
+    if quantization != "none":
         raise ModelError(
             f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
             f"{quantization}"
         )
+    check_on_cpu(quantization=quantization, why=IN_MODULES, **flags)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from headrace.engine_proc.worker.devices import (
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.model import Model
+from headrace.engine_proc.worker.prognosis import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.spec import Placement
 from headrace.engine_proc.worker.weights import Format, StoredTensor
 from headrace.errors import ModelError
@@ -117,6 +119,23 @@ def test_whose_images_are_seen_whole_is_for_cpus(family: str, text: str, tmp_pat
     why_not = why_not_on_gpus(tmp_path, **CAN)
     assert text in why_not
     assert bool(text) == bool(why_not)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("dtype", "float16"),
+        ("kv_cache_dtype", "fp8"),
+        ("attention_backend", "triton"),
+        ("quantization", "int8"),
+    ],
+)
+def test_it_is_foreseen_what_transformers_cannot_do(flag: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags: dict[str, Any] = {"impl": "transformers", "load_format": "auto", "quantization": "none"}
+    assert foresee(tmp_path, **flags).executor == TRANSFORMERS
+    with pytest.raises(ModelError, match=f"--{flag.replace('_', '-')} {value}"):
+        foresee(tmp_path, **flags | {flag: value})
 
 
 def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
