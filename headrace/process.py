@@ -91,11 +91,11 @@ class Context:
         return heart
 
     def progress(self) -> list[tuple[int, int]]:
-        """Return what changes as long as this process or one of its role loads something.
+        """Return what changes as long as this process or one that starts with it loads something.
 
         Who has loaded a share of a model waits for who is slower, and hangs when all do.
         """
-        likes = self.board.of(self.seat.role)
+        likes = [s for s in self.board.of(self.seat.role) if s[Field.STATE] != State.READY]
         return [(slot[Field.PROGRESS], resident_bytes(slot[Field.PID])) for slot in likes]
 
     @property

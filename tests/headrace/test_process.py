@@ -10,7 +10,7 @@ from pathlib import Path
 
 from servers import wait_until
 
-from headrace.board import Board, Field, Seat
+from headrace.board import Board, Field, Seat, State
 from headrace.config import ModelCard, TokenizerConfig
 from headrace.exit_status import ExitStatus
 from headrace.process import Context, spawn
@@ -87,6 +87,10 @@ def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
         seen.append(context.progress())
     other[Field.PID] = os.getpid()  # and what it has in memory counts
     assert context.progress() != seen[-1]
+    other[Field.STATE] = State.READY
+    seen.append(context.progress())
+    other[Field.PROGRESS] += 1
+    assert context.progress() == seen[-1], "who serves loads nothing"
 
 
 def test_who_does_not_serve_yet_is_ended_by_the_kernel(tmp_path: Path) -> None:
