@@ -16,7 +16,6 @@ from headrace.engine_proc.worker.graph_inputs import Recapture
 
 K = TypeVar("K", bound=Hashable)
 Run = Callable[[], object]  # launches work that reads and writes what stays where it is
-NUM_ATTEMPTS = 2
 
 log = logging.getLogger(__name__)
 
