@@ -126,13 +126,14 @@ class Frontend:
         self._inbox.attach(loop, delivery.take)
         lag = LoopLag(loop, self._slot, lambda: len(self._exchanges) > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
-            beating = asyncio.create_task(self._beat(loop, delivery))
-            lag.start()
-            loop.add_signal_handler(DRAIN, self._drain)
-            loop.add_signal_handler(LEAVE, self._leave)
-            self._context.ready()
-            await self._server.serve(sockets=[listener])
-            beating.cancel()
+            async with asyncio.TaskGroup() as tasks:  # where one fails, both end
+                beating = tasks.create_task(self._beat(loop, delivery))
+                lag.start()
+                loop.add_signal_handler(DRAIN, self._drain)
+                loop.add_signal_handler(LEAVE, self._leave)
+                self._context.ready()
+                await self._server.serve(sockets=[listener])
+                beating.cancel()
         self._inbox.close()
         self._links.close()
 
