@@ -48,6 +48,9 @@ async def test_a_beat_that_fails_ends_the_server(
         await asyncio.wait_for(frontend.serve(), DEADLINE_S)
     assert failed.group_contains(LookupError, match="not foreseen")
     assert slot[Field.HEARTBEAT_NS], "it had begun"
+    for server in frontend._server.servers:
+        server.close()
+        await server.wait_closed()
     frontend._inbox.close()
     frontend._links.close()
     os.close(board.fd)
