@@ -16,6 +16,7 @@ CEILINGS_S = {
     **dict.fromkeys(("tokenizer", "worker", "vision"), MAX_WORK_S),
 }
 IDLE_SHARE = 0.1  # of a core: who uses less waits for something to do
+SHORTEST_S = 0.1  # between looks: the kernel counts in ticks of 10 ms
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Toil:
             used = used_s(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
             before = self._looks.pop(slot.seat, None)
             if used is None:
+                continue
+            if before is not None and now - before.at < SHORTEST_S:
+                self._looks[slot.seat] = before
                 continue
             look = Look(now, slot[Field.PID], slot.work, used, used)
             if before is not None and look.goes_on(before):

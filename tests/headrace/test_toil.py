@@ -31,6 +31,11 @@ class Watched:
         self._toil = Toil()
         self._now = 0.0
 
+    def look_again(self, seconds: float) -> None:
+        """Look so soon that the kernel has counted nothing."""
+        self._now += seconds
+        assert self._toil.passed([self.slot], lambda _: self.used_s, self._now) == []
+
     def told(self, seconds: float) -> list[str]:
         """Let it work for so long, and return what is said of it meanwhile."""
         said = []
@@ -71,6 +76,14 @@ def test_who_waits_in_between_begins_anew() -> None:
         watched.share = IDLE_SHARE / 2
         assert watched.told(LOOK_S) == []
     assert watched.told(100 * CEILINGS_S["engine"]) == [], "to be idle is no crime"
+
+
+def test_who_works_is_not_idle_between_two_ticks_of_the_kernels_clock() -> None:
+    watched, limit_s = Watched("engine"), CEILINGS_S["engine"]
+    for _ in range(round(limit_s / LOOK_S) + 1):
+        assert watched.told(LOOK_S) == []
+        watched.look_again(0.004)
+    assert watched.told(LOOK_S) == [f"has used {limit_s:g} s of processor time for nothing"]
 
 
 def test_a_successor_begins_anew_and_who_does_not_serve_is_not_looked_at() -> None:
