@@ -143,11 +143,11 @@ class Encoder:
 
     def load_fast(self) -> None:
         """Load `fastokens` and change over to it if it gives the same ids. Another thread may."""
-        data = read_tokenizer_json(Path(self._model))
-        self.token_bytes = read_token_bytes(data)
         try:
+            data = read_tokenizer_json(Path(self._model))
+            self.token_bytes = read_token_bytes(data)
             fast = load_checked(data, self._load_exact())
-        except ValueError as error:
+        except (ModelError, ValueError) as error:  # the file may be gone by now
             log.info("encoding with tokenizers, not with fastokens: %s", error)
             return
         self._fast = fast

@@ -135,6 +135,16 @@ class Panicking:
         raise PanicException(f"index out of bounds for {texts}")
 
 
+def test_who_finds_the_file_gone_goes_on_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.symlink_to(MODELS["demo"])
+    encoder = Encoder(str(path))
+    path.unlink()
+    encoder.load_fast()
+    (ids,) = encoder.encode([Text("Hi", False)])
+    assert ids.tolist() == reference("demo").encode("Hi", add_special_tokens=False).ids
+
+
 def test_a_panic_in_a_library_is_one_texts_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder(str(MODELS["demo"]))
     encoder.load_fast()
