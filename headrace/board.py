@@ -324,6 +324,10 @@ class Board:
         self.slots = [
             Slot(words[i * SLOT_WORDS : (i + 1) * SLOT_WORDS], seat) for i, seat in enumerate(seats)
         ]
+        self._by_seat = {slot.seat: slot for slot in self.slots}
+        self._by_role: dict[str, list[Slot]] = {}
+        for slot in self.slots:
+            self._by_role.setdefault(slot.seat.role, []).append(slot)
 
     @classmethod
     def create(cls, seats: list[Seat]) -> "Board":
@@ -343,11 +347,11 @@ class Board:
 
     def slot(self, role: str, index: int = 0) -> Slot:
         """Return the slot of one process."""
-        return next(s for s in self.slots if s.seat == Seat(role, index))
+        return self._by_seat[Seat(role, index)]
 
     def of(self, role: str) -> Iterator[Slot]:
         """Yield the slots of all processes of a role, by index."""
-        return (s for s in self.slots if s.seat.role == role)
+        return iter(self._by_role.get(role, ()))
 
     def unhealthy(self) -> list[Seat]:
         """Return who keeps the server from serving; empty is good health."""
