@@ -419,7 +419,7 @@ class Engine:
         began_at, self._began_at = self._began_at, time.perf_counter()
         num_tokens = len(step.token_ids) // ITEM_BYTES
         self._step_limit.worked()
-        self._step_time.observe(num_tokens, self._began_at - began_at)
+        self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
         self._slot[Field.STEPPED_NS] = time.monotonic_ns()
         self._expect()
         num_pooled = len(step.pooled_rows) // ITEM_BYTES

@@ -1,27 +1,50 @@
 """How long a step takes, learned from those that were. Pure: the clock is the caller's."""
 
-DECAY = 0.95  # per step: the last twenty count most
+from typing import NamedTuple
+
+DECAY = 0.95  # per step of its kind: the last twenty count most
 PATIENCE_S, PATIENCE = 4.0, 10  # this much longer than so many such steps is far too long
 MIN_CHUNK = 32  # tokens of prompt a step computes in any case, so that prompts come to an end
 
 
+class Sums(NamedTuple):
+    """Of steps: how many there were, their tokens, seconds, and products of these."""
+
+    weight: float
+    n: float
+    t: float
+    nn: float
+    nt: float
+
+
+NOTHING = Sums(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 class StepTime:
-    """Fits seconds = base + slope * tokens by least squares, old steps fading."""
+    """Fits seconds = base + slope * tokens by least squares, old steps fading.
+
+    One with prompts fades behind others of the kind: so it is known what a prompt takes, however
+    many steps have been without one.
+    """
 
     def __init__(self) -> None:
-        self._weight = self._n = self._t = self._nn = self._nt = 0.0
+        self._sums: dict[bool, Sums] = {}  # of steps without prompts, and with
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Take in one step."""
-        self._weight = DECAY * self._weight + 1
-        self._n = DECAY * self._n + num_tokens
-        self._t = DECAY * self._t + seconds
-        self._nn = DECAY * self._nn + num_tokens * num_tokens
-        self._nt = DECAY * self._nt + num_tokens * seconds
+    def observe(self, num_tokens: int, seconds: float, num_sequences: int = 1) -> None:
+        """Take in one step, in which those who generate had a token each."""
+        has_prompts, n = num_tokens > num_sequences, float(num_tokens)
+        weight, sum_n, sum_t, sum_nn, sum_nt = self._sums.get(has_prompts, NOTHING)
+        self._sums[has_prompts] = Sums(
+            DECAY * weight + 1,
+            DECAY * sum_n + n,
+            DECAY * sum_t + seconds,
+            DECAY * sum_nn + n * n,
+            DECAY * sum_nt + n * seconds,
+        )
 
     def tokens_within(self, seconds: float, limit: int) -> int:
         """Return how many tokens a step of at most `seconds` computes, up to `limit`."""
-        if self._weight == 0:
+        if not self._sums:
             return limit
         base, slope = self._fit()
         if slope <= 0:
@@ -30,15 +53,16 @@ class StepTime:
 
     def patience_s(self, num_tokens: int) -> float | None:
         """Return how long a step may take before it is far too long; None before any is known."""
-        if self._weight == 0:
+        if not self._sums:
             return None
         base, slope = self._fit()
         return PATIENCE_S + PATIENCE * (base + max(slope, 0.0) * num_tokens)
 
     def _fit(self) -> tuple[float, float]:
-        mean_n, mean_t = self._n / self._weight, self._t / self._weight
-        variance = self._nn / self._weight - mean_n * mean_n
+        weight, n, t, nn, nt = map(sum, zip(*self._sums.values(), strict=True))
+        mean_n, mean_t = n / weight, t / weight
+        variance = nn / weight - mean_n * mean_n
         if variance < 1:  # steps of one size say nothing about a base
             return 0.0, mean_t / mean_n
-        slope = (self._nt / self._weight - mean_n * mean_t) / variance
+        slope = (nt / weight - mean_n * mean_t) / variance
         return max(0.0, mean_t - slope * mean_n), slope

@@ -1,5 +1,7 @@
 """The learned cost of a step is the true one, whatever sizes the steps had."""
 
+import random
+
 import pytest
 
 from headrace.engine_proc.step_time import MIN_CHUNK, PATIENCE, PATIENCE_S, StepTime
@@ -58,3 +60,22 @@ def test_old_steps_fade() -> None:
         for size in (1, 512):
             step_time.observe(size, 2 * (BASE + SLOPE * size))
     assert step_time.tokens_within(0.1, 512) == pytest.approx((0.05 - BASE) / SLOPE, abs=1)
+
+
+def test_what_a_prompt_takes_is_known_after_many_steps_without_one() -> None:
+    """A step in which texts are generated takes as long for one as for eight, but for noise."""
+    step_time, chance = taught([512], base=0, slope=0.01), random.Random(1)
+    for _ in range(2000):
+        num_sequences, noise = chance.randrange(1, 9), chance.uniform(0.9, 1.1)
+        step_time.observe(num_sequences, 0.05 * noise, num_sequences)
+        assert step_time.tokens_within(1.0, 512) < 110
+    patience_s = PATIENCE_S + PATIENCE * 0.01 * 512
+    assert step_time.patience_s(512) == pytest.approx(patience_s, rel=0.01)
+
+
+def test_a_prompt_that_took_long_once_is_forgotten_behind_others() -> None:
+    step_time = taught([512], slope=20 * SLOPE)
+    for _ in range(200):
+        step_time.observe(1, BASE + SLOPE, 1)
+        step_time.observe(MIN_CHUNK, BASE + SLOPE * MIN_CHUNK, 1)
+    assert step_time.tokens_within(0.1, 512) == pytest.approx((0.1 - BASE) / SLOPE, rel=0.05)
