@@ -3,8 +3,8 @@
 Templates come with models and are code: they run in Jinja's sandbox, for so much CPU time and no
 more (`cpu_limit.py`), in this process and in no other. Those that come with a request have a limit
 of memory, too. The environment follows `transformers`
-(trim_blocks, lstrip_blocks, loop controls, `raise_exception`, `strftime_now`, `tojson` without
-escaping), so that templates written for it render the same.
+(trim_blocks, lstrip_blocks, loop controls, `generation` blocks, `raise_exception`, `strftime_now`,
+`tojson` without escaping), so that templates written for it render the same.
 """
 
 import contextlib
@@ -14,14 +14,18 @@ import secrets
 from typing import Any, NamedTuple, Protocol
 
 import jinja2
+import jinja2.ext
 import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.memory_limit import MemoryLimit
-from headrace.tokenizer_proc.message_content import add_text, has_images, parts_of, plain_text
+from headrace.tokenizer_proc.message_content import add_text, parts_of, plain_text
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.stages import Text
 from headrace.tokenizer_proc.tool_requests import as_template_call
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
@@ -43,6 +47,18 @@ TEMPLATE_FAILURES = (
 
 class TemplateRefusal(jinja2.TemplateError):
     """The template itself refuses the conversation, through `raise_exception`."""
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %}` and its end, around what models are trained to say: what is within."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return what is within, whose variables are its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
 
 
 def _raise(message: str) -> None:
@@ -120,7 +136,9 @@ class ChatTemplate:
         self._limit = CpuLimit(cpu_s)
         self._memory = MemoryLimit(TEMPLATE_BYTES)
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", GenerationBlocks],
         )
         environment.filters["tojson"] = _to_json
         environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
@@ -176,9 +194,22 @@ class ChatTemplate:
             )
         return text if rest.startswith(" ") else text.rstrip()
 
+    def to_encode(self, text: str, special: bool | None = None) -> Text:
+        """Return a rendered conversation as it is to be encoded.
+
+        Args:
+            special: whether special tokens go around it. Where nobody says, it is as transformers'
+                processors have it: for models that take images, unless the text begins with one.
+        """
+        if special is None:
+            first = self._special_tokens.get("bos_token")
+            special = self._takes_images and not (first and text.startswith(first))
+        return Text(text, special)
+
     def _as_template_message(self, message: ChatMessage, index: int) -> dict[str, Any]:
         where = f"messages[{index}].content"
-        if self._wants_parts or (self._takes_images and has_images(message)):
+        has_parts = self._takes_images and isinstance(message.content, list)
+        if self._wants_parts or has_parts:
             return as_template_message(message, index, parts_of(message, where))
         return as_template_message(message, index, plain_text(message, where))
 

@@ -156,7 +156,7 @@ class GenerationPlanner:
             with as_written(names):
                 images = self._images_of(http.id, chat.messages)
                 text = yield from images.written(self._template.render(chat))
-            (ids,) = yield [Text(text, add_special_tokens=False)]
+            (ids,) = yield [self._template.to_encode(text)]
         return json_answer({"input_tokens": len(ids)})
 
     def completion(self, http: HttpRequest, body: Body) -> Stages:
@@ -202,7 +202,7 @@ class GenerationPlanner:
                 "truncate_prompt_tokens: images are not cut", "truncate_prompt_tokens"
             )
         text = yield from images.written(text)
-        (ids,) = yield [Text(text, add_special_tokens=bool(request.add_special_tokens))]
+        (ids,) = yield [self._template.to_encode(text, request.add_special_tokens)]
         images.find(ids)
         prompt = Prompt(last_tokens(ids, limit))
         planned = yield from self._plan(http, request, [prompt], wanted, form, parsing)

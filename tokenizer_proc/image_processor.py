@@ -70,13 +70,14 @@ class ImageProcessor:
         except (OSError, ValueError, ImportError) as error:
             why = str(error).splitlines()[0]
             raise ModelError(f"{model}: its image processor cannot be loaded: {why}") from error
+        self._low_detail = spelling.low_detail(self._process)
 
     def key(self, source: Source, salt: bytes = b"") -> bytes:
         """Return the key of an image: others are other pixels, or are prepared otherwise.
 
         With a `salt`, 16 bytes at most, only who has the same one finds it.
         """
-        person = b"low" if source.is_low and self.spelling.low_detail else b""
+        person = b"low" if source.is_low and self._low_detail else b""
         return blake2b(source.data, digest_size=KEY_BYTES, person=person, salt=salt).digest()
 
     def prepare(self, source: Source) -> Prepared:
@@ -95,7 +96,7 @@ class ImageProcessor:
             raise InvalidValue(f"{where}: takes more memory than there is", where) from error
 
     def _prepared(self, source: Source) -> Prepared:
-        options = {**self.spelling.options, **(self.spelling.low_detail if source.is_low else {})}
+        options = {**self.spelling.options, **(self._low_detail if source.is_low else {})}
         image = decoded(source)
         try:
             made = self._process(image, return_tensors="np", **options)

@@ -23,7 +23,8 @@ class Spelling:
     token: str  # that stands for a row
     spell: Callable[[Json], str]  # of what a processor has made of an image
     options: Json  # of the processor,
-    low_detail: Json  # and more of them where few tokens are to be made of an image
+    # And more of them, for that processor, where few tokens are to be made of an image.
+    low_detail: Callable[[Any], Json] = lambda _processor: {}
     # Frames, rows and columns that the tokens of an image are; none where they just follow.
     grid: Callable[[Json], list[int]] = lambda _made: []
 
@@ -55,9 +56,8 @@ def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling
         )
         return f"{''.join(lines)}\n{whole}"
 
-    return Spelling(
-        image, image, spell, {"return_row_col_info": True}, {"do_image_splitting": False}
-    )
+    options = {"return_row_col_info": True}
+    return Spelling(image, image, spell, options, lambda _: {"do_image_splitting": False})
 
 
 def patches(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
@@ -74,7 +74,7 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> Spelli
         num_rows: int = height // patch * (width // patch) + num_more
         return image * num_rows
 
-    return Spelling(image, image, spell, {}, {})
+    return Spelling(image, image, spell, {})
 
 
 def grid(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
@@ -90,7 +90,16 @@ def grid(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
         num_rows: int = prod(shape(made))
         return image * num_rows
 
-    return Spelling(image, image, spell, {}, {"size": LOW_SIZE}, shape)
+    return Spelling(image, image, spell, {}, low_size, shape)
+
+
+def low_size(processor: Any) -> Json:
+    """Return options that make an image small, where the processor does not by itself."""
+    size = processor.size
+    if size.longest_edge <= LOW_PIXELS:
+        return {}
+    least = min(size.shortest_edge, LOW_PIXELS)
+    return {"size": {"shortest_edge": least, "longest_edge": LOW_PIXELS}}
 
 
 def block(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
@@ -99,10 +108,10 @@ def block(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling
     image = token(config["image_token_index"])
     num_rows = settings.get("image_seq_length") or config.get("mm_tokens_per_image", 256)
     text = f"\n\n{begin}{image * num_rows}{end}\n\n"
-    return Spelling(begin, image, lambda _made: text, {"do_pan_and_scan": False}, {})
+    return Spelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
 
 
-LOW_SIZE = {"shortest_edge": 56 * 56, "longest_edge": 512 * 512}  # pixels; OpenAI's "low"
+LOW_PIXELS = 512 * 512  # OpenAI's "low"
 FAMILIES = {
     "idefics3": tiles,
     "smolvlm": tiles,

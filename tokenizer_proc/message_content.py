@@ -20,12 +20,6 @@ def plain_text(message: ChatMessage, where: str) -> str | None:
     return text_of(message.content, where)
 
 
-def has_images(message: ChatMessage) -> bool:
-    """Whether some parts of a message are images."""
-    parts = message.content if isinstance(message.content, list) else ()
-    return any(part.type == IMAGE_PART for part in parts)
-
-
 def parts_of(message: ChatMessage, where: str) -> list[dict[str, str]]:
     """Return the parts of a message; a text is one."""
     if not isinstance(message.content, list):

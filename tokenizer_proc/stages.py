@@ -22,7 +22,7 @@ Ids = memoryview  # of u32: token ids stay bytes on their way to the engine
 
 
 class Text(NamedTuple):
-    """A text to encode; special tokens go around plain prompts, not around rendered chats."""
+    """A text to encode, with special tokens around it or without."""
 
     text: str
     add_special_tokens: bool

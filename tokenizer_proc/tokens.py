@@ -65,12 +65,11 @@ class TokenRoutes:
         )
 
     def _text(self, id: int, request: TokenizeRequest) -> Encoding[Text]:
-        special = request.add_special_tokens
         if request.prompt is not None:
-            return Text(request.prompt, special is not False)
+            return Text(request.prompt, request.add_special_tokens is not False)
         images = self._images_of(id, request.messages)
         text = yield from images.written(self._template.render(request))
-        return Text(text, special is True)
+        return self._template.to_encode(text, request.add_special_tokens)
 
     def detokenize(self, _http: HttpRequest, body: Body) -> Answer:
         """Answer `/detokenize`."""

@@ -1,31 +1,70 @@
-"""What transformers generates of prompts with images, in fp32."""
+"""What transformers makes of chats with images, in fp32: prompts, and greedy answers to them."""
 
+import copy
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from PIL import Image
-from tiny_vision import IMAGE_TOKEN, prepare
+import transformers
+from transformers.models.smolvlm import processing_smolvlm
+from transformers.processing_utils import ProcessorMixin
 
-NAMES = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+
+class Answer(NamedTuple):
+    """Token ids."""
+
+    prompt: list[int]
+    tokens: list[int]
 
 
-@torch.inference_mode()
-def generate(
-    model: Any, folder: Path, prompt: list[int], images: list[Image.Image], num_tokens: int
-) -> list[int]:
-    """Return the greedy continuation of a prompt, with its images in order."""
-    ids = torch.tensor([prompt])
-    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    prepared = [prepare(folder, image) for image in images]
-    for name in NAMES:
-        parts = [torch.from_numpy(image[name]) for image in prepared if name in image]
-        if parts:
-            has_tiles = parts[0].ndim > 3 and prepared[0]["pixel_values"].ndim == 5
-            inputs[name] = torch.cat(parts, dim=1 if has_tiles else 0)
-    types = {"qwen2_5_vl": "mm_token_type_ids", "gemma3": "token_type_ids"}
-    if model.config.model_type in types:
-        inputs[types[model.config.model_type]] = (ids == IMAGE_TOKEN).long()
-    output = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
-    generated: list[int] = output[0, len(prompt) :].tolist()
-    return generated
+def transformers_processor(folder: Path, family: str) -> Any:
+    """Return transformers' own processor of prompts with images."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    images = transformers.AutoImageProcessor.from_pretrained(folder)
+    settings = json.loads((folder / "processor_config.json").read_text())
+    kind = getattr(transformers, settings.pop("processor_class"))
+    if family == "gemma3":
+        names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
+        for name, token in names.items():
+            setattr(tokenizer, f"{name}_token", token)
+            setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    if family in ("qwen2_5_vl", "smolvlm"):  # they want a processor of videos, and it torchvision
+
+        class WithoutVideos(kind):  # type: ignore[misc,valid-type]
+            def check_argument_for_proper_class(self, *_: Any) -> None:
+                pass
+
+        settings["video_processor"], kind = None, WithoutVideos
+    if family == "smolvlm":  # it wants a package that spells numbers, of videos' frames
+        processing_smolvlm.num2words = str
+    template = tokenizer.chat_template
+    return kind(image_processor=images, tokenizer=tokenizer, chat_template=template, **settings)
+
+
+class Reference:
+    """A model that takes images, and its own processor."""
+
+    def __init__(self, model: Any, folder: Path, family: str) -> None:
+        self._model = model
+        self._processor = transformers_processor(folder, family)
+
+    @torch.inference_mode()
+    def answer(self, messages: list[Any], num_tokens: int, **options: Any) -> Answer:
+        """Return the prompt of a chat, as OpenAI's API has it, and its greedy continuation.
+
+        Args:
+            options: of the image processor.
+        """
+        inputs = ProcessorMixin.apply_chat_template(  # SmolVLM's own looks for videos first
+            self._processor,
+            copy.deepcopy(messages),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            processor_kwargs={"images_kwargs": options},
+        )
+        output = self._model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False)
+        prompt = inputs["input_ids"][0].tolist()
+        return Answer(prompt, output[0, len(prompt) :].tolist())

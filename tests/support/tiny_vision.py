@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from vision_templates import TEMPLATES
 
 TEXT: dict[str, Any] = {
     "hidden_size": 64,
@@ -45,21 +46,8 @@ SPECIAL = {  # by family, after these; the first is the image token
 }
 SPECIAL["idefics3"] = SPECIAL["smolvlm"]
 IMAGE_TOKEN = 258
+BEGUN = ("llava", "gemma3")  # families whose tokenizers begin each text with the first of these
 FAMILIES = ("smolvlm", "idefics3", "llava", "qwen2_5_vl", "gemma3")
-# What a template writes where an image is; the processor puts its tokens there.
-PLACEHOLDER = {
-    "smolvlm": "<image>",
-    "idefics3": "<image>",
-    "llava": "<image>",
-    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
-    "gemma3": "<start_of_image>",
-}
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}{% if part.type == 'image' %}PLACEHOLDER"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
 SPLITTING = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
 IMAGE_PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "smolvlm": ("SmolVLMImageProcessorPil", SPLITTING),
@@ -144,6 +132,8 @@ def make_vision_folder(folder: Path, family: str) -> Any:
             parameter.data += 0.3 * torch.randn_like(parameter)  # they start as ones and zeros
         if family == "gemma3" and name.endswith("embed_tokens.weight"):
             parameter.data *= 0.1  # or its head, which is tied, says the last token again
+        if family == "gemma3" and name.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.data += 2  # or it attends to all alike, and one image is as another
     model.generation_config.eos_token_id = TEXT["eos_token_id"]
     model.eval().save_pretrained(folder)
     save_tokenizer(folder, family)
@@ -154,17 +144,24 @@ def make_vision_folder(folder: Path, family: str) -> Any:
 
 
 def save_tokenizer(folder: Path, family: str) -> None:
-    """Save a tokenizer whose tokens are bytes, and a chat template."""
+    """Save a tokenizer whose tokens are bytes, and a chat template.
+
+    Where published ones begin every text with a token of their own, this one does, too.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*BEGINNING, *SPECIAL[family]])
-    template = TEMPLATE.replace("PLACEHOLDER", PLACEHOLDER[family])
+    if family in BEGUN:
+        first = BEGINNING[0]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
+        )
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<s>"
     )
-    fast.chat_template = template
+    fast.chat_template = TEMPLATES[family]
     fast.save_pretrained(folder)
 
 

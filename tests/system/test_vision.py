@@ -10,88 +10,143 @@ from typing import Any
 import httpx
 import pytest
 from image_parts import data_url, encoded, image_part, message
-from image_reference import generate
+from image_reference import Reference
 from servers import RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
 
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", str(64 << 20))
+CUTTING = ("--max-num-batched-tokens", "23", "--max-num-seqs", "4")  # images of a step
 NUM_TOKENS = 12
+PAGE_TOKENS = 32
 NUM_STORY_TOKENS = 300
 TIMEOUT_S = 60
-Part = str | tuple[int, int, int]  # text, or an image by its seed and size
-CHATS: list[list[Part]] = [
-    ["What is this? ", (1, 80, 60), "Say it in one word."],
-    ["No image here, only words and words."],
-    ["First ", (2, 40, 90), " then ", (3, 64, 64), (1, 80, 60), " compare."],
-    ["Short."],
-    [(4, 50, 50)],
+OTHERS = ("llava", "qwen2_5_vl", "gemma3")  # families
+Messages = list[dict[str, Any]]
+
+
+def shown(seed: int, width: int, height: int, **fields: Any) -> dict[str, Any]:
+    """Return a part that is an image."""
+    return image_part(data_url(encoded(picture(seed, width, height))), **fields)
+
+
+LOOK = [message("What is this? ", shown(1, 80, 60), "Say it in one word.")]
+LOOK_ELSEWHERE = [message("What is this? ", shown(5, 80, 60), "Say it in one word.")]
+LOOK_BRIEFLY = [message(shown(1, 80, 60, detail="low"), "Well?")]
+CHATS: list[Messages] = [
+    LOOK,
+    [message("No image here,", " only words and words.")],
+    [message("First ", shown(2, 40, 90), " then ", shown(3, 64, 64), shown(1, 80, 60), "?")],
+    [message("Short.")],
+    LOOK_ELSEWHERE,
+    [
+        {"role": "system", "content": [{"type": "text", "text": "Be kind."}]},
+        message(shown(4, 50, 50)),
+        {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
+        message("And here? ", shown(2, 40, 90)),
+    ],
 ]
+NUM_PICTURES = 5  # in them, each shown once or more
 
 
 @dataclass
 class Served:
     """A small model, and a server that has it."""
 
-    folder: Path
-    model: Any
+    reference: Reference
     server: RunningServer
 
-    async def ask(self, client: httpx.AsyncClient, parts: list[Part], **fields: Any) -> Any:
+    @classmethod
+    def start(cls, folder: Path, family: str, *flags: str) -> "Served":
+        """Make a model of a family, and serve it."""
+        model = make_vision_folder(folder, family)
+        server = RunningServer(str(folder), *EXACT, *SMALL, *CUTTING, *flags)
+        return cls(Reference(model, folder, family), server)
+
+    async def ask(self, client: httpx.AsyncClient, chat: Messages, **fields: Any) -> Any:
         """Return the response to a chat."""
-        response = await client.post("/v1/chat/completions", json=body_of(parts) | fields)
+        response = await client.post("/v1/chat/completions", json=body_of(chat) | fields)
         assert response.status_code == 200, response.text
         return response.json()
 
-    def ask_all(self, chats: list[list[Part]]) -> list[Any]:
+    def ask_all(self, chats: list[Messages]) -> list[Any]:
         """Return the responses to chats that come together."""
 
         async def run() -> list[Any]:
             async with httpx.AsyncClient(base_url=self.server.url, timeout=TIMEOUT_S) as client:
-                return await asyncio.gather(*(self.ask(client, parts) for parts in chats))
+                return await asyncio.gather(*(self.ask(client, chat) for chat in chats))
 
         return asyncio.run(run())
 
-    def expected(self, parts: list[Part], prompt: list[int]) -> list[int]:
-        """Return what transformers says."""
-        images = [picture(*part) for part in parts if not isinstance(part, str)]
-        return generate(self.model, self.folder, prompt, images, NUM_TOKENS)
+    def check(self, chat: Messages, answer: Any, **options: Any) -> None:
+        """An answer, and the prompt that it is to, are those of transformers."""
+        expected = self.reference.answer(chat, NUM_TOKENS, **options)
+        assert answer["prompt_token_ids"] == expected.prompt
+        assert answer["choices"][0]["token_ids"] == expected.tokens
 
-    @property
-    def num_encoded(self) -> float:
-        """How many images have been through the tower."""
-        return self.server.metric("encoded_images_total")
+    def counted(self) -> tuple[float, float]:
+        """Return how many images have been prepared, and how many have been through the tower."""
+        metric = self.server.metric
+        return metric("images_total") - metric("images_found_total"), metric("encoded_images_total")
 
 
-def body_of(parts: list[Part]) -> dict[str, Any]:
-    """Return a chat of one message."""
-    content = [
-        part if isinstance(part, str) else image_part(data_url(encoded(picture(*part))))
-        for part in parts
-    ]
+def body_of(chat: Messages) -> dict[str, Any]:
+    """Return a request."""
     options = {"temperature": 0, "max_tokens": NUM_TOKENS, "return_token_ids": True}
-    return {"messages": [message(*content)], **options}
+    return {"messages": chat, **options}
+
+
+def check_twice(served: Served) -> None:
+    """All chats are answered as by transformers, and so they are with what is found again."""
+    texts = []
+    for num_new in (NUM_PICTURES, 0):
+        before = served.counted()
+        answers = served.ask_all(CHATS)
+        for chat, answer in zip(CHATS, answers, strict=True):
+            served.check(chat, answer)
+        prepared, seen = (b - a for a, b in zip(before, served.counted(), strict=True))
+        assert (prepared, seen) == (num_new, num_new)
+        texts.append([answer["choices"][0]["token_ids"] for answer in answers])
+    assert texts[0] == texts[1]
+    said = dict(zip(map(id, CHATS), texts[0], strict=True))
+    assert said[id(LOOK)] != said[id(LOOK_ELSEWHERE)]
+    for answer in answers:
+        usage = answer["usage"]
+        assert (
+            usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - PAGE_TOKENS
+        )
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of two workers, whose steps are small enough to cut images."""
-    folder = tmp_path_factory.mktemp("smolvlm")
-    model = make_vision_folder(folder, "smolvlm")
-    flags = ("--max-num-batched-tokens", "23", "--max-num-seqs", "4", "--tp", "2")
-    server = RunningServer(str(folder), *EXACT, *SMALL, *flags)
-    yield Served(folder, model, server)
-    assert server.stop() == 0
+    """A server of two workers."""
+    served = Served.start(tmp_path_factory.mktemp("smolvlm"), "smolvlm", "--tp", "2")
+    yield served
+    assert served.server.stop() == 0
+
+
+@pytest.fixture(params=OTHERS)
+def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """A server of another family's model."""
+    served = Served.start(tmp_path, request.param)
+    yield served
+    assert served.server.stop() == 0
 
 
 def test_every_answer_is_the_reference_s(served: Served) -> None:
-    for round in range(2):  # the second finds everything
-        before = served.num_encoded
-        answers = served.ask_all(CHATS)
-        for parts, answer in zip(CHATS, answers, strict=True):
-            choice = answer["choices"][0]
-            assert choice["token_ids"] == served.expected(parts, answer["prompt_token_ids"])
-        assert served.num_encoded - before == (4 if round == 0 else 0)
+    check_twice(served)
+
+
+def test_low_detail_is_the_whole_image_alone(served: Served) -> None:
+    (answer,) = served.ask_all([LOOK_BRIEFLY])
+    served.check(LOOK_BRIEFLY, answer, do_image_splitting=False)
+
+
+def test_every_family_s_answers_are_the_reference_s(other: Served) -> None:
+    check_twice(other)
+    (answer,) = other.ask_all([LOOK_BRIEFLY])
+    other.check(LOOK_BRIEFLY, answer)  # these see no less of it
+    check_nothing_is_left(other.server)
 
 
 VICTIMS = ["vision 0", "tokenizer 2", "worker 1", "engine"]
@@ -99,7 +154,7 @@ VICTIMS = ["vision 0", "tokenizer 2", "worker 1", "engine"]
 
 @pytest.mark.parametrize("number", range(len(VICTIMS)), ids=VICTIMS)
 def test_answers_are_the_same_whoever_dies(served: Served, number: int) -> None:
-    chats: list[list[Part]] = [["Look: ", (100 * number + i, 70, 50), " Well?"] for i in range(3)]
+    chats = [[message("Look: ", shown(100 * number + i, 70, 50), " Well?")] for i in range(3)]
     story = body_of(chats[0]) | {"max_tokens": NUM_STORY_TOKENS, "stream": True}
     victim = served.server.ring[f"headrace: {VICTIMS[number]}"]
 
@@ -108,7 +163,7 @@ def test_answers_are_the_same_whoever_dies(served: Served, number: int) -> None:
             async with client.stream("POST", "/v1/chat/completions", json=story) as response:
                 lines = response.aiter_lines()
                 told = [await anext(lines) for _ in range(5)]
-                others = [asyncio.create_task(served.ask(client, parts)) for parts in chats[1:]]
+                others = [asyncio.create_task(served.ask(client, chat)) for chat in chats[1:]]
                 await asyncio.wait(others, timeout=0.01)  # some way
                 victim.kill()
                 told += [line async for line in lines]
@@ -116,9 +171,8 @@ def test_answers_are_the_same_whoever_dies(served: Served, number: int) -> None:
 
     text, answers = asyncio.run(run())
     assert not victim.is_running()
-    for parts, answer in zip(chats[1:], answers, strict=True):
-        expected = served.expected(parts, answer["prompt_token_ids"])
-        assert answer["choices"][0]["token_ids"] == expected
+    for chat, answer in zip(chats[1:], answers, strict=True):
+        served.check(chat, answer)
     whole = httpx.post(
         f"{served.server.url}/v1/chat/completions",
         json=story | {"stream": False},
@@ -142,7 +196,12 @@ def is_healthy(server: RunningServer) -> bool:
 
 
 def test_nothing_is_left_of_images(served: Served) -> None:
-    metric = served.server.metric
+    check_nothing_is_left(served.server)
+
+
+def check_nothing_is_left(server: RunningServer) -> None:
+    """All pixels, rows and pages are given back."""
+    metric = server.metric
     wait_until(lambda: metric("image_bytes_sent") == 0, "all pixels are let go of")
     assert metric("num_images_waiting") == 0
     assert metric("embedding_rows_free") == metric("embedding_rows_total") > 0

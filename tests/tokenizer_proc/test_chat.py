@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from demo_in_transformers import demo_file, demo_tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.model_card import read_gguf
@@ -14,6 +15,7 @@ from headrace.tokenizer_proc.openai_requests import (
     ContentPart,
     ImageUrl,
 )
+from headrace.tokenizer_proc.stages import Text
 from headrace.tokenizer_proc.tool_requests import CalledFunction, CalledTool
 
 
@@ -48,6 +50,15 @@ def test_blocks_leave_no_lines_behind() -> None:
 def test_loop_controls_work() -> None:
     source = "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}"
     assert render(source, ChatMessage("user", "a"), ChatMessage("user", "b")) == "a"
+
+
+def test_what_is_to_be_learned_is_written_as_all_else() -> None:
+    source = (
+        "{% set x = 1 %}{% for m in messages %}{% generation %}\n{{ m.content }}{% set x = 2 %}"
+        "{% endgeneration %}{{ x }}{% endfor %}"
+    )
+    expected = render_jinja_template([[{"role": "user", "content": "Hi"}]], chat_template=source)
+    assert render(source) == expected[0][0] == "Hi1"
 
 
 def test_text_parts_are_joined_by_lines() -> None:
@@ -249,10 +260,23 @@ def test_a_text_is_a_part_where_a_template_knows_nothing_else() -> None:
     assert seen(PARTS_ONLY, ChatMessage("assistant", None, tool_calls=calls)) == "assistant:;"
 
 
-def test_texts_are_on_lines_of_their_own_where_a_template_takes_texts() -> None:
+def test_parts_stay_parts_with_an_image_or_without() -> None:
     texts = ChatMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
-    assert seen(TEXT_OR_PARTS, texts) == "a\nb"
+    assert seen(TEXT_OR_PARTS, texts) == "ab"
     assert seen(PARTS_ONLY, texts) == "user:ab;"
+
+
+def test_special_tokens_go_around_what_does_not_begin_with_one_where_there_may_be_images() -> None:
+    first = {"bos_token": "<s>"}
+    images, texts = ChatTemplate("", first, takes_images=True), ChatTemplate("", first)
+    without = ChatTemplate("", {}, takes_images=True)
+    assert images.to_encode("Hi") == Text("Hi", True)
+    assert images.to_encode("<s>Hi") == Text("<s>Hi", False)
+    assert without.to_encode("Hi") == Text("Hi", True)
+    assert texts.to_encode("Hi") == Text("Hi", False)
+    for asked in (False, True):
+        for template in (images, texts):
+            assert template.to_encode("Hi", asked) == Text("Hi", asked)
 
 
 def test_a_last_message_of_parts_goes_on() -> None:

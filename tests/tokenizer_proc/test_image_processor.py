@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import zlib
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
 from image_parts import encoded
+from image_reference import transformers_processor
 from PIL import Image
 from tiny_vision import IMAGE_PROCESSORS, picture
 from transformers.image_utils import load_image
@@ -46,28 +47,6 @@ def processors(vision_folder: Folder) -> Callable[[str], ImageProcessor]:
         return made[family]
 
     return processor
-
-
-def transformers_processor(folder: Path, family: str) -> Any:
-    """Return transformers' own processor of prompts with images."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    images = transformers.AutoImageProcessor.from_pretrained(folder)
-    settings = json.loads((folder / "processor_config.json").read_text())
-    kind = getattr(transformers, settings.pop("processor_class"))
-    if family == "gemma3":
-        names = {"boi": "<start_of_image>", "eoi": "<end_of_image>", "image": "<image_soft_token>"}
-        for name, token in names.items():
-            setattr(tokenizer, f"{name}_token", token)
-            setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
-    if family == "qwen2_5_vl":  # it wants a processor of videos, which wants torchvision
-
-        class WithoutVideos(kind):  # type: ignore[misc,valid-type]
-            def check_argument_for_proper_class(self, *_: Any) -> None:
-                pass
-
-        settings["video_processor"], kind = None, WithoutVideos
-    template = tokenizer.chat_template
-    return kind(image_processor=images, tokenizer=tokenizer, chat_template=template, **settings)
 
 
 @pytest.mark.parametrize("family", ["idefics3", "llava", "qwen2_5_vl", "gemma3"])
@@ -108,21 +87,35 @@ def test_smolvlm_is_written_as_idefics3(vision_folder: Folder, processors: Any) 
         np.testing.assert_array_equal(tensor, second.tensors[name])
 
 
-@pytest.mark.parametrize(
-    ("family", "is_fewer"),
-    [("smolvlm", True), ("qwen2_5_vl", False), ("llava", False), ("gemma3", False)],
-)
-def test_low_detail_is_fewer_tokens_where_a_model_can(
-    family: str, is_fewer: bool, processors: Any
-) -> None:
+@pytest.mark.parametrize("family", IMAGE_PROCESSORS)
+def test_low_detail_is_fewer_tokens_where_a_model_can(family: str, processors: Any) -> None:
+    is_fewer = family in ("smolvlm", "idefics3")  # this Qwen's images are small as they are
     processor, data = processors(family), encoded(picture(1, 300, 200))
     token = processor.spelling.token
     full, low = (processor.prepare(source(data, is_low)) for is_low in (False, True))
-    if is_fewer:
-        assert low.text.count(token) < full.text.count(token)
-    assert low.text.count(token) > 0
+    assert 0 < low.text.count(token) <= full.text.count(token)
+    assert (low.text.count(token) < full.text.count(token)) == is_fewer
     keys = {processor.key(source(data, is_low)) for is_low in (False, True)}
-    assert len(keys) == 1 + bool(processor.spelling.low_detail)
+    assert len(keys) == 1 + is_fewer
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "is_fewer"),
+    [(3136, 12_845_056, True), (3136, 100_000, False), (1_000_000, 12_845_056, True)],
+)
+def test_low_detail_of_qwens_is_no_more_than_the_processor_s_own(
+    least: int, most: int, is_fewer: bool, vision_folder: Folder, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(vision_folder("qwen2_5_vl"), tmp_path / "qwen")
+    file = folder / "preprocessor_config.json"  # as published ones have it, older than "size"
+    settings = json.loads(file.read_text()) | {"min_pixels": least, "max_pixels": most}
+    del settings["size"]
+    file.write_text(json.dumps(settings))
+    processor, data = load_processor(folder, Encoder(str(folder))), encoded(picture(1, 1120, 700))
+    texts = [processor.prepare(source(data, is_low)).text for is_low in (False, True)]
+    full, low = (text.count("<|image_pad|>") for text in texts)
+    assert (low < full) == is_fewer
+    assert 0 < low <= min(most, 512 * 512) // 28**2
 
 
 def test_a_key_is_of_the_bytes(processors: Any) -> None:

@@ -134,8 +134,8 @@ def test_images_are_where_the_tokens_of_their_rows_are(lane: Lane) -> None:
     assert first.key == third.key != second.key
     assert first.tensors == third.tensors != second.tensors
     text = lane.encoder.decode(list(prompt), skip_special_tokens=False)
-    assert text.startswith("user: a<fake_token_around_image>")
-    assert text.endswith("<fake_token_around_image>assistant: ")
+    assert text.startswith("<|im_start|>User: a<fake_token_around_image>")
+    assert text.endswith("<fake_token_around_image><end_of_utterance>\nAssistant:")
 
 
 def test_the_engine_is_to_be_done_with_each_image_of_each_sequence(lane: Lane) -> None:
@@ -328,9 +328,9 @@ def test_a_tool_may_answer_with_an_image(lane: Lane) -> None:
     ]
     planned = finish(lane.planner.messages(HTTP, json.dumps(body).encode()), lane.encoder)
     text = lane.encoder.decode(list(planned.prompts[0]), skip_special_tokens=False)
-    assert "tool: a<fake_token_around_image>" in text
-    assert "user: <fake_token_around_image>" in text
-    assert text.endswith("<fake_token_around_image>Well?assistant: ")
+    assert "Tool: a<fake_token_around_image>" in text
+    assert "User:<fake_token_around_image>" in text
+    assert text.endswith("<fake_token_around_image>Well?<end_of_utterance>\nAssistant:")
     assert len(planned.requests[0].images) == 2
 
 
