@@ -10,6 +10,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # as Pillow calls them
 MIN_BYTES = 30  # that tell the size of all but JPEGs
 # JPEG's start of a frame, of any kind: C4, C8 and CC are other segments.
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+SCAN = b"\xff\xda"  # begins each; within one, FF is followed by other bytes
 MAX_SEGMENTS = 2000  # of 64 KB at most, before the first frame
 ALONE = frozenset(range(0xD0, 0xD9)) | {0x01}  # JPEG's markers without a length
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headrace.config import MAX_IMAGE_BYTES
 from headrace.errors import InvalidValue, Unsupported
-from headrace.tokenizer_proc.image_header import Header, read_header
+from headrace.tokenizer_proc.image_header import SCAN, Header, read_header
 from headrace.tokenizer_proc.openai_requests import (
     IMAGE_PART,
     ChatMessage,
@@ -19,6 +19,7 @@ from headrace.tokenizer_proc.openai_requests import (
 )
 
 MAX_PIXELS = 50_000_000  # 150 MB as bytes; what phones make has 12 to 50 million
+MAX_SCANNED = 1_000_000_000  # pixels of a JPEG's scans, each of which may be all; cameras make 10
 MAX_RATIO = 200  # of an image's sides; some processors take no more
 DETAILS = ("auto", "low", "high")
 SCHEME_CHARACTERS = len("https:")
@@ -138,6 +139,8 @@ def checked_header(data: bytes, mime_type: str, where: str) -> Header:
         raise InvalidValue(f"{size} are no image", where)
     if width * height > MAX_PIXELS:
         raise InvalidValue(f"{size} are more than the {MAX_PIXELS} of an image", where)
+    if header.format == "JPEG" and (scans := data.count(SCAN)) * width * height > MAX_SCANNED:
+        raise InvalidValue(f"{size} in {scans} scans are more than {MAX_SCANNED} altogether", where)
     if max(width, height) > MAX_RATIO * min(width, height):
         raise InvalidValue(f"{size}: a side may be {MAX_RATIO} times the other, not more", where)
     return header

@@ -115,6 +115,16 @@ def test_the_largest_size_is_taken() -> None:
     assert sources(message(part))[0].header.width == MAX_PIXELS // 5000
 
 
+def test_a_jpeg_has_as_many_scans_as_can_be_decoded() -> None:
+    jpeg = encoded(Image.new("L", (4000, 4000)), "JPEG", progressive=True)
+    scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    num_more = 62 - jpeg.count(b"\xff\xda")
+    sources(message(image_part(data_url(jpeg + scan * num_more, "image/jpeg"))))
+    refused = refusal(data_url(jpeg + scan * (num_more + 1), "image/jpeg"))
+    assert refused.param == WHERE
+    assert "4000 x 4000 pixels in 63 scans are more than 1000000000 altogether" in str(refused)
+
+
 def test_too_many_bytes_are_not_even_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_sources, "MAX_IMAGE_BYTES", 30)
     assert "bytes are more than the 30 of an image" in str(refusal(data_url(PNG)))
