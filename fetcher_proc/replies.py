@@ -44,6 +44,11 @@ class Replies:
         """Answer that one of the URLs is not fetched."""
         await self._answer(fetch, Fetched(fetch.id, failed=place, why=why))
 
+    def close(self) -> None:
+        """Close all links."""
+        for link in self._links:
+            link.close()
+
     async def _answer(self, fetch: Fetch, message: Fetched) -> None:
         while not self._links[fetch.tokenizer].try_send(message):
             await asyncio.sleep(LOOK_S)

@@ -21,7 +21,7 @@ NUM_TOKENS = 12
 PAGE_TOKENS = 32
 NUM_STORY_TOKENS = 300
 TIMEOUT_S = 60
-OTHERS = ("llava", "qwen2_5_vl", "gemma3")  # families
+OTHERS = {"llava": 1, "qwen2_5_vl": 2, "gemma3": 2}  # families, and workers that share the model
 Messages = list[dict[str, Any]]
 
 
@@ -128,7 +128,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(params=OTHERS)
 def other(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
     """A server of another family's model."""
-    served = Served.start(tmp_path, request.param)
+    served = Served.start(tmp_path, request.param, "--tp", str(OTHERS[request.param]))
     yield served
     assert served.server.stop() == 0
 
