@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from headrace.errors import ModelError
+
 FAKE = "<fake_token_around_image>"  # of Idefics3, around each tile
 WHOLE = "<global-img>"  # the image in one tile
 
@@ -36,7 +38,13 @@ def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> Sp
         config: its config.json, of a family that `headrace.vision` knows.
         settings: its processor's; may be empty.
         token: tells the text of a token.
+
+    Raises:
+        ModelError: its processor is one that writes images in some other way.
     """
+    kind = settings.get("processor_class")
+    if kind is not None and kind not in PROCESSORS:
+        raise ModelError(f"processor_config.json: 'processor_class' {kind} is not supported")
     return FAMILIES[config["model_type"]](config, settings, token)
 
 
@@ -111,6 +119,10 @@ def block(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling
     return Spelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
 
 
+PROCESSORS = (
+    *("Idefics3Processor", "SmolVLMProcessor", "LlavaProcessor"),  # and not Pixtral's, of a LLaVA
+    *("Qwen2_5_VLProcessor", "Gemma3Processor"),
+)
 LOW_PIXELS = 512 * 512  # OpenAI's "low"
 FAMILIES = {
     "idefics3": tiles,

@@ -229,6 +229,15 @@ def test_a_processor_that_is_not_there_ends_the_start(tmp_path: Path, processors
         ImageProcessor(str(tmp_path), processors("smolvlm").spelling)
 
 
+def test_a_processor_that_writes_images_otherwise_ends_the_start(
+    vision_folder: Folder, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(vision_folder("llava"), tmp_path / "pixtral")
+    (folder / "processor_config.json").write_text('{"processor_class": "PixtralProcessor"}')
+    with pytest.raises(ModelError, match="'processor_class' PixtralProcessor is not supp"):
+        load_processor(folder, Encoder(str(folder)))
+
+
 def test_no_family_needs_torch(vision_folder: Folder) -> None:
     folders = [str(vision_folder(family)) for family in IMAGE_PROCESSORS]
     code = (

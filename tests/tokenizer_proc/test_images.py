@@ -309,6 +309,16 @@ def test_images_of_other_apis_are_a_chats(lane: Lane, api: str) -> None:
     assert keys[0] == keys[1]
 
 
+def test_detail_of_responses_is_a_chats(lane: Lane) -> None:
+    low = image_part(FIRST["image_url"]["url"], detail="low")
+    body = json.dumps(responses("a", low)).encode()
+    (prompt,) = finish(lane.planner.responses(HTTP, body), lane.encoder).prompts
+    system = {"role": "system", "content": "Be kind."}
+    full, expected = (lane.chat(system, message("a", part)).prompts[0] for part in (FIRST, low))
+    assert list(prompt) == list(expected)
+    assert len(prompt) < len(full)
+
+
 def test_images_of_messages_are_counted(lane: Lane) -> None:
     body = {"messages": [{"role": "user", "content": [block("a"), block(FIRST)]}]}
     answer = finish(lane.planner.count_tokens(HTTP, json.dumps(body).encode()), lane.encoder)
