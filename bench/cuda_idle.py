@@ -1,15 +1,14 @@
 """How long is a GPU idle between two decode steps, with the whole ring under load?
 
 Method: as many streams as run at once, by Qwen2.5-1.5B's shape with random weights, over HTTP.
-        When all of them generate, `POST /start_profile`; the worker's trace ends by itself. Idle is
-        when no kernel and no copy ran, from one step's first kernel to the next one's: what is
-        idle within a step counts, too, and so does what the profiler costs.
+        They go on until the profile, begun when all of them generate, has ended. Idle is when no
+        kernel and no copy ran, from one step's first kernel to the next one's: what is idle within
+        a step counts, too, and so does what the profiler costs.
 Run:    python bench/cuda_idle.py --rounds 3
 """
 
 import argparse
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,15 +16,19 @@ from statistics import median
 
 import httpx
 
+from support.endless import EndlessStreams
 from support.report import Quantity, Report
 from support.servers import Server
-from support.serving import lacks_gpu, load, serve, serving_parser
+from support.serving import lacks_gpu, serve, serving_parser
 from support.trace import Idleness, idleness, read_trace
 
 KEY = "bench"
+OPERATOR = {"Authorization": f"Bearer {KEY}"}
+RUNNING, STEPS = "headrace:num_requests_running", "headrace:engine_steps_total"
 PROMPT_TOKENS = 16
-DEADLINE_S = 120
+DEADLINE_S = 300
 LOOK_S = 0.02
+MIN_STEPS = 10  # to be sure of some in the trace: the worker takes note before its next one
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
@@ -39,32 +42,36 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 def profile(server: Server, args: argparse.Namespace, folder: Path) -> Idleness:
     """Return how idle the worker's device is while so many streams generate."""
-    before = set(folder.iterdir())
-    work = [(PROMPT_TOKENS, args.tokens)] * args.streams
-    streams = threading.Thread(target=load, args=(server, work))
-    streams.start()
-    running = "headrace:num_requests_running"
-    wait_until(lambda: (server.metric(running) or 0) >= args.streams, "all to run")
-    with httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}) as client:
-        client.post("/start_profile").raise_for_status()
-        time.sleep(args.seconds)
-        client.post("/stop_profile").raise_for_status()
-    streams.join()
-    found = []
+    before = traces(folder)
+    wait_until(lambda: server.metric(RUNNING) == 0, "the streams before these to end")
+    with EndlessStreams(server.url, args.streams, PROMPT_TOKENS, args.tokens) as streams:
 
-    def is_there() -> bool:
-        found[:] = [path for path in set(folder.glob("worker-0-*")) - before]
-        return bool(found)
+        def count(name: str) -> float:
+            streams.check()
+            return server.metric(name) or 0.0
 
-    wait_until(is_there, "the trace")
-    return idleness(read_trace(found[0]))
+        wait_until(lambda: count(RUNNING) >= args.streams, "all to run")
+        with httpx.Client(base_url=server.url, headers=OPERATOR, timeout=DEADLINE_S) as client:
+            client.post("/start_profile").raise_for_status()
+            enough = count(STEPS) + MIN_STEPS
+            time.sleep(args.seconds)
+            wait_until(lambda: count(STEPS) >= enough, "steps of the profile")
+            client.post("/stop_profile").raise_for_status()
+        wait_until(lambda: traces(folder) > before, "the trace")
+    (trace,) = traces(folder) - before
+    return idleness(read_trace(trace))
+
+
+def traces(folder: Path) -> set[Path]:
+    """Return those that the first worker has written."""
+    return set(folder.glob("worker-0-*"))
 
 
 def main() -> None:
     """Run."""
     options = serving_parser(__doc__, rounds=3, shape="qwen2.5-1.5b")
     options.add_argument("--streams", type=int, default=256)
-    options.add_argument("--tokens", type=int, default=2048, help="of each stream")
+    options.add_argument("--tokens", type=int, default=2048, help="of a stream; then comes another")
     options.add_argument("--seconds", type=float, default=2.0, help="of the profile, at most")
     args = options.parse_args()
     report = Report("cuda_idle", args)
@@ -76,7 +83,7 @@ def main() -> None:
         admin = ("--admin-api-key", KEY, "--profile-dir", name)
         with serve(args, *flags, *admin) as server:
             found = [profile(server, args, Path(name)) for _ in range(args.rounds)]
-    per_step = {"headrace": [median(one.per_step_us) for one in found if one.per_step_us]}
+    per_step = {"headrace": [median(one.per_step_us) for one in found]}
     report.add(Quantity(f"idle in a step of {args.streams}", "us", per_step))
     shares = {"headrace": [100 * one.share for one in found]}
     report.add(Quantity("idle, of all time", "%", shares))

@@ -57,6 +57,11 @@ class Served:
     tpot_ms: float
 
 
+def num_load_processes() -> int:
+    """Return how many make the load, so that most cores are the server's."""
+    return max(1, (os.cpu_count() or 2) // 4)
+
+
 def body_of(num_prompt: int, num_answer: int, random: np.random.Generator) -> bytes:
     """Return a request with a prompt of random tokens."""
     prompt = random.integers(FIRST_TOKEN, END_TOKEN, num_prompt).tolist()
@@ -73,7 +78,7 @@ def load(server: Server, lengths: Lengths, every_s: float = 0.0, seed: int = 0) 
         for index, tokens in enumerate(lengths)
     ]
     target = Target(f"{server.url}/v1/completions")
-    found = asyncio.run(run_load(target, requests, num_procs=max(1, (os.cpu_count() or 2) // 4)))
+    found = asyncio.run(run_load(target, requests, num_procs=num_load_processes()))
     errors = [record.error for record in found.records if record.error]
     if errors:
         raise SystemExit(f"{len(errors)} requests failed: {errors[0]}")

@@ -41,16 +41,21 @@ def read_trace(path: Path) -> list[Event]:
 
 
 def idleness(events: list[Event]) -> Idleness:
-    """Return how idle the device was, between steps and within them."""
+    """Return how idle the device was, between steps and within them.
+
+    Raises:
+        SystemExit: there is nothing between steps, for want of a second one.
+    """
     on_gpu = [event for event in events if event.cat in ON_GPU]
     ran = sorted(on_gpu or [e for e in events if e.name == STEP], key=lambda event: event.ts)
     begins = [event.ts for event in ran if not on_gpu or FIRST_KERNEL in event.name]
+    if len(begins) < 2:
+        raise SystemExit(f"the trace has {len(begins)} steps; idle time is that between two")
     gaps = []  # where each begins, and its length
-    end = ran[0].ts if ran else 0.0
+    end = ran[0].ts
     for event in ran:
         if event.ts > end:
             gaps.append((end, event.ts - end))
         end = max(end, event.ts + event.dur)
     idle = [sum(length for at, length in gaps if a <= at < b) for a, b in pairwise(begins)]
-    whole = begins[-1] - begins[0] if len(begins) > 1 else 0.0
-    return Idleness(idle, sum(idle) / whole if whole else 0.0)
+    return Idleness(idle, sum(idle) / (begins[-1] - begins[0]))

@@ -38,5 +38,7 @@ def test_a_trace_of_the_cpp_core_has_its_steps(tmp_path: Path) -> None:
     assert (found.per_step_us, found.share) == ([2.0, 2.0], pytest.approx(0.2))
 
 
-def test_a_trace_without_steps_has_no_idleness() -> None:
-    assert idleness([]).per_step_us == []
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_trace_of_no_two_steps_is_refused(num_steps: int) -> None:
+    with pytest.raises(SystemExit, match=f"the trace has {num_steps} steps; idle time is that"):
+        idleness(num_steps * [Event("step", "", 5, 1)])

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEADLINE_S = 500
 TINY = ("--device", "cpu", "--shape", "tiny", "--rounds", "1")
 RUNS = {
-    "cuda_throughput": ("--requests", "6", "--longest", "20"),
-    "cuda_trickle": ("--tokens", "9", "--at-once", "4"),
-    "cuda_idle": ("--streams", "2", "--tokens", "600", "--seconds", "0.2"),
+    "cuda_throughput": ("--requests", "6", "--longest", "200"),
+    "cuda_trickle": ("--tokens", "65", "--at-once", "4"),
+    "cuda_idle": ("--streams", "2", "--tokens", "200", "--seconds", "0.2", "--rounds", "2"),
     "cuda_prefill": ("--tokens", "8", "--shape", "micro"),
 }
 
@@ -32,7 +33,7 @@ def run(cache: Path, name: str, *args: str, **env: str) -> Any:
         [sys.executable, str(ROOT / f"bench/{name}.py"), *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         env={**os.environ, **paths, **env},
     )
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,80 @@
+"""Streams for as long as something is looked at: who has ended is followed by another.
+
+They are made by processes of their own, and dropped where they are when the context ends.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from headrace.bench.load import Request, Sender, Target
+from headrace.process import die_with_parent
+from support.serving import body_of, num_load_processes
+
+
+class EndlessStreams:
+    """So many of them, of `num_prompt` random tokens each, from when the context begins."""
+
+    def __init__(self, url: str, num_streams: int, num_prompt: int, num_answer: int) -> None:
+        num_procs = min(num_load_processes(), num_streams)
+        shares = [
+            num_streams // num_procs + (i < num_streams % num_procs) for i in range(num_procs)
+        ]
+        self._commands = [
+            [
+                sys.executable,
+                "-m",
+                "support.endless",
+                url,
+                *map(str, (share, num_prompt, num_answer)),
+            ]
+            for share in shares
+        ]
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        where = Path(__file__).parents[1]
+        for command in self._commands:
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=where)
+            self._processes.append(process)
+        return self
+
+    def check(self) -> None:
+        """Raise SystemExit if a stream has failed, and with it the others of its process."""
+        for process in self._processes:
+            if process.poll() is not None:
+                assert process.stderr is not None
+                raise SystemExit(f"a stream has failed: {process.stderr.read().strip()}")
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.communicate()
+
+
+async def keep_streaming(url: str, num_streams: int, num_prompt: int, num_answer: int) -> None:
+    """Have so many streams at once, without end; raise SystemExit when one fails."""
+    sender = Sender(Target(f"{url}/v1/completions"))
+
+    async def keep_one(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        while True:
+            body = body_of(num_prompt, num_answer, random)
+            record = await sender.send(Request(0, 0.0, body), time.monotonic())
+            if record.error:
+                raise SystemExit(record.error)
+
+    await asyncio.gather(*map(keep_one, range(num_streams)))
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid(), signal.SIGKILL)
+    asyncio.run(keep_streaming(sys.argv[1], *map(int, sys.argv[2:])))
