@@ -20,11 +20,14 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class WorkerDied(HeadraceError):
-    """The worker of some rank has ended on its own."""
+    """The worker of some rank has ended on its own; or `is_chaos` has ended it, on purpose."""
 
-    def __init__(self, message: str, rank: int = 0, code: int = -signal.SIGKILL) -> None:
+    def __init__(
+        self, message: str, rank: int = 0, code: int = -signal.SIGKILL, is_chaos: bool = False
+    ) -> None:
         super().__init__(message)
         self.rank = rank
+        self.is_chaos = is_chaos
         self.has_said_why = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
@@ -73,15 +76,16 @@ class Child(Generic[Ask, Answer]):
 
     def check(self) -> None:
         """Raise `WorkerDied` if it has ended, with its last words, or is stuck."""
+        rank, is_chaos = self._slot.seat.index, self._slot[Field.HARMED_PID] == self._process.pid
         if self._vigil.stuck([self._slot], time.monotonic_ns()):
             write_last(self._slot)
-            raise WorkerDied(f"{self._slot.seat} is stuck", self._slot.seat.index)
+            raise WorkerDied(f"{self._slot.seat} is stuck", rank, is_chaos=is_chaos)
         code = self._process.poll()
         if code is not None:
             how = "could not start" if code in CAUSES and not self.is_ready else ending(code)
             why = self._slot.last_words
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
-            raise WorkerDied(message, self._slot.seat.index, code)
+            raise WorkerDied(message, rank, code, is_chaos)
 
     def make_capsule(self, capsules: Capsules, death: WorkerDied, requests: list[int]) -> None:
         """Keep what is known of its death."""

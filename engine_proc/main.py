@@ -343,12 +343,13 @@ class Engine:
             is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
             if is_for_memory:
                 self._step_limit.failed(self._scheduler.tokens_in_step)
-            deadly = self._scheduler.recompute(blames=not is_for_memory)
+            deadly = self._scheduler.recompute(blames=not (is_for_memory or death.is_chaos))
             self._sent.clear()
             self._expect()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
-            workers.replace(death, ids, is_explained=is_for_memory or deadly is not None)
+            is_explained = is_for_memory or death.is_chaos or deadly is not None
+            workers.replace(death, ids, is_explained)
             self._can_step = False
             self._show()
 

@@ -48,6 +48,7 @@ class Field(enum.IntEnum):
     PROGRESS = 3  # gauge, per mille of start-up work done
     STARTS = 4  # of processes in this seat
     STACKS_FD = 5  # the process's own descriptor of its `StackFile`
+    HARMED_PID = 7  # whom --chaos has sent a signal; the supervisor's to write
     # frontend
     REQUESTS = 8
     RESPONSES = 9

@@ -295,6 +295,7 @@ class Supervisor:
             if alive:
                 victim = random.choice(alive)
                 log.warning("chaos: %s gets %s", victim.seat, rule.signal.name)
+                victim[Field.HARMED_PID] = victim[Field.PID]
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim[Field.PID], rule.signal)
 

@@ -108,6 +108,17 @@ def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
     assert rig.heard(1)[1] == [7]
 
 
+def test_nobody_is_blamed_for_what_chaos_does(rig: Rig) -> None:
+    rig.take(generate())
+    deaths = [Sevens(lives=0, is_chaos=True) for _ in range(4)]
+    for dying in deaths:
+        rig.engine.go_on(dying)  # type: ignore[arg-type]
+    assert [dying.blamed for dying in deaths] == [([FIRST], True)] * 4
+    for _ in range(2):
+        rig.step()
+    assert [rig.heard()[1] for _ in range(2)] == [[7], [7]]
+
+
 ahead = pytest.mark.parametrize("rig", [{"looks_ahead": True}], indirect=True)
 
 

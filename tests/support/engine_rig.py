@@ -31,7 +31,7 @@ from headrace.messages import (
 from headrace.sockets import Inbox, Outbox, address
 from headrace.worker_messages import Step, StepFailed, StepResult, WorkerReady
 
-WAIT_MS = 5000
+WAIT_MS = 60_000
 READY = WorkerReady(num_pages=16, page_tokens=16)
 FIRST = request_id(0, 1)
 IMAGE_TOKEN = 6
@@ -40,8 +40,9 @@ IMAGE_TOKEN = 6
 class Sevens:
     """Workers whose model says 7, with probability 1; those of `lives` steps die in the next."""
 
-    def __init__(self, lives: int = 100) -> None:
+    def __init__(self, lives: int = 100, is_chaos: bool = False) -> None:
         self.lives = lives
+        self.is_chaos = is_chaos
         self.masks = MaskArea.create(4, 8)
         self.events: list[str] = []
         self.steps: list[Step] = []  # without a result
@@ -59,7 +60,7 @@ class Sevens:
 
     def check(self) -> None:
         if not self.lives:
-            raise WorkerDied("worker 0 died")
+            raise WorkerDied("worker 0 died", is_chaos=self.is_chaos)
 
     def replace(self, death: WorkerDied, requests: list[int], is_explained: bool) -> None:
         self.events.append(str(death))
