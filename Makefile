@@ -28,8 +28,8 @@ bench: .venv/dev
 # Long, and not a part of `make test`: 100,000 collectives of random sizes, half an hour in which
 # processes end at random, then what is left behind after 100,000 streams cut short.
 soak: .venv/dev
-	COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/test_shm_all_reduce.py -k random
-	CHAOS_S=1800 $(BIN)/pytest tests/system/test_recovery.py -k chaos
+	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/test_shm_all_reduce.py -k random
+	TEST_S=0 CHAOS_S=1800 $(BIN)/pytest tests/system/test_recovery.py -k chaos
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
 # What comes from outside, for long: each target of tests/support/fuzz_targets.py for FUZZ_S seconds,
@@ -43,14 +43,14 @@ fuzz: .venv/fuzz
 	for target in $(FUZZ_TARGETS); do \
 		PYTHONPATH=tests/support:.venv/fuzz $(BIN)/python tests/support/fuzz_long.py $$target \
 			-max_total_time=$(FUZZ_S) -timeout=20 $(ARGS) || exit 1; done
-	FUZZ_ROUNDS=$(FUZZ_ROUNDS) $(BIN)/pytest \
+	TEST_S=0 FUZZ_ROUNDS=$(FUZZ_ROUNDS) $(BIN)/pytest \
 		tests/detokenizer_proc/test_texts_fuzz.py tests/frontend/test_streams_fuzz.py
-	FUZZ_BYTES=$(FUZZ_BYTES) $(BIN)/pytest tests/system/test_http_fuzz.py
+	TEST_S=0 FUZZ_BYTES=$(FUZZ_BYTES) $(BIN)/pytest tests/system/test_http_fuzz.py
 
 # Clients that people have already, lm-eval and the JSON-Schema-Test-Suite. They take a gigabyte, so
 # `make test` skips them.
 ecosystem: .venv/ecosystem .venv/schema-suite
-	PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
+	TEST_S=0 PYTHONPATH=.venv/ecosystem $(BIN)/pytest tests/ecosystem $(ARGS)
 
 # Known vulnerabilities of what `make install` installs. It needs the network, `make test` does not.
 audit: .venv/audit

@@ -1,10 +1,14 @@
 """What all tests have in common."""
 
 import os
+import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
@@ -16,12 +20,54 @@ if not Path("/dev/nvidiactl").exists():
 # Threads that spin while they wait for each other take ten times as long beside busy servers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A test that hangs fails, and the others go on; 0 is no limit. It is so long that no test comes near
+# it on the slowest machine.
+TEST_S = int(os.environ.get("TEST_S", "1200"))
+# Answers have the time that tests have: 5 s, httpx's, may pass where everybody wants the cores.
+vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))
+
 SYSTEM = "tests/system/"
 RECOVERY = "tests/system/test_recovery.py"
 
-# How fast examples are made says how busy the machine is, and nothing about us.
-settings.register_profile("headrace", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+# How fast examples are made says how busy the machine is, and nothing about us. They are the same
+# each time: `make fuzz` is for finding more.
+settings.register_profile(
+    "headrace", suppress_health_check=[HealthCheck.too_slow], deadline=None, derandomize=True
+)
 settings.load_profile("headrace")
+
+
+def give_up(_signal: int, _frame: FrameType | None) -> None:
+    pytest.fail(f"it hangs: {TEST_S} s have passed")
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Fail a test, from wherever it waits, that takes too long."""
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(TEST_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    with limited():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    with limited():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    with limited():
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-START_S = 120
+START_S = 300
+PATIENCE_S = 120.0  # for what takes a second or two, where everybody wants the cores
 URL = re.compile(r" on (http\S+) \(ready")
 
 
@@ -79,6 +80,12 @@ class RunningServer:
         assert values, f"no metric {name} in\n{text}"
         return sum(float(value) for value in values)
 
+    def settle(self) -> None:
+        """Wait until nobody is served but who asks: all that was done before has been counted."""
+        wait_until(lambda: self.metric("http_requests_open") == 1, "nobody else is served")
+        for name in ("num_requests_waiting", "num_requests_running", "replies_open"):
+            wait_until(lambda name=name: self.metric(name) == 0, name)  # type: ignore[misc]
+
     def stop(self) -> int:
         """Interrupt it as Ctrl-C does and return its exit status."""
         self.process.send_signal(signal.SIGINT)
@@ -94,7 +101,7 @@ class RunningServer:
 
     def wait(self) -> int:
         """Wait for its end, with what it says until then in `log`; return its exit status."""
-        self.log += self.process.communicate(timeout=30)[1].decode()
+        self.log += self.process.communicate(timeout=PATIENCE_S)[1].decode()
         return self.process.returncode
 
 
@@ -103,7 +110,7 @@ def shared_memory_files() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith("headrace-fuzz-")}
 
 
-def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = 20) -> None:
+def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Ask again and again, for what a server does without telling anyone."""
     deadline = time.monotonic() + timeout_s
     while not predicate():  # each call is a round trip to another process
