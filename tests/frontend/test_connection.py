@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -14,12 +15,13 @@ import uvicorn
 
 from headrace.frontend import connection as module
 from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import MAX_HEAD_BYTES, Connection
+from headrace.frontend.connection import MAX_HEAD_BYTES, MIN_BYTES_PER_S, Connection
 from headrace.frontend.deadlines import Deadlines
 from headrace.frontend.request import Request
 
-DEADLINE_S = 20
-PATIENCE_S = 0.05
+DEADLINE_S = 120
+PATIENCE_S = 20.0
+READER_PATIENCE_S = 0.05
 LARGE = 1 << 20  # bytes of an answer; some fit into the buffers of sockets
 
 
@@ -39,7 +41,7 @@ def pour(request: Request) -> None:
 
 
 class Site:
-    """A server with one application, whose clients have `PATIENCE_S`."""
+    """A server with one application, whose clients have time until `be_impatient`."""
 
     def __init__(
         self,
@@ -56,8 +58,16 @@ class Site:
         self.has_begun = asyncio.Event()
         self.is_leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self.num_heard = 0
+        site = self
+
+        class Counted(Connection):
+            def data_received(self, data: bytes) -> None:
+                super().data_received(data)
+                site.num_heard += len(data)
+
         http: Any = partial(
-            *(Connection, self.deadlines, self.readers, Arrivals(), max_connections),
+            *(Counted, self.deadlines, self.readers, Arrivals(), max_connections),
             is_leaving=lambda: self.is_leaving,
         )
         self._server = uvicorn.Server(
@@ -136,12 +146,22 @@ class Site:
         serving = asyncio.create_task(self._server._serve([self._listener]))
         loop = asyncio.get_running_loop()
         while not serving.done():
-            for connection in self.deadlines.passed(loop.time()):
-                connection.on_deadline()
             for connection in self.readers.passed(loop.time()):
                 connection.on_reader_deadline()
-            await asyncio.sleep(PATIENCE_S / 10)
+            await asyncio.sleep(READER_PATIENCE_S / 10)
         await serving
+
+    async def be_impatient(self) -> None:
+        """Let all the time pass that clients have, once what they have said is here."""
+        await self.hear()
+        for connection in list(self.deadlines.passed(math.inf)):
+            connection.on_deadline()
+
+    async def hear(self) -> None:
+        """Wait until clients are connected, and what they have said is here."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.deadlines or self.num_heard < sum(c.num_said for c in self._clients):
+                await asyncio.sleep(0)
 
     async def stop(self, running: "asyncio.Task[None]") -> None:
         for client in self._clients:
@@ -166,9 +186,11 @@ class Client:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.num_said = 0
 
     def say(self, data: bytes) -> None:
         self.writer.write(data)
+        self.num_said += len(data)
 
     async def response(self) -> tuple[int, bytes]:
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
@@ -214,6 +236,7 @@ async def test_requests_are_served_one_after_the_other(site: Site) -> None:
 
 async def test_a_connection_on_which_nothing_comes_is_closed(site: Site) -> None:
     client = await site.connect()
+    await site.be_impatient()
     assert await client.end() == b""
 
 
@@ -223,21 +246,21 @@ async def test_a_connection_on_which_nothing_comes_is_closed(site: Site) -> None
 async def test_a_request_that_does_not_come_is_told_so(site: Site, start: bytes) -> None:
     client = await site.connect()
     client.say(start)
+    await site.be_impatient()
     status, body = await client.response()
     assert (status, code(body)) == (408, "request_timeout")
     assert await client.end() == b""
 
 
 async def test_a_body_that_comes_fast_enough_has_time(site: Site) -> None:
-    pieces, size = 8, 1000  # at 1,000 bytes per tick, 100 times the least
+    pieces, size = 8, round(MIN_BYTES_PER_S * PATIENCE_S)
     client = await site.connect()
     client.say(b"POST /echo HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (pieces * size))
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    for number in range(pieces):
+    await site.hear()
+    for _ in range(pieces - 1):
         client.say(b"x" * size)
-        while loop.time() < began + (number + 1) * PATIENCE_S / 2:
-            await asyncio.sleep(PATIENCE_S / 10)
+        await site.be_impatient()
+    client.say(b"x" * size)
     assert (await client.response())[0] == 200
 
 
@@ -413,7 +436,7 @@ async def test_who_serves_may_part_in_the_middle(site: Site) -> None:
     assert await asyncio.wait_for(site.lost.get(), DEADLINE_S) == "parted"
 
 
-@pytest.mark.parametrize("site", [{"reader_patience_s": PATIENCE_S}], indirect=True)
+@pytest.mark.parametrize("site", [{"reader_patience_s": READER_PATIENCE_S}], indirect=True)
 async def test_a_client_that_does_not_read_its_answer_is_cut_off(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /pour HTTP/1.1\r\n\r\n")
@@ -422,7 +445,7 @@ async def test_a_client_that_does_not_read_its_answer_is_cut_off(site: Site) -> 
 
 
 @pytest.mark.parametrize(
-    "site", [{"reader_patience_s": PATIENCE_S, "keep_alive_s": 0}], indirect=True
+    "site", [{"reader_patience_s": READER_PATIENCE_S, "keep_alive_s": 0}], indirect=True
 )
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_a_client_that_does_not_read_a_whole_answer_is_cut_off(
@@ -434,7 +457,7 @@ async def test_a_client_that_does_not_read_a_whole_answer_is_cut_off(
     await site.is_left()
 
 
-@pytest.mark.parametrize("site", [{"reader_patience_s": PATIENCE_S}], indirect=True)
+@pytest.mark.parametrize("site", [{"reader_patience_s": READER_PATIENCE_S}], indirect=True)
 async def test_who_reads_no_answers_is_not_given_more(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /large HTTP/1.1\r\n\r\n" * 100)

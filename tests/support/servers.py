@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import httpx
@@ -108,6 +108,25 @@ class RunningServer:
 def shared_memory_files() -> set[str]:
     """Return the names in /dev/shm, without those of tests that run beside this one."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("headrace-fuzz-")}
+
+
+def survivors(ring: Iterable[psutil.Process]) -> list[str]:
+    """Return who of a ring has still not ended when it should have.
+
+    A zombie has; who adopted it has not looked yet.
+    """
+
+    def left() -> list[str]:
+        names = []
+        for process in ring:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    names.append(process.name())
+        return names
+
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: not left(), "all have ended")
+    return left()
 
 
 def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from examples import run_examples
-from servers import RunningServer, wait_until
+from servers import PATIENCE_S, RunningServer, survivors, wait_until
 
 import headrace.client
 from headrace import AsyncClient, Client
@@ -37,6 +37,7 @@ def test_the_examples_of_the_docstrings_are_true(server: RunningServer) -> None:
 
 
 def test_a_stream_is_canceled_while_another_thread_waits_for_it(server: RunningServer) -> None:
+    server.settle()
     aborted = server.metric("aborted_sequences_total")
     with Client(server.url) as client:
         stream = client.stream_complete("Once", **LONG)
@@ -44,7 +45,7 @@ def test_a_stream_is_canceled_while_another_thread_waits_for_it(server: RunningS
         reader = threading.Thread(target=lambda: texts.extend(stream))
         reader.start()
         stream.cancel()
-        reader.join(20)
+        reader.join(PATIENCE_S)
         assert not reader.is_alive()
     wait_until(
         lambda: server.metric("aborted_sequences_total") == aborted + 1, "the server gives it up"
@@ -54,6 +55,7 @@ def test_a_stream_is_canceled_while_another_thread_waits_for_it(server: RunningS
 async def test_an_async_stream_is_canceled_while_another_task_waits_for_it(
     server: RunningServer,
 ) -> None:
+    server.settle()
     aborted = server.metric("aborted_sequences_total")
     async with AsyncClient(server.url) as client:
         stream = client.stream_complete("Once", **LONG)
@@ -65,7 +67,7 @@ async def test_an_async_stream_is_canceled_while_another_task_waits_for_it(
         reading = asyncio.create_task(rest())
         await asyncio.sleep(0)  # it waits
         stream.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await reading
     wait_until(
         lambda: server.metric("aborted_sequences_total") == aborted + 1, "the server gives it up"
@@ -76,7 +78,7 @@ def test_a_conversation_in_the_terminal(server: RunningServer) -> None:
     command = [Path(sys.executable).parent / "headrace", "chat", server.url]
     command += ["--temperature", "0", "--max-tokens", "8"]
     lines = "What is the capital of France?\nAnd of Spain?\n"
-    chat = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60)
+    chat = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (chat.returncode, chat.stderr) == (0, "")
     first, second = chat.stdout.splitlines()
     assert first == "The capital of France is Paris."
@@ -93,7 +95,7 @@ async def test_a_launched_server_has_its_keys_and_ends_with_its_client() -> None
         stranger.models()
     assert refused.value.status == 401
     await client.close()
-    assert not psutil.wait_procs(ring, 20)[1]
+    assert not survivors(ring)
 
 
 def test_a_launched_server_ends_with_its_owner_however_that_ends() -> None:
@@ -108,10 +110,10 @@ def test_a_launched_server_ends_with_its_owner_however_that_ends() -> None:
     ring = [psutil.Process(int(supervisor))]
     ring += ring[0].children(recursive=True)
     owner.send_signal(signal.SIGKILL)
-    owner.wait(20)
+    owner.wait(PATIENCE_S)
     owner.stdin.close()
     owner.stdout.close()
-    assert not psutil.wait_procs(ring, 20)[1]
+    assert not survivors(ring)
 
 
 def test_what_cannot_be_launched_is_refused_at_once() -> None:

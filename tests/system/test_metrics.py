@@ -32,6 +32,7 @@ def samples(server: RunningServer) -> dict[str, float]:
 
 
 def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> None:
+    server.settle()
     before = samples(server)
     body = {"prompt": "One, two,", "max_tokens": 6, "ignore_eos": True, "temperature": 0}
     done = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
@@ -42,6 +43,7 @@ def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> Non
 
     # A step is counted while the next one is computed, or when there is none.
     wait_until(lambda: grown()["request_success_total length"] == 1, "the request is counted")
+    server.settle()  # and by the frontend, which writes first
     news = grown()
     for name in COUNTS:
         assert news[f"{name}_count"] == 1, name

@@ -17,10 +17,12 @@ PROMPT = {"prompt": "Tell me", "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def mock() -> Iterator[RunningServer]:
-    """One sequence runs and one waits, 2 ms a step."""
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One sequence runs and one waits, 20 ms a step."""
+    profile = tmp_path_factory.mktemp("profiles") / "20ms.json"
+    profile.write_text('{"step_ms": [[0, 20]]}')
     running = RunningServer(
-        *("--engine", "mock", "--mock-profile", "2ms", "--detokenizer-procs", "2"),
+        *("--engine", "mock", "--mock-profile", str(profile), "--detokenizer-procs", "2"),
         *("--max-num-seqs", "1", "--max-num-queued", "1"),
     )
     yield running
@@ -60,7 +62,7 @@ def test_a_stop_string_ends_a_text(mock: RunningServer) -> None:
 
 def test_who_leaves_makes_place_and_who_is_too_many_is_refused(mock: RunningServer) -> None:
     address = urlsplit(mock.url)
-    body = json.dumps({**PROMPT, "max_tokens": 4000, "stream": True}).encode()  # 8 s of steps
+    body = json.dumps({**PROMPT, "max_tokens": 8000, "stream": True}).encode()  # minutes
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     with ExitStack() as clients:
         for gauge in ("num_requests_running", "num_requests_waiting"):

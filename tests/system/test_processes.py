@@ -1,5 +1,6 @@
 """The process table, what processes load, and how everything ends."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,11 +13,10 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from servers import RunningServer, StartFailed, shared_memory_files, wait_until
+from servers import RunningServer, StartFailed, shared_memory_files, survivors, wait_until
 
 from headrace.exit_status import ExitStatus
 
-STOP_S = 2.0
 BAD_FLAGS, BAD_MODEL = ExitStatus.BAD_FLAGS, ExitStatus.BAD_MODEL
 # Shared libraries that a package cannot be imported without.
 LIBRARIES = {
@@ -31,7 +31,7 @@ LIBRARIES = {
 @pytest.fixture
 def own_server(socket_folder: Path) -> Iterator[RunningServer]:
     """A server of the test's own, its run directory under `socket_folder`."""
-    running = RunningServer(env={"TMPDIR": str(socket_folder)})
+    running = RunningServer("--drain-timeout", "600", env={"TMPDIR": str(socket_folder)})
     yield running
     running.close()
 
@@ -39,14 +39,6 @@ def own_server(socket_folder: Path) -> Iterator[RunningServer]:
 def leftovers(socket_folder: Path) -> list[Path]:
     """Return socket and run directories that are still there."""
     return list(socket_folder.iterdir())
-
-
-def survivors(server: RunningServer, ring: list[psutil.Process]) -> list[str]:
-    """Return who of a ring is still there when it should have ended."""
-    server.process.wait(timeout=STOP_S)
-    _, alive = psutil.wait_procs([p for p in ring if p.pid != server.process.pid], timeout=1)
-    # A zombie has ended; who adopted it has not looked yet.
-    return [p.name() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_process_table_is_the_ring(server: RunningServer) -> None:
@@ -75,7 +67,7 @@ def test_whom_clients_and_the_step_wait_for_takes_a_core_at_once(server: Running
 
 
 def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> None:
-    httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1}, timeout=60)
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1})
     for index in range(2):
         maps = loaded_files(server.ring[f"headrace: frontend {index}"])
         for package, library in LIBRARIES.items():
@@ -117,7 +109,7 @@ def test_ctrl_c_ends_everything(own_server: RunningServer, socket_folder: Path) 
         chunks = response.iter_raw()
         next(chunks)
         own_server.process.send_signal(signal.SIGINT)
-        assert not survivors(own_server, ring)
+        assert not survivors(ring)
         for _ in chunks:
             pass
     assert own_server.wait() == 0
@@ -131,10 +123,14 @@ def test_sigterm_lets_open_requests_end(own_server: RunningServer, socket_folder
     with httpx.stream("POST", f"{own_server.url}/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
+        worker = own_server.ring["headrace: worker 0"]
+        worker.suspend()  # the text cannot end before all this
         own_server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: httpx.get(f"{own_server.url}/ready").status_code == 503, "it drains")
         late = httpx.post(f"{own_server.url}/v1/completions", json=body)
         assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        with contextlib.suppress(psutil.NoSuchProcess):  # it was stuck for too long
+            worker.resume()
         assert sum(line.startswith("data: {") for line in lines) > 100
     assert own_server.wait() == 0
     assert not leftovers(socket_folder)
@@ -161,13 +157,13 @@ def test_killed_supervisor_takes_everything_with_it(
 ) -> None:
     in_shared_memory = shared_memory_files()
     body = {"prompt": "x", "max_tokens": 1, "regex": "a"}
-    httpx.post(f"{own_server.url}/v1/completions", json=body, timeout=60).raise_for_status()
+    httpx.post(f"{own_server.url}/v1/completions", json=body).raise_for_status()
     ring = own_server.ring
     (checker,) = (ring[title] for title in ring if title.startswith("headrace: grammars of "))
     checker.suspend()  # as one that hangs
     assert leftovers(socket_folder), "the run directory is where the test looks"
     own_server.process.kill()
-    assert not survivors(own_server, list(ring.values()))
+    assert not survivors(ring.values())
     own_server.wait()
     assert not leftovers(socket_folder)
     assert shared_memory_files() == in_shared_memory
