@@ -20,8 +20,8 @@ if not Path("/dev/nvidiactl").exists():
 # Threads that spin while they wait for each other take ten times as long beside busy servers.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A test that hangs fails, and the others go on; 0 is no limit. It is so long that no test comes near
-# it on the slowest machine.
+# A test that hangs fails, and the others go on; 0 is no limit. No test comes near it, however slow
+# the machine.
 TEST_S = int(os.environ.get("TEST_S", "1200"))
 # Answers have the time that tests have: 5 s, httpx's, may pass where everybody wants the cores.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(120)))

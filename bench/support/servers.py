@@ -1,5 +1,6 @@
 """Starting servers to be measured, and what they cost: time to start, memory, processor time."""
 
+import contextlib
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -108,23 +110,25 @@ class Server:
         self.close()
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody is given meanwhile, but who asks for it by number."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        yield port
 
 
 def headrace(*args: str) -> Server:
     """Start Headrace with these arguments, from the environment this runs in."""
-    port = free_port()
-    command = [str(Path(sys.executable).parent / "launch_server"), "--port", str(port), *args]
-    return Server(command, port)
+    with reserved_port() as port:
+        command = [str(Path(sys.executable).parent / "launch_server"), "--port", str(port), *args]
+        return Server(command, port)
 
 
 def vllm(python: str, model: Path) -> Server:
     """Start vLLM on all our cores, with the OpenMP its docs advise where that came with it."""
-    port = free_port()
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     env = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -136,6 +140,7 @@ def vllm(python: str, model: Path) -> Server:
     if openmp.exists():
         env["LD_PRELOAD"] = str(openmp)
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"]
+    command += ["--host", "127.0.0.1", "--dtype", "bfloat16", "--max-num-seqs", "64"]
     command += ["--served-model-name", model.name, "--max-model-len", "4096"]
-    return Server([*command, "--max-num-seqs", "64"], port, env)
+    with reserved_port() as port:
+        return Server([*command, "--port", str(port)], port, env)

@@ -123,9 +123,9 @@ def test_a_vocabulary_of_49k_takes_well_under_200_ms() -> None:
     assert spec.origin is not None
     path = next(Path(spec.origin).parent.glob("*.gguf"))
     took = []
-    for _ in range(5):  # the best of five: other tests may run beside this one
-        start = time.perf_counter()
+    for _ in range(5):  # the best of five, of processor time: others run beside this one
+        start = time.process_time()
         file = read_metadata(path)
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert len(file.tensors) == 272
     assert min(took) < 0.2

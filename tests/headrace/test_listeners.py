@@ -4,9 +4,11 @@ import contextlib
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import reserved_port
 
 import headrace.listeners as listeners_module
 from headrace.config import ServerConfig
@@ -24,6 +26,12 @@ def closed(opened: list[Listeners]) -> "object":
     yield
     for listeners in opened:
         listeners.close()
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as reserved:
+        yield reserved
 
 
 def port_of(listeners: Listeners) -> int:
@@ -64,11 +72,9 @@ def test_the_kernel_spreads_connections_over_the_frontends(opened: list[Listener
 
 @pytest.mark.parametrize(("frontend_procs", "at_socket"), [(1, 1), (2, 1), (2, 2)])
 def test_of_servers_that_start_at_once_one_gets_the_port(
-    frontend_procs: int, at_socket: int, monkeypatch: pytest.MonkeyPatch
+    frontend_procs: int, at_socket: int, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        config = ServerConfig(port=free.getsockname()[1], frontend_procs=frontend_procs)
+    config = ServerConfig(port=port, frontend_procs=frontend_procs)
     winners: list[Listeners] = []
     num_bound = 0
     start_listening = listeners_module.started

@@ -17,12 +17,11 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from servers import RunningServer, StartFailed, wait_until
+from servers import PATIENCE_S, START_S, RunningServer, StartFailed, reserved_port, wait_until
 
 from headrace.exit_status import ExitStatus
 from headrace.run_directory import is_alive
 
-START_S = 60
 LAUNCH = str(Path(sys.executable).parent / "launch_server")
 MOCK = ("--port", "0", "--engine", "mock")
 BODY = {"prompt": "x", "max_tokens": 2}
@@ -55,7 +54,7 @@ def refused(setup: str, status: int, *args: str, env: dict[str, str] | None = No
 
 def completes(url: str, uds: str | None = None) -> bool:
     """Whether a server answers."""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=uds), timeout=30) as client:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=uds), timeout=PATIENCE_S) as client:
         return client.post(f"{url}/v1/completions", json=BODY).status_code == 200
 
 
@@ -118,20 +117,16 @@ def test_a_model_that_cannot_be_read_is_named(harm: object, says: str, tmp_path:
 def test_of_servers_that_start_at_once_one_gets_the_port_and_the_other_says_so(
     socket_folder: Path,
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-
-    def start(_: int) -> RunningServer | str:
+    def start(port: int) -> RunningServer | str:
         try:
             return RunningServer(
-                "--engine", "mock", "--port", port, env={"TMPDIR": str(socket_folder)}
+                "--engine", "mock", "--port", str(port), env={"TMPDIR": str(socket_folder)}
             )
         except StartFailed as error:
             return str(error)
 
-    with ThreadPoolExecutor(2) as pool:
-        outcomes = list(pool.map(start, range(2)))
+    with ThreadPoolExecutor(2) as pool, reserved_port() as port:
+        outcomes = list(pool.map(start, [port, port]))
     (winner,) = (outcome for outcome in outcomes if isinstance(outcome, RunningServer))
     (loser,) = (outcome for outcome in outcomes if isinstance(outcome, str))
     assert loser.count("\n") == 1
@@ -153,7 +148,7 @@ def test_a_server_whose_log_is_on_a_full_disk_serves_without_a_tmpdir(tmp_path: 
         wait_until(lambda: is_alive(uds), "it listens", START_S)
         assert completes("http://localhost", uds)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @has_mounts

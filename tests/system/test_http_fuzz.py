@@ -15,7 +15,7 @@ from servers import RunningServer, wait_until
 NUM_BYTES = int(os.environ.get("FUZZ_BYTES", 10_000_000))
 NUM_CLIENTS = 8
 PIECE = 100_000
-PATIENCE_S = 30
+PATIENCE_S = 120
 SPARE_FILES = 16  # that a process may open once, when there is something to do
 CLOSING_S = 10  # less than the patience of a frontend, which closes what is forgotten
 GROWTH = 1.1  # of memory, of what it has been after a tenth

@@ -2,15 +2,15 @@
 
 import json
 import shutil
-import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import RunningServer, wait_until
+from servers import PATIENCE_S, RunningServer, reserved_port, wait_until
 
 PROMETHEUS = shutil.which("prometheus")  # Debian's package
 COUNTS = (
@@ -71,8 +71,8 @@ def test_prometheus_scrapes_it(server: RunningServer, tmp_path: Path) -> None:
         ],
     }
     (tmp_path / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    ports = ExitStack()
+    port = ports.enter_context(reserved_port())
     command = [PROMETHEUS, f"--config.file={tmp_path}/prometheus.yml"]
     command += [f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}"]
     scraper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -91,4 +91,5 @@ def test_prometheus_scrapes_it(server: RunningServer, tmp_path: Path) -> None:
         assert value("sum(headrace:process_up)") == len(server.ring) - 1, "all but the supervisor"
     finally:
         scraper.terminate()
-        scraper.wait(20)
+        scraper.wait(PATIENCE_S)
+        ports.close()

@@ -8,9 +8,8 @@ import os
 import re
 import shutil
 import signal
-import socket
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import httpx
 import psutil
 import pytest
 from mutants.mutants import DEADLY_TOKEN, DEADLY_WORD, mutants
-from servers import RunningServer, wait_until
+from servers import RunningServer, reserved_port, wait_until
 
 from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
@@ -70,6 +69,7 @@ CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
 MAX_GROWTH = 1.05
+TIMEOUT_S = 600  # of an answer, which is late where processes die
 LOOK_S = 0.2  # between looks at `/health`
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 NOT_TEXT = (
@@ -145,7 +145,7 @@ async def read(
 async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[Any]:
     """Return what all requests are answered, sent at once."""
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
         return await asyncio.gather(
             *(read(client, *request, seen) for request in REQUESTS), return_exceptions=True
         )
@@ -154,7 +154,7 @@ async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[An
 async def read_beside_health(url: str, seen: Callable[[], None], told: set[str]) -> list[Any]:
     """Return what all requests are answered, and tell why `/health` was not good meanwhile."""
     reading = asyncio.create_task(read_all(url, seen))
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         while not reading.done():
             answer = await client.get("/health")
             told.update(answer.json()["reasons"])
@@ -163,28 +163,30 @@ async def read_beside_health(url: str, seen: Callable[[], None], told: set[str])
 
 
 class Killer:
-    """Kills a process after so many events, each time there are, and knows whom it has killed."""
+    """Kills a process after so many events, or when there is one, and knows whom it has killed."""
 
     def __init__(
         self,
         server: RunningServer,
         victim: str,
-        moments: Collection[int] = KILL_AFTER,
+        moments: Iterable[int] = KILL_AFTER,
         how: signal.Signals = signal.SIGKILL,
     ) -> None:
         self._how = how
         self._server = server
-        self._moments = moments
+        self._moments = sorted(moments, reverse=True)
         self._title = f"headrace: {victim}"
         self._num_seen = 0
         self.killed: list[psutil.Process] = []
 
     def __call__(self) -> None:
         self._num_seen += 1
-        if self._num_seen in self._moments and self._title in self._server.ring:
-            victim = self._server.ring[self._title]
-            self.killed.append(victim)
-            victim.send_signal(self._how)
+        if self._moments and self._num_seen >= self._moments[-1]:
+            victim = self._server.ring.get(self._title)
+            if victim is not None and victim not in self.killed:
+                self._moments.pop()
+                self.killed.append(victim)
+                victim.send_signal(self._how)
 
 
 @pytest.fixture(scope="module")
@@ -219,10 +221,11 @@ def test_streams_go_on_when_a_process_dies(
 ) -> None:
     before = own_server.metric("process_restarts_total")
     killer = Killer(own_server, victim)
-    assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
-    assert len(killer.killed) > 1
-    assert own_server.metric("process_restarts_total") >= before + len(killer.killed)
-    assert own_server.metric("num_requests_running") == own_server.metric("replies_open") == 0
+    while len(killer.killed) < 2:  # all may be answered before there is another to kill
+        assert not difference(asyncio.run(read_all(own_server.url, killer)), undisturbed)
+    restarts = before + len(killer.killed)
+    wait_until(lambda: own_server.metric("process_restarts_total") >= restarts, "they are replaced")
+    own_server.settle()
     assert own_server.metric("kv_pages_free") == own_server.metric("kv_pages_total")
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
@@ -261,6 +264,7 @@ def test_operators_get_a_profile_of_steps(own_server: RunningServer, profiles: P
 
 def test_operators_have_the_processes_of_a_role_replaced(own_server: RunningServer) -> None:
     with httpx.Client(base_url=own_server.url) as client:
+        wait_until(lambda: client.get("/health").status_code == 200, "all are well")
         assert client.post("/admin/restart").status_code == 401
         starts: dict[str, dict[str, int]] = {}
 
@@ -311,7 +315,7 @@ def test_all_but_the_engine_is_renewed_and_nobody_notices(
             now.get(title) != before[title] for title in before if title.split()[1] in RENEWED
         )
 
-    wait_until(is_renewed, "all are new", timeout_s=60)
+    wait_until(is_renewed, "all are new")
     assert own_server.ring["headrace: engine"].pid == before["headrace: engine"]
 
 
@@ -338,7 +342,7 @@ async def answers_beside_deadly_ones(url: str) -> tuple[list[Any], list[httpx.Re
     """
     token, word = ({"prompt": p, "max_tokens": 5} for p in ([DEADLY_TOKEN], DEADLY_WORD))
     said = TALK | {"temperature": 0, "logit_bias": {DEADLY_TOKEN: 100}}
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         answers, prompted, saying = await asyncio.gather(
             read_all(url), client.post(COMPLETION, json=token), client.post(CHAT, json=said)
         )
@@ -357,14 +361,12 @@ def is_loading(url: str) -> bool:
 
 def test_requests_at_which_processes_die_fail_alone(undisturbed: list[Any], tmp_path: Path) -> None:
     """Before, a worker hangs while it loads; after, a detokenizer is busy with nothing."""
-    with socket.socket() as free, ThreadPoolExecutor(1) as pool:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        free.close()
+    with reserved_port() as port, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{port}"
         looking = pool.submit(wait_until, lambda: is_loading(url), "HTTP before the model")
         server = RunningServer(
             *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
-            *("--admin-api-key", "operator", "--async-scheduling", "--port", url.split(":")[-1]),
+            *("--admin-api-key", "operator", "--async-scheduling", "--port", str(port)),
             env=mutants(
                 "engine=impatient,worker=deadly_token,tokenizer=deadly_word,detokenizer=busybody"
             ),

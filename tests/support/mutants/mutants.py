@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from headrace import vigil
-from headrace.board import Field
+from headrace.board import Field, Slot, State
 from headrace.config import DetokenizerConfig, EngineConfig, TokenizerConfig, WorkerConfig
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch, Floats
@@ -27,9 +27,14 @@ def mutants(which: str) -> dict[str, str]:
 
 
 def impatient(config: EngineConfig, context: Context) -> None:
-    """Be an engine that has waited long enough for who has been silent for a moment."""
-    vigil.STARTING_S = IMPATIENCE_S
+    """Be an engine that does not wait long for the first process in a seat."""
+    patience_s = vigil.patience_s
+    vigil.patience_s = lambda slot: IMPATIENCE_S if is_first(slot) else patience_s(slot)
     pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)
+
+
+def is_first(slot: Slot) -> bool:
+    return slot[Field.STARTS] == 1 and slot[Field.STATE] == State.STARTING
 
 
 def deadly_token(config: WorkerConfig, context: Context) -> None:
