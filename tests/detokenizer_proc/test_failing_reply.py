@@ -84,7 +84,7 @@ def test_a_parser_that_takes_too_long_fails_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reply_module, "parser_of", lambda parsing: EndlessParser())
-    replies = Replies(ByteVocabulary(), 1, limit=CpuLimit(0.05))
+    replies = Replies(ByteVocabulary(), 1, limit=CpuLimit(0.5))
     endless, sound = request_id(0, 1), request_id(0, 2)
     plan = msgspec.msgpack.encode(make_plan(parsing=Parsing(tools=ToolFormat.HERMES)))
     output = StepOutput.of({endless: plan, sound: plan}, [endless, sound], [1, 1], [LENGTH] * 2)

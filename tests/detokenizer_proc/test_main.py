@@ -16,7 +16,7 @@ from headrace.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 120_000
 OLD, NEW = request_id(0, 1), request_id(0, 2)
 
 

@@ -10,7 +10,7 @@ from headrace.engine_proc.detokenizer_links import MAX_BEHIND, MAX_HELD, Detoken
 from headrace.messages import StepOutput, ToDetokenizer
 from headrace.sockets import Inbox, address
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 120_000
 
 
 class Rig:

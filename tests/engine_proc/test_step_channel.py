@@ -12,7 +12,7 @@ import pytest
 from headrace.engine_proc.step_channel import NUM_SLOTS, StepChannel
 from headrace.worker_messages import FromWorker, StepResult, WorkerReady
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 SLOT_BYTES = 4096
 
 # Sends back what it receives, each message once, until an empty one.

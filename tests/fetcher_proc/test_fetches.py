@@ -9,7 +9,7 @@ from headrace.fetcher_proc.download import Budget, File, Refused
 from headrace.fetcher_proc.fetches import MAX_FETCHES, MAX_OF_HOST, Fetches
 from headrace.messages import Fetch, Forget
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 FILE = File(b"", "image/png")
 
 

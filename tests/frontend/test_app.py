@@ -27,7 +27,7 @@ from headrace.sent import Sent
 from headrace.sockets import Frame
 
 LIMIT = 100  # bytes of a body
-DEADLINE_S = 20
+DEADLINE_S = 120
 Message = dict[str, Any]
 MAX_REQUESTS = 50
 

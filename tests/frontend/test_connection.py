@@ -173,7 +173,7 @@ class Site:
         """Wait until nobody is connected."""
         async with asyncio.timeout(DEADLINE_S):
             while self._server.server_state.connections:
-                await asyncio.sleep(PATIENCE_S / 10)
+                await asyncio.sleep(0)
 
     async def connect(self) -> "Client":
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))

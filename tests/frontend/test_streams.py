@@ -29,7 +29,7 @@ from headrace.links import Links
 from headrace.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id
 from headrace.sent import Sent
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 SOCKET_BYTES = 1 << 16  # that wait in one for who does not read
 NUM_CLIENTS = 60
 NUM_ROUNDS = 40

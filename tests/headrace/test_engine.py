@@ -27,7 +27,7 @@ from headrace.sampling_params import SamplingParams
 from headrace.tokenizer_proc.sampling_fields import SamplingFields
 
 T = TypeVar("T")
-DEADLINE_S = 20
+DEADLINE_S = 120
 QUIET_MS = 50  # so long is waited for what must not come
 MAX_NUM_SEQS = 2
 PLACES = 2 * MAX_NUM_SEQS

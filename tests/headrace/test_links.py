@@ -13,7 +13,7 @@ from headrace.messages import Abort, HttpRequest, ToEngine, ToTokenizer, request
 from headrace.sent import MAX_BLAMED, Sent
 from headrace.sockets import Inbox, address
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 120_000
 REQUEST = HttpRequest(0, "POST", "/", 0.0)
 SHORT, LONG = b"x" * 100, b"x" * LONG_BODY_BYTES
 

@@ -10,7 +10,7 @@ from headrace.messages import Abort, ToEngine
 from headrace.record import Tee, begin, prepare_folder, read_record
 from headrace.sockets import Inbox, Outbox, address
 
-DEADLINE_MS = 20000
+DEADLINE_MS = 120_000
 NOTE = b"a note"
 
 

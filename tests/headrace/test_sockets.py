@@ -9,7 +9,7 @@ import pytest
 from headrace.messages import Abort, HttpRequest, ResponseFrames, Stop, ToEngine, ToTokenizer
 from headrace.sockets import Frame, Inbox, Outbox, address
 
-DEADLINE_MS = 20000
+DEADLINE_MS = 120_000
 REQUEST = HttpRequest(7, "POST", "/v1/completions", 1.5)
 
 

@@ -12,7 +12,7 @@ import pytest
 from headrace.client import AsyncClient, Client
 from headrace.text_streams import TextStream
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 EVENT = 'data: {"id": "x", "created": 1, "model": "m", "choices": [{"index": 0, "text": " TEXT"}]}'
 STREAM = "\n\n".join(
     [EVENT.replace("TEXT", "4"), EVENT.replace("TEXT", "🦊"), "data: [DONE]", ""]

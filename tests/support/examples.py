@@ -13,7 +13,7 @@ import pytest
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 HERE = re.compile(r"http://(127\.0\.0\.1|localhost):8000")
 
 

@@ -22,7 +22,7 @@ from headrace.messages import (
 from headrace.sockets import Inbox, Outbox, address
 from headrace.supervisor import seats_of
 
-DEADLINE_MS = 20000
+DEADLINE_MS = 120_000
 JSON = Head(200, "application/json")
 EVENTS = Head(200, "text/event-stream; charset=utf-8")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}

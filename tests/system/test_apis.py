@@ -16,7 +16,7 @@ from jsonschema import ValidationError
 from reference import NUM_TOKENS, Expected
 from servers import RunningServer
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 RECORDED = Path(__file__).parent / "recorded"
 
 

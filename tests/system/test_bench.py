@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import RunningServer
+from servers import PATIENCE_S, RunningServer
 
 HEADRACE = Path(sys.executable).parent / "headrace"
 
@@ -23,7 +23,7 @@ def mock() -> Iterator[RunningServer]:
 
 def bench(server: RunningServer, *args: str) -> str:
     command = [str(HEADRACE), "bench", *args, "--base-url", server.url, "--disable-tqdm"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -115,7 +115,7 @@ def test_what_cannot_work_is_one_line(mock: RunningServer) -> None:
         (("--save-result", "--result-dir", "/proc/none"), "--result-dir: /proc/none cannot be"),
     ):
         command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, *args]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
         assert why in line

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 from safetensors.torch import load_file, save_file
+from servers import PATIENCE_S
 
 from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
@@ -57,7 +58,7 @@ def rename_architecture(path: Path) -> None:
 
 def launch(model: Path) -> "subprocess.CompletedProcess[str]":
     command = [str(Path(sys.executable).parent / "launch_server"), "--port", "0", str(model)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def expected(folder: Path) -> list[float]:
 
 
 def post(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=fields, timeout=120)
+    return httpx.post(f"{server.url}{path}", json=fields)
 
 
 def test_scores_are_the_reference_s(server: RunningServer, expected: list[float]) -> None:

@@ -12,7 +12,7 @@ from tiny_models import make_byte_folder
 
 from headrace.machine import has_gpus
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SMALL = ("--max-model-len", "128", "--kv-cache-memory-bytes", "4000000")
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"

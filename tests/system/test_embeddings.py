@@ -45,7 +45,7 @@ def expected() -> Vectors:
 
 
 def post(server: RunningServer, path: str = "/v1/embeddings", **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=fields, timeout=120)
+    return httpx.post(f"{server.url}{path}", json=fields)
 
 
 def test_the_official_client_gets_the_reference_s_vectors(

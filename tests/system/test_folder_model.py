@@ -33,11 +33,11 @@ def test_folder_is_served_exactly_and_by_its_own_name(
     server = RunningServer(str(folder), *exact, "--tp", tp)
     try:
         body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "model": folder.name}
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        answer = httpx.post(f"{server.url}/v1/completions", json=body).json()
         again = {"prompt": PROMPT + generated[:8], "max_tokens": NUM_TOKENS - 8, "temperature": 0}
-        rest = httpx.post(f"{server.url}/v1/completions", json=again, timeout=60).json()
+        rest = httpx.post(f"{server.url}/v1/completions", json=again).json()
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-        reply = httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=60)
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=chat)
     finally:
         server.stop()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))

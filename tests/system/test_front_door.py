@@ -13,7 +13,7 @@ import pytest
 import trustme
 from servers import RunningServer, wait_until
 
-TIMEOUT_S = 30
+TIMEOUT_S = 300
 MOCK = ("--engine", "mock")
 BODY = {"prompt": "x", "max_tokens": 3}
 TEXT = "/v1/completions"

@@ -14,7 +14,7 @@ from servers import RunningServer, wait_until
 from headrace.answers import Usage
 
 CONCURRENT = 32
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 CHAT = "/v1/chat/completions"
 
 

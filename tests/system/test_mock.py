@@ -30,7 +30,7 @@ def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def post(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}{path}", json=fields, timeout=60)
+    return httpx.post(f"{server.url}{path}", json=fields)
 
 
 def test_there_is_no_worker_and_all_are_well(mock: RunningServer) -> None:

@@ -31,7 +31,7 @@ REQUESTS: list[tuple[str, dict[str, object]]] = [
 def record(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("record") / "of-a-server"
     server = RunningServer("--engine", "mock", "--record", str(folder))
-    with httpx.Client(timeout=60) as client, ThreadPoolExecutor(4) as pool:
+    with httpx.Client() as client, ThreadPoolExecutor(4) as pool:
         post = lambda request: client.post(f"{server.url}/v1/{request[0]}", json=request[1])  # noqa: E731
         statuses = [response.status_code for response in pool.map(post, 5 * REQUESTS)]
         client.get(f"{server.url}/metrics")

@@ -21,7 +21,7 @@ from reference import (
 )
 from servers import RunningServer, wait_until
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 TOLERANCE = 1e-3  # of log probabilities, between two ways to add in fp32
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 

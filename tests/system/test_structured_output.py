@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 from schemas import Schema, schemas
 from servers import RunningServer, wait_until
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 NUM_TOGETHER = 10  # of whose texts only some fit the memory of a cramped server
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 PERSON: Schema = {

@@ -13,7 +13,7 @@ from reference import NUM_TOKENS, Expected
 from servers import RunningServer
 
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 SAMPLED: list[dict[str, Any]] = [
     {"temperature": 1, "seed": 1, "n": 2, "logprobs": True, "top_logprobs": 3},

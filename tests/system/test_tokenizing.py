@@ -16,7 +16,7 @@ from headrace.model_card import find_demo_model
 from headrace.tokenizer_json import read_tokenizer_json
 
 CONCURRENT = 256
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 WORDS = "the river ran past mill meadow sea no ship had crossed 12 çà 水"
 
 

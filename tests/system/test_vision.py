@@ -20,7 +20,7 @@ CUTTING = ("--max-num-batched-tokens", "23", "--max-num-seqs", "4")  # images of
 NUM_TOKENS = 12
 PAGE_TOKENS = 32
 NUM_STORY_TOKENS = 300
-TIMEOUT_S = 60
+TIMEOUT_S = 300
 OTHERS = {"llava": 1, "qwen2_5_vl": 2, "gemma3": 2}  # families, and workers that share the model
 Messages = list[dict[str, Any]]
 
