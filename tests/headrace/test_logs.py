@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace import logs
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 CODE = """
 import logging, sys
 from headrace import logs

@@ -15,7 +15,7 @@ from headrace.config import ModelCard, TokenizerConfig
 from headrace.exit_status import ExitStatus
 from headrace.process import Context, spawn
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 SEAT = Seat("tokenizer", 0)
 CARD = ModelCard(
     path="",

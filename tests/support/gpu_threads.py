@@ -25,7 +25,7 @@ SOAK = Path(__file__).with_name("all_reduce_soak.cpp")
 SHIM = SOAK.with_name("gpu_threads.h")
 KERNELS = SOAK.parents[2] / "csrc" / "all_reduce.cuh"
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -pthread"
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 PAGE_BYTES = 4096
 BUILDING = threading.Lock()
 MAPPED_PAGES = set[int]()  # of the host, by the one driver of a process

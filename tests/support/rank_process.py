@@ -206,7 +206,7 @@ def main(rank: int, world: int, kind: str, page_fd: int) -> None:
         Parts(lambda: gpu.memory, lambda: gpu.kernels, lambda: gpu.stream),
         fallback=None,  # type: ignore[arg-type]  # nothing here is for it
         shares_gpu=True,
-        trial=Trial(num_sums=3, limit_ns=60_000_000_000),
+        trial=Trial(num_sums=3, limit_ns=300_000_000_000),
     )
     if not all_reduce.enabled:
         say(all_reduce.why_not)

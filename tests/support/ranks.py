@@ -16,7 +16,7 @@ from headrace.engine_proc.shm_all_reduce import WATCHER, CollectiveFailed, ShmAl
 
 T = TypeVar("T")
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 MAX_COUNT = 300_000  # numbers in a random collective
 Array = npt.NDArray[Any]
 

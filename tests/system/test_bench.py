@@ -39,12 +39,12 @@ def test_serve_finds_every_figure(mock: RunningServer, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     result = saved(
         *(mock, tmp_path, "serve", "--num-prompts", "40", "--request-rate", "200"),
-        *("--client-procs", "2", "--random-input-len", "60", "--random-output-len", "16"),
+        *("--client-procs", "2", "--random-input-len", "60", "--random-output-len", "128"),
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
         *("--goodput", "e2el:60000", "--save-detailed", "--plot", str(plot)),
     )
     assert (result["completed"], result["failed"], result["errors"]) == (40, 0, [])
-    assert result["total_output_tokens"] == 40 * 16 == sum(result["output_lens"])
+    assert result["total_output_tokens"] == 40 * 128 == sum(result["output_lens"])
     for metric in ("ttft", "tpot", "itl", "e2el"):
         for name in ("mean", "median", "std", "p50", "p90", "p99"):
             assert result[f"{name}_{metric}_ms"] >= 0

@@ -343,9 +343,11 @@ def test_images_count_as_prompt_tokens(server: RunningServer) -> None:
 
 
 def test_a_text_never_sees_a_process_of_images(server: RunningServer) -> None:
+    wait_until(lambda: server.metric("tokenizer_queue_bytes") == 0, "nothing is at hand")
     before = handled(server)
     assert ask(server, "no image").status_code == 200
     assert ask(server, "x" * 70_000, max_tokens=1).status_code == 400  # too long for the model
+    wait_until(lambda: server.metric("tokenizer_queue_bytes") == 0, "nothing is at hand")
     after = handled(server)
     assert {name: after[name] - before[name] for name in after if "0" not in name} == {
         "tokenizer 1": 1,

@@ -170,7 +170,7 @@ def test_answers_are_the_same_whoever_dies(served: Served, number: int) -> None:
             return text_of(told), await asyncio.gather(*others)
 
     text, answers = asyncio.run(run())
-    assert not victim.is_running()
+    wait_until(lambda: not victim.is_running(), "it is replaced")
     for chat, answer in zip(chats[1:], answers, strict=True):
         served.check(chat, answer)
     whole = httpx.post(
@@ -202,6 +202,7 @@ def test_nothing_is_left_of_images(served: Served) -> None:
 def check_nothing_is_left(server: RunningServer) -> None:
     """All pixels, rows and pages are given back."""
     metric = server.metric
+    server.settle()
     wait_until(lambda: metric("image_bytes_sent") == 0, "all pixels are let go of")
     assert metric("num_images_waiting") == 0
     assert metric("embedding_rows_free") == metric("embedding_rows_total") > 0

@@ -10,7 +10,7 @@ from rank_process import RankProcesses
 from headrace.engine_proc.collectives import Outcome
 from headrace.engine_proc.control_page import ControlPage
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 @pytest.mark.parametrize(("world", "kind"), [(2, "threads"), (2, "cuda"), (4, "cuda")])
