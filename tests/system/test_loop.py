@@ -12,9 +12,7 @@ HEADRACE = Path(sys.executable).parent / "headrace"
 # Processor time, which a busy machine stretches less. A body of 4 MB is read and handed on in 2 ms,
 # a step of 64 streams in less; parsing the one or rendering the other would take far longer.
 MAX_CALLBACK_S = 0.03
-SOAKS = (
-    3  # of which one has to do: what ran late, one thing after the other, counts as one callback
-)
+SOAKS = 3  # of which one has to do: what ran late in a row counts as one callback
 
 
 def longest_callback_s() -> float:
