@@ -34,8 +34,9 @@ class RunDirectory:
                 "set TMPDIR to a folder that can be written to"
             ) from None
         # Held as long as this process lives, so that no other server takes it for abandoned.
+        # One that looks whether it is held has it for a moment.
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         parent = os.path.dirname(self.path)
         if len(os.fsencode(os.path.join(self.path, LONGEST_SOCKET))) > MAX_SOCKET_PATH:
             self.remove()

@@ -16,8 +16,8 @@ from fcntl import F_SETFL, fcntl
 from headrace.board import Field, Seat, Slot, State
 
 ASK = signal.SIGQUIT  # has a process write; it is not stopped by it, nor its system calls
-WAIT_S = 0.2  # for all that are asked; who is stopped does not answer
-LOOK_S = 0.002  # between looks at whether a file is complete
+WAIT_S = 1.0  # for all that are asked; who is stopped does not answer
+LOOK_S = 0.01  # between looks at whether a file is complete: it has not grown
 MAX_BYTES = 16 << 10  # of a process
 NAME = "headrace-stacks"
 ALIVE = (State.STARTING, State.READY)

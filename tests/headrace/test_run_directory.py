@@ -1,15 +1,17 @@
 """Run directories: one's own, and those that others have left."""
 
+import fcntl
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.run_directory import RunDirectory, is_abandoned, sweep
+from headrace.run_directory import RunDirectory, is_abandoned, is_held, sweep
 
 
 def bind(path: Path) -> socket.socket:
@@ -59,6 +61,24 @@ def test_a_server_that_starts_at_the_same_time_is_left_alone(
         assert Path(first.path).exists()
     first.remove()
     second.remove()
+
+
+def test_who_looks_whether_a_new_directory_is_held_does_not_end_its_server(
+    socket_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = tempfile.mkdtemp
+
+    def make_and_look(prefix: str) -> str:
+        path = make(prefix=prefix, dir=socket_folder)
+        look = os.open(path, os.O_RDONLY)
+        fcntl.flock(look, fcntl.LOCK_EX)
+        threading.Timer(0.05, os.close, [look]).start()
+        return path
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_look)
+    directory = RunDirectory()
+    assert is_held(Path(directory.path))
+    directory.remove()
 
 
 def test_a_folder_whose_name_is_too_long_for_sockets_is_named(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headrace import stacks as stacks_module
 from headrace.board import Board, Field, Seat, State
 from headrace.stacks import StackFile, stacks_of, write_last
 
@@ -47,6 +48,14 @@ def child() -> Iterator[Child]:
     made.file.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks has time, and a busy machine may take its own."""
+    monkeypatch.setattr(stacks_module, "WAIT_S", 60)
+    monkeypatch.setattr(stacks_module, "LOOK_S", 0.2)
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_process_tells_what_each_of_its_threads_is_at(child: Child) -> None:
     for _ in range(2):
         (text,) = stacks_of([child.slot]).values()
@@ -68,6 +77,7 @@ def test_who_is_dead_or_somebody_else_is_not_asked(child: Child) -> None:
     assert stacks_of([child.slot]) == {}, "the parent has no such file; it would die of the signal"
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_it_was_at_outlives_a_process(child: Child) -> None:
     write_last(child.slot)
     child.process.kill()
