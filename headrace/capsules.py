@@ -113,7 +113,7 @@ def write(directory: Path, name: str, data: bytes) -> None:
     path, part = directory / name, directory / f".{name}"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in sorted(directory.glob(f"*{SUFFIX}"))[: -MAX_CAPSULES + 1]:
+        for old in sorted(directory.glob(f"[!.]*{SUFFIX}"))[: -MAX_CAPSULES + 1]:
             old.unlink(missing_ok=True)
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)

@@ -69,11 +69,14 @@ def test_without_a_directory_there_are_none(
 
 
 def test_the_oldest_go(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".20260101-000000.json"  # another process is at it
+    unfinished.touch()
     for number in range(MAX_CAPSULES + 3):
-        write(tmp_path, f"20260101-{number:06}.json", b"{}")
+        write(tmp_path, f"20260101-{number + 1:06}.json", b"{}")
+    unfinished.unlink()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) == MAX_CAPSULES
-    assert names[0] == "20260101-000003.json"
+    assert names[0] == "20260101-000004.json"
 
 
 def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

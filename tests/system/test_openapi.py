@@ -20,6 +20,7 @@ CHECKS = (
 FUZZ = (
     *("--phases", "coverage,fuzzing", "--checks", ",".join(CHECKS)),
     *("--max-examples", "12", "--seed", "1", "--generation-database", "none"),
+    *("--request-timeout", "120"),
 )
 
 

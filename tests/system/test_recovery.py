@@ -206,8 +206,9 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
 
 def capsule_of(crashes: Path, process: psutil.Process) -> Any:
     """Return what is kept of the end of a process."""
-    wait_until(lambda: any(crashes.glob(f"*-{process.pid}.json")), "a crash capsule")
-    (path,) = crashes.glob(f"*-{process.pid}.json")
+    whole = f"[!.]*-{process.pid}.json"
+    wait_until(lambda: any(crashes.glob(whole)), "a crash capsule")
+    (path,) = crashes.glob(whole)
     return json.loads(path.read_text())
 
 
@@ -263,7 +264,7 @@ def test_operators_get_a_profile_of_steps(own_server: RunningServer, profiles: P
         body = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
         client.post(COMPLETION, json=body).raise_for_status()
         assert client.post("/stop_profile").json() == {"accepted": ["stop_profile"]}
-        wait_until(lambda: any(profiles.iterdir()), "a profile")
+        wait_until(lambda: any(profiles.glob("worker-0-*")), "a profile")
     (path,) = profiles.glob("worker-0-*.trace.json.gz")
     steps = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     assert [step["args"]["tokens"] for step in steps] == [3, 1, 1, 1]
