@@ -18,30 +18,21 @@ from headrace.bench.load import Request, Sender, Target
 from headrace.process import die_with_parent
 from support.serving import body_of, num_load_processes
 
+PROGRAM = (sys.executable, "-m", "support.endless")
+
 
 class EndlessStreams:
     """So many of them, of `num_prompt` random tokens each, from when the context begins."""
 
     def __init__(self, url: str, num_streams: int, num_prompt: int, num_answer: int) -> None:
         num_procs = min(num_load_processes(), num_streams)
-        shares = [
-            num_streams // num_procs + (i < num_streams % num_procs) for i in range(num_procs)
-        ]
-        self._commands = [
-            [
-                sys.executable,
-                "-m",
-                "support.endless",
-                url,
-                *map(str, (share, num_prompt, num_answer)),
-            ]
-            for share in shares
-        ]
+        shares = [len(range(i, num_streams, num_procs)) for i in range(num_procs)]
+        self._arguments = [(url, *map(str, (n, num_prompt, num_answer))) for n in shares]
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
-        where = Path(__file__).parents[1]
-        for command in self._commands:
+        for arguments in self._arguments:
+            command, where = [*PROGRAM, *arguments], Path(__file__).parents[1]
             process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=where)
             self._processes.append(process)
         return self

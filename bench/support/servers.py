@@ -19,6 +19,7 @@ import psutil
 START_S = 400
 LOOK_S = 0.01  # between looks at whether a starting server answers
 STOP_S = 20
+ANSWER_S = 120  # for what takes milliseconds, where a load takes all cores
 LOG_LINES = 15
 
 
@@ -88,7 +89,7 @@ class Server:
 
     def metric(self, name: str) -> float | None:
         """Return a metric's value summed over processes, or None if there is no such metric."""
-        text = httpx.get(f"{self.url}/metrics").text
+        text = httpx.get(f"{self.url}/metrics", timeout=ANSWER_S).text
         values = re.findall(rf"^{re.escape(name)}{{.*}} (\S+)$", text, re.MULTILINE)
         return sum(float(value) for value in values) if values else None
 
