@@ -51,21 +51,22 @@ class EndlessStreams:
             process.communicate()
 
 
-async def keep_streaming(url: str, num_streams: int, num_prompt: int, num_answer: int) -> None:
-    """Have so many streams at once, without end; raise SystemExit when one fails."""
+async def keep_streaming(url: str, num_streams: int, num_prompt: int, num_answer: int) -> str:
+    """Have so many streams at once until one fails; return why."""
     sender = Sender(Target(f"{url}/v1/completions"))
 
-    async def keep_one(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        while True:
+    async def keep_one(seed: int) -> str:
+        random, error = np.random.default_rng(seed), ""
+        while not error:
             body = body_of(num_prompt, num_answer, random)
-            record = await sender.send(Request(0, 0.0, body), time.monotonic())
-            if record.error:
-                raise SystemExit(record.error)
+            error = (await sender.send(Request(0, 0.0, body), time.monotonic())).error
+        return error
 
-    await asyncio.gather(*map(keep_one, range(num_streams)))
+    streams = [asyncio.create_task(keep_one(seed)) for seed in range(num_streams)]
+    failed, _ = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    return failed.pop().result()
 
 
 if __name__ == "__main__":
     die_with_parent(os.getppid(), signal.SIGKILL)
-    asyncio.run(keep_streaming(sys.argv[1], *map(int, sys.argv[2:])))
+    sys.exit(asyncio.run(keep_streaming(sys.argv[1], *map(int, sys.argv[2:]))))
