@@ -88,7 +88,7 @@ class Played:
             max_batch_size=batch_size,
             batch_wait_ms=2,
         )
-        board = Board.create([Seat("tokenizer", 0)])
+        board = Board.create([Seat("tokenizer", 0), Seat("frontend", 0)])
         context = Context(Seat("tokenizer", 0), board, board.slots[0], "warning", 0)
         self._inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
         self._engine: Inbox[ToEngine] = Inbox(address(run_dir, "engine"), ToEngine)

@@ -5,9 +5,14 @@ waits there, which is taken a few at a time. So it may come before its request, 
 gone on to the engine, which hears of it as well.
 """
 
+import time
+from collections.abc import Callable
+
 from headrace.gone import Gone
 from headrace.messages import Abort
 from headrace.sockets import Inbox, address
+
+LOOK_S = 0.001  # between looks: one takes a tenth of the time that a short chat does
 
 
 class Abandoned(Exception):
@@ -17,13 +22,21 @@ class Abandoned(Exception):
 class Aborts:
     """What one process has been told."""
 
-    def __init__(self, run_dir: str, index: int) -> None:
+    def __init__(
+        self, run_dir: str, index: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Listen; `index` is that of the process, among tokenizer processes."""
         self._inbox: Inbox[Abort] = Inbox(address(run_dir, "aborts", index), Abort)
         self._gone = Gone()
+        self._clock = clock
+        self._looked_at = float("-inf")
 
     def look(self) -> None:
-        """Take what has come."""
+        """Take what has come, unless that has been done just now."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
         while (received := self._inbox.receive(0)) is not None:
             self._gone.add(received[0].request)
 

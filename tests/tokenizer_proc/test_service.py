@@ -1,5 +1,6 @@
 """Requests that wait are encoded together, and each comes to its own end."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ class Bench:
         self.slot = board.slot("tokenizer")
         context = Context(self.slot.seat, board, self.slot, "info", 0)
         inbox: Inbox[ToTokenizer] = Inbox(address(run_dir, "tokenizer"), ToTokenizer)
-        self.told = Aborts(run_dir, 0)
+        self.told = Aborts(run_dir, 0, clock=itertools.count().__next__)
         self.service = Service(config, context, inbox, self.told, max_batch_size, max_wait_s)
         self.requests = Outbox(address(run_dir, "tokenizer"))
         self.aborts = Outbox(address(run_dir, "aborts"))
