@@ -16,6 +16,7 @@ from headrace.engine_proc.worker.safetensors import check_folder
 from headrace.engine_proc.worker.transformers_hook import HOOKED, AttentionLayer, probe
 from headrace.errors import ModelError
 from headrace.pooling import Pooling
+from headrace.vision import FAMILIES
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # RoPE whose frequencies follow the longest sequence of a batch, once that is past a length.
@@ -108,6 +109,11 @@ def refuse_by_config(config: PreTrainedConfig, max_model_len: int, head: bool) -
         raise ModelError(f"a {kind} model is an encoder and a decoder, which is not supported")
     classes: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING if head else transformers.MODEL_MAPPING
     if type(config) not in classes:
+        if hasattr(config, "vision_config"):
+            raise ModelError(
+                f"a {kind} model takes images; those that are supported are {', '.join(FAMILIES)}, "
+                "in our own code (--model-impl)"
+            )
         raise ModelError(f"a {kind} model does not generate text")
     if classes[type(config)]._is_stateful:
         raise ModelError(

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tiny_vision import make_vision_folder
 
 from headrace.engine_proc.worker.executor import Batch
 from headrace.engine_proc.worker.model import Model
@@ -233,6 +234,12 @@ def test_what_pages_cannot_hold_is_refused_by_name(
     assert named in str(refused.value)
     assert str(refused.value).startswith(f"{tmp_path}: ")
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_takes_images_is_said_to_be_one(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "llava")
+    with pytest.raises(ModelError, match=r"a llava model takes images; .*\(--model-impl\)"):
+        open_it(tmp_path, impl="transformers")
 
 
 def test_our_own_modules_come_first_unless_told_otherwise(tmp_path: Path) -> None:
