@@ -1,4 +1,5 @@
-"""A detokenizer lets go of what a dead engine had before it hears of the next one."""
+"""A detokenizer lets go of what a dead engine had before it hears of the next one, and gives a
+frontend that is behind more text in fewer messages."""
 
 from array import array
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 from byte_replies import ByteVocabulary, make_plan
 
-from headrace.board import Board, Seat, State
+from headrace.board import Board, Field, Seat, State
 from headrace.config import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer
@@ -48,13 +49,17 @@ class Bench:
         for state in (State.STARTING, State.READY):
             self.engine_slot.enter(state)
 
-    def tell(self, id: int, text: bytes) -> bytes:
-        """Tell of a stream's first tokens; return what the frontend gets."""
-        started = {id: msgspec.msgpack.encode(make_plan(stream=True))}
+    def step(self, id: int, text: bytes, is_first: bool) -> None:
+        """Tell of a step of one stream, and have it worked on."""
+        started = {id: msgspec.msgpack.encode(make_plan(stream=True))} if is_first else {}
         output = StepOutput.of(started, [id], [len(text)], [None])
         self.outbox.send(output, array("I", list(text)).tobytes())
         self.detokenizer._inbox.wait(DEADLINE_MS)
         self.detokenizer.work()
+
+    def tell(self, id: int, text: bytes, is_first: bool = True) -> bytes:
+        """Tell of a stream's first tokens; return what the frontend gets."""
+        self.step(id, text, is_first)
         received = self.frontend.receive(DEADLINE_MS)
         assert received is not None
         return bytes(received[1])
@@ -98,3 +103,17 @@ def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> 
     assert bench.said()[0] == [OLD]
     bench.detokenizer.work()
     assert len(bench.detokenizer._replies) == 1, "the new one is still there"
+
+
+def test_a_frontend_that_is_behind_gets_more_text_in_fewer_messages(bench: Bench) -> None:
+    assert b'"a"' in bench.tell(NEW, b"a")
+    assert b'"b"' in bench.tell(NEW, b"b", is_first=False)
+    for text in (b"c", b"d", b"e"):
+        bench.step(NEW, text, is_first=False)
+        assert bench.frontend.receive(0) is None, "it has two to handle"
+    bench.board.slot("frontend").add(Field.MESSAGES_TAKEN)
+    bench.detokenizer.work()
+    received = bench.frontend.receive(DEADLINE_MS)
+    assert received is not None
+    assert all(text in bytes(received[1]) for text in (b'"c"', b'"d"', b'"e"'))
+    assert bench.frontend.receive(0) is None

@@ -1,5 +1,6 @@
 """Bodies go where there is least to do; long ones have a way of their own."""
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from headrace.board import Board, Field, Seat, State
 from headrace.links import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Links
-from headrace.messages import Abort, HttpRequest, ToEngine, ToTokenizer, request_id
+from headrace.messages import Abort, HttpRequest, Renew, ToEngine, ToTokenizer, request_id
 from headrace.sent import MAX_BLAMED, Sent
 from headrace.sockets import Inbox, address
 
@@ -268,3 +269,18 @@ def test_a_tokenizer_that_takes_no_aborts_holds_up_no_others(tokenizers: Tokeniz
         assert tokenizers.aborted(0) == stuck.request.id
         tokenizers.links.flush()
     assert not any(tokenizers.links._aborts.values())
+
+
+def test_the_engine_is_told_now_and_then_who_is_waited_for(
+    tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    engine: Inbox[ToEngine] = Inbox(address(str(tmp_path), "engine"), ToEngine)
+    ids = [request_id(0, 1), request_id(0, 7)]
+    tokenizers.links.renew(ids)
+    tokenizers.links.renew(ids)
+    received = engine.receive(DEADLINE_MS)
+    assert received is not None
+    assert isinstance(received[0], Renew)
+    assert bytes(received[1]) == array("Q", ids).tobytes()
+    assert engine.receive(0) is None, "a second has not passed"
+    engine.close()
