@@ -33,8 +33,9 @@ soak: .venv/dev
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
 # What comes from outside, for long: each target of tests/support/fuzz_targets.py for FUZZ_S seconds,
-# texts and streams of the core under sanitizers, and a billion bytes of nearly HTTP. What has been
-# found is in build/fuzz. `make fuzz FUZZ_S=5 FUZZ_ROUNDS=1000 FUZZ_BYTES=10000000` takes a minute.
+# new examples for the tests that make their own, texts and streams of the core under sanitizers, and
+# a billion bytes of nearly HTTP. What has been found is in build/fuzz. It takes minutes with
+# `make fuzz FUZZ_S=5 FUZZ_ROUNDS=1000 FUZZ_BYTES=10000000`.
 FUZZ_S ?= 300
 FUZZ_ROUNDS ?= 1000000
 FUZZ_BYTES ?= 1000000000
@@ -43,6 +44,7 @@ fuzz: .venv/fuzz
 	for target in $(FUZZ_TARGETS); do \
 		PYTHONPATH=tests/support:.venv/fuzz $(BIN)/python tests/support/fuzz_long.py $$target \
 			-max_total_time=$(FUZZ_S) -timeout=20 $(ARGS) || exit 1; done
+	EXPLORE=1 $(BIN)/pytest -m hypothesis
 	TEST_S=0 FUZZ_ROUNDS=$(FUZZ_ROUNDS) $(BIN)/pytest \
 		tests/detokenizer_proc/test_texts_fuzz.py tests/frontend/test_streams_fuzz.py
 	TEST_S=0 FUZZ_BYTES=$(FUZZ_BYTES) $(BIN)/pytest tests/system/test_http_fuzz.py
