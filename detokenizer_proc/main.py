@@ -77,7 +77,7 @@ class Detokenizer:
             self._tell()
             self._slot.add(Field.MESSAGES_TAKEN, num_steps)
         else:
-            self._backlog.settle()
+            self._backlog.settle_idle()
         self._slot[Field.OPEN_REPLIES] = len(self._replies)
 
     def _tell(self) -> None:

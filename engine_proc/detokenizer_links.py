@@ -56,6 +56,6 @@ class DetokenizerLinks:
 
     def _send(self, index: int) -> None:
         held = self._held[index]
-        self._outboxes[index].send_all(held)
         self._slot.add(MESSAGES_SENT + index, len(held))
+        self._outboxes[index].send_all(held)
         held.clear()

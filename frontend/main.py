@@ -144,7 +144,7 @@ class Frontend:
         num_taken = -1
         while True:
             if num_taken == self._slot[Field.MESSAGES_TAKEN] and not delivery:
-                backlog.settle()
+                backlog.settle_idle()
             num_taken = self._slot[Field.MESSAGES_TAKEN]
             self._forwarder.resend()
             if self._server.should_exit and not self._is_leaving:

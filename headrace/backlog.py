@@ -6,8 +6,8 @@ from headrace.board import MESSAGES_SENT, Board, Field, Slot
 class Backlog:
     """What senders count as sent to a process, less what that counts as handled.
 
-    Counts go wrong when one of them dies: what was on its way is neither. They are put right by
-    the receiver, whenever it has nothing to do.
+    Who sends counts first. Counts go wrong when somebody dies: what was on its way is neither.
+    They are put right by the receiver, when it starts and when it has had nothing to do for long.
     """
 
     def __init__(self, senders: list[Slot], sent: int, receiver: Slot, taken: int) -> None:
@@ -15,6 +15,7 @@ class Backlog:
         self._sent = sent
         self._receiver = receiver
         self._taken = taken
+        self._looked_at = -1
 
     def __call__(self) -> int:
         return self._total() - self._receiver[self._taken]
@@ -22,6 +23,17 @@ class Backlog:
     def settle(self) -> None:
         """Take all that has been sent as handled: nothing is on its way. For the receiver alone."""
         self._receiver[self._taken] = self._total()
+
+    def settle_idle(self) -> None:
+        """Settle, if nothing has been sent since the last call: what has not come by now is lost.
+
+        For the receiver, when nothing has come for a while. A machine that stood still may have it
+        wait in vain, and deliver in the next moment what was sent meanwhile.
+        """
+        total = self._total()
+        if total == self._looked_at:
+            self._receiver[self._taken] = total
+        self._looked_at = total
 
     def _total(self) -> int:
         sent = self._sent

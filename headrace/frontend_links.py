@@ -26,8 +26,8 @@ class FrontendLinks:
 
     def send(self, frontend: int, frames: ResponseFrames, data: Frame) -> None:
         """Send a message, waiting while the link is full."""
-        self._outboxes[frontend].send(frames, data)
         self._slot.add(MESSAGES_SENT + frontend)
+        self._outboxes[frontend].send(frames, data)
 
     def close(self) -> None:
         """Drop all links."""

@@ -64,11 +64,12 @@ class Links:
         target = min(self._lane(sent.request.path, body), key=self._business)
         if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
             return False
+        counter, num_bytes = Field.FORWARDED_BYTES + target, len(body) + 1  # none is work, too
+        self._slot.add(counter, num_bytes)  # first: it may be handled before this goes on
         if not self._tokenizers[target].try_send(sent.request, body):
+            self._slot.add(counter, -num_bytes)
             return False
         sent.tokenizer = target
-        # A request without a body is work too.
-        self._slot.add(Field.FORWARDED_BYTES + target, len(body) + 1)
         return True
 
     def _lane(self, path: str, body: bytes) -> Sequence[int]:

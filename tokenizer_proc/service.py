@@ -104,7 +104,7 @@ class Service:
             self._images.take_fetched()
         jobs = self._receive(min(timeout_ms, LOOK_MS) if self._aside else timeout_ms)
         if not (jobs or self._aside or self._suspects):
-            self._backlog.settle()
+            self._backlog.settle_idle()
             return False
         self._drop_abandoned(self._aside)
         jobs += self._aside

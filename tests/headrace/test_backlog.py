@@ -31,3 +31,20 @@ def test_what_was_lost_is_forgotten_when_nothing_is_on_its_way() -> None:
     assert backlog() == 0
     board.slot("engine").add(MESSAGES_SENT)
     assert backlog() == 1
+
+
+def test_what_was_sent_since_the_last_look_may_still_come() -> None:
+    board = Board.create([Seat("frontend", 0), Seat("tokenizer", 0)])
+    backlog, sent = tokenizer_backlog(board, 0), Field.FORWARDED_BYTES
+    backlog.settle_idle()
+    board.slot("frontend").add(sent, 5)  # while the receiver stands still, waiting for it
+    backlog.settle_idle()
+    assert backlog() == 5
+    board.slot("tokenizer").add(Field.HANDLED_BYTES, 5)
+    backlog.settle_idle()
+    assert backlog() == 0
+    board.slot("frontend").add(sent, 7)  # and is lost
+    backlog.settle_idle()
+    assert backlog() == 7
+    backlog.settle_idle()
+    assert backlog() == 0
