@@ -37,6 +37,7 @@ class Child(Generic[Ask, Answer]):
 
     Args:
         config: for the process, with the descriptors of the channels and of all `fds`.
+        stuck_s: for how long it may be silent, in seconds.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class Child(Generic[Ask, Answer]):
         config: Any,
         channels: tuple[StepChannel[Ask], StepChannel[Answer]],
         fds: tuple[int, ...],
+        stuck_s: float,
     ) -> None:
         self._slot = slot
-        self._vigil = Vigil()
+        self._vigil = Vigil(stuck_s)
         self._asks, self._answers = channels
         slot.last_words = ""
         pass_fds = (self._asks.fd, self._answers.fd, *fds)

@@ -78,7 +78,9 @@ class VisionWorker:
         )
         slot = self._context.board.slot("vision")
         fds = (self._arena.fd, self._area.fd)
-        return Child(self._context, slot, config, (asks, answers), fds)
+        return Child(
+            self._context, slot, config, (asks, answers), fds, self._config.watchdog_timeout
+        )
 
     def take(self, images: Images) -> Losses:
         """Take what has been made of images since the last time; never wait.

@@ -110,7 +110,7 @@ def start_worker(
     shared = (masks.fd, group_fd, control_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
     slot = context.board.slot("worker", rank)
-    return Child(context, slot, worker_config, (steps, results), fds)
+    return Child(context, slot, worker_config, (steps, results), fds, config.watchdog_timeout)
 
 
 class Workers:

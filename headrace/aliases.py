@@ -359,8 +359,12 @@ ROWS = [
         Same("drain_timeout"),
     ),
     Row(
-        *("watchdog", (), ("--watchdog-timeout", "--soft-watchdog-timeout")),
-        Refused("leave it out: who is silent for 8 s is replaced"),
+        *("watchdog", (), ("--watchdog-timeout",)),
+        Same("watchdog_timeout"),
+    ),
+    Row(
+        *("watchdog", (), ("--soft-watchdog-timeout",)),
+        Refused("use --watchdog-timeout; crash capsules have the stacks of who was silent"),
     ),
     Row("request log", ("--disable-log-requests", "--no-enable-log-requests"), (), Already()),
     Row(

@@ -31,6 +31,7 @@ MIN_IMAGE_MEMORY_BYTES = 16 << 20
 ON_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}  # defaults that differ from CPUs'
 CPU_KV_BYTES = 2 << 30  # of the KV cache on CPUs, where no flag says otherwise
 MAX_IMAGE_BYTES = 20 << 20  # of an image as it comes
+MIN_WATCHDOG_TIMEOUT = 2  # processes beat at least once a second
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -147,6 +148,7 @@ class ServerConfig:
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
     metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
     drain_timeout: int = flag(30, "seconds that open requests have to end after SIGTERM")
+    watchdog_timeout: int = flag(8, "seconds of silence after which a process is replaced")
     chaos: str | None = flag(
         None, "end processes at random, as kill=engine:0.1/s,stop=worker:0.02/s says"
     )
@@ -189,6 +191,7 @@ class ServerConfig:
             at_least("cudagraph_capture_sizes", size, 1)
         parse_chaos(self.chaos)
         at_least("drain_timeout", self.drain_timeout, 0)
+        at_least("watchdog_timeout", self.watchdog_timeout, MIN_WATCHDOG_TIMEOUT)
         at_least("stream_interval", self.stream_interval, 1)
         at_least("max_body_bytes", self.max_body_bytes, 1)
         at_most("frontend_procs", self.frontend_procs, MAX_FRONTENDS)
@@ -458,6 +461,7 @@ class EngineConfig:
     profile_dir: str | None = None
     nvtx: bool = False
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
+    watchdog_timeout: int = 8  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)

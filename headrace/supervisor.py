@@ -134,7 +134,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._wishes = Wishes(self.board)
         self._is_up = False  # all have been ready
-        self._vigil = Vigil()
+        self._vigil = Vigil(config.watchdog_timeout)
         self._ceilings = Ceilings(memory_limit())
         self._toil = Toil()
         directory = crash_directory(config.crash_dir, os.environ)
@@ -417,6 +417,7 @@ class Supervisor:
             image_row_size=self._card.image_row_size,
             whole_images=self._card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
+            watchdog_timeout=c.watchdog_timeout,
             **self._arena_fields,
         )
 

@@ -28,6 +28,10 @@ class StartFailed(Exception):
         self.exit_status = exit_status
 
 
+# Of a server whose processes a test suspends: it may take as long as it likes.
+HELD = ("--watchdog-timeout", "600")
+
+
 class RunningServer:
     """A `launch_server` process and what belongs to it."""
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from reference import Expected, generate_expected
-from servers import RunningServer
+from servers import HELD, RunningServer
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,7 @@ def server() -> Iterator[RunningServer]:
     running = RunningServer(
         *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
         *("--kv-cache-dtype", "float32"),  # exact, as transformers is
+        *HELD,
     )
     yield running
     assert running.stop() == 0

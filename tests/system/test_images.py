@@ -26,7 +26,7 @@ import openai
 import pytest
 from image_parts import data_url, encoded, image_part, message
 from PIL import Image
-from servers import PATIENCE_S, RunningServer, wait_until
+from servers import HELD, PATIENCE_S, RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
 
 from headrace.board import Seat
@@ -141,7 +141,7 @@ def server(
     profile.write_text('{"step_ms": [[0, 10]]}')
     running = RunningServer(
         *(str(folder), "--engine", "mock", "--mock-profile", str(profile)),
-        *("--preprocess-procs", "2"),
+        *("--preprocess-procs", "2", *HELD),
         *("--image-memory-bytes", str(16 << 20), "--max-images", "3"),
         *("--allowed-media-domains", pictures.where, "--allowed-media-domains", "localhost"),
         *("--record", str(tmp_path_factory.getbasetemp() / "images")),
@@ -154,6 +154,11 @@ def server(
 def ask(server: RunningServer, *parts: Any, **fields: Any) -> httpx.Response:
     body = {"messages": [message(*parts)], "max_tokens": 4} | fields
     return httpx.post(f"{server.url}{PATH}", json=body, timeout=PATIENCE_S)
+
+
+def queued_bytes(server: RunningServer) -> float:
+    """Return how much waits for tokenizers, but for who asks, which is a byte."""
+    return server.metric("tokenizer_queue_bytes") - 1
 
 
 def begin_asking(server: RunningServer, body: bytes) -> socket.socket:
@@ -345,11 +350,11 @@ def test_images_count_as_prompt_tokens(server: RunningServer) -> None:
 
 
 def test_a_text_never_sees_a_process_of_images(server: RunningServer) -> None:
-    wait_until(lambda: server.metric("tokenizer_queue_bytes") == 0, "nothing is at hand")
+    wait_until(lambda: queued_bytes(server) == 0, "nothing is at hand")
     before = handled(server)
     assert ask(server, "no image").status_code == 200
     assert ask(server, "x" * 70_000, max_tokens=1).status_code == 400  # too long for the model
-    wait_until(lambda: server.metric("tokenizer_queue_bytes") == 0, "nothing is at hand")
+    wait_until(lambda: queued_bytes(server) == 0, "nothing is at hand")
     after = handled(server)
     assert {name: after[name] - before[name] for name in after if "0" not in name} == {
         "tokenizer 1": 1,
@@ -362,7 +367,7 @@ def test_a_text_never_sees_a_process_of_images(server: RunningServer) -> None:
     try:
         with ThreadPoolExecutor() as pool:
             looking = pool.submit(ask, server, "look", picture_part(5))
-            wait_until(lambda: server.metric("tokenizer_queue_bytes") > 0, "an image waits")
+            wait_until(lambda: queued_bytes(server) > 0, "an image waits")
             assert ask(server, "no image").status_code == 200
             assert not looking.done()
             for lane in LANES:
@@ -387,10 +392,10 @@ def test_who_has_left_is_not_waited_for(server: RunningServer) -> None:
     for lane in LANES:
         ring[lane].suspend()
     try:
-        leaving = [begin_asking(server, body) for body in bodies]
-        wait_until(lambda: server.metric("tokenizer_queue_bytes") >= num_bytes, "all wait")
-        for client in leaving:
-            client.close()
+        with contextlib.ExitStack() as asking:
+            for body in bodies:
+                asking.enter_context(begin_asking(server, body))
+            wait_until(lambda: queued_bytes(server) == num_bytes, "all wait")
         wait_until(lambda: since("http_disconnects_total") == NUM_LEAVING, "all have left")
     finally:
         for lane in LANES:
@@ -411,9 +416,8 @@ def test_who_has_left_is_not_fetched_for(server: RunningServer, pictures: Pictur
     abandoned = server.metric("tokenizer_abandoned_total")
     body = {"messages": [message(image_part(f"http://{pictures.where}/slow"))]}
     try:
-        leaving = begin_asking(server, json.dumps(body).encode())
-        assert pictures.is_asked.wait(60)
-        leaving.close()
+        with begin_asking(server, json.dumps(body).encode()):
+            assert pictures.is_asked.wait(PATIENCE_S)
         wait_until(
             lambda: server.metric("tokenizer_abandoned_total") == abandoned + 1, "it is dropped"
         )

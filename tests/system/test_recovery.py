@@ -20,9 +20,9 @@ import pytest
 from mutants.mutants import DEADLY_TOKEN, DEADLY_WORD, mutants
 from servers import RunningServer, reserved_port, wait_until
 
+from headrace.config import ServerConfig
 from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
-from headrace.vigil import STUCK_S
 
 STORY = {"role": "user", "content": "Tell me a story about a fox."}
 SCHEMA = {
@@ -255,7 +255,9 @@ def test_an_engine_that_is_stuck_is_replaced(
     assert killer.killed
     assert not killer.killed[0].is_running()
     silences = [re.fullmatch(r"engine 0 has been silent for (\d+) s", why) for why in told]
-    assert any(silence and int(silence[1]) < STUCK_S for silence in silences), told
+    assert any(
+        silence and int(silence[1]) < ServerConfig.watchdog_timeout for silence in silences
+    ), told
 
 
 def test_operators_get_a_profile_of_steps(own_server: RunningServer, profiles: Path) -> None:

@@ -1,6 +1,5 @@
 """Texts become the tokens they should, whatever else is being tokenized."""
 
-import contextlib
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,16 +77,10 @@ def test_a_short_prompt_never_waits_for_a_long_one(
             for _ in range(3):
                 complete(client, {"prompt": "short"})
             assert not long.done()
-            resume(long_lane)
+            long_lane.resume()
             assert long.result()["count"] > 20_000
     finally:
-        resume(long_lane)
-
-
-def resume(process: psutil.Process) -> None:
-    """Let it go on, if it has not been replaced as one that is stuck."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.resume()
+        long_lane.resume()
 
 
 @pytest.mark.parametrize("number", [100, 40_000])

@@ -29,7 +29,9 @@ def mutants(which: str) -> dict[str, str]:
 def impatient(config: EngineConfig, context: Context) -> None:
     """Be an engine that does not wait long for the first process in a seat."""
     patience_s = vigil.patience_s
-    vigil.patience_s = lambda slot: IMPATIENCE_S if is_first(slot) else patience_s(slot)
+    vigil.patience_s = lambda slot, stuck_s: (
+        IMPATIENCE_S if is_first(slot) else patience_s(slot, stuck_s)
+    )
     pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)
 
 
