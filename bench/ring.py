@@ -5,9 +5,9 @@ Method: the whole ring, HTTP included, with the mock engine: chats of 64 streame
         what the ring can carry; at 2 ms per step it shows what the ring adds: the best there
         could be at 256 is 128,000 tok/s and 128 ms, and between a stream's tokens 2 ms. Those
         gaps are timed on 4 streams among the 256. Then the same chats with a model of one layer,
-        which costs next to nothing, without and with --async-scheduling. The load generator shares
-        the cores; it is wrk where that is installed. Processor time is all that a process used, per
-        token of the load.
+        which costs next to nothing, with steps sent ahead and without (--no-async-scheduling). The
+        load generator shares the cores; it is wrk where that is installed. Processor time is all
+        that a process used, per token of the load.
 Run:    python bench/ring.py --rounds 3
 """
 
@@ -138,9 +138,9 @@ async def load_tiny(rows: Rows, server: Server, seconds: float) -> None:
     await load_model(rows, server, seconds, "one layer")
 
 
-async def load_ahead(rows: Rows, server: Server, seconds: float) -> None:
-    """Measure the same with --async-scheduling."""
-    await load_model(rows, server, seconds, "one layer, one step ahead")
+async def load_in_turn(rows: Rows, server: Server, seconds: float) -> None:
+    """Measure the same, no step sent before the last has ended."""
+    await load_model(rows, server, seconds, "one layer, no step ahead")
 
 
 async def load_model(rows: Rows, server: Server, seconds: float, name: str) -> None:
@@ -165,7 +165,7 @@ def main() -> None:
         load_nothing: ("--engine", "mock", "--mock-profile", "zero"),
         load_steps: ("--engine", "mock", "--mock-profile", "2ms"),
         load_tiny: tiny,
-        load_ahead: (*tiny, "--async-scheduling"),
+        load_in_turn: (*tiny, "--no-async-scheduling"),
     }
     rows = Rows()
     with ExitStack() as stack:  # servers that have nothing to do use no core

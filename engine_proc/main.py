@@ -2,6 +2,7 @@
 In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDetokenizer."""
 
 import logging
+import math
 import pkgutil
 import time
 from array import array
@@ -50,7 +51,7 @@ from headrace.messages import (
 )
 from headrace.process import Context
 from headrace.sockets import Frame, Inbox, address
-from headrace.worker_messages import Step, StepFailed, WorkerReady
+from headrace.worker_messages import ITEM_BYTES, Step, StepFailed, WorkerReady
 
 if TYPE_CHECKING:
     from headrace.grammar import GrammarCompiler
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 IDLE_MS = 500
 LOADING_MS = 20  # between looks at whether new workers are ready
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
-ITEM_BYTES = 4  # of the columns of a `Step`
+SHORT_STEP_S = 0.004  # ahead of longer ones nothing is won, and who comes waits for two of them
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ def main(config: EngineConfig, context: Context) -> None:
         engine = Engine(
             *(config, scheduler, pool, detokenizers, context.slot, grammars, images, vision),
             frontends,
-            looks_ahead=looks_ahead(config, ready),
+            ahead_s=ahead_s(config, ready),
         )
         context.ready()
         while True:
@@ -122,9 +123,13 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
     return PagePool(ready.num_pages, ready.page_tokens)
 
 
-def looks_ahead(config: EngineConfig, ready: WorkerReady) -> bool:
-    """Whether a step is sent while another is computed: as the flag says, or else the workers."""
-    return ready.looks_ahead if config.async_scheduling is None else config.async_scheduling
+def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
+    """Return how long a step may take for another to be sent while it is computed."""
+    if config.async_scheduling is not None:
+        return math.inf if config.async_scheduling else 0.0
+    if ready.looks_ahead:
+        return math.inf
+    return SHORT_STEP_S if config.embedding_size is None else 0.0
 
 
 def make_images(config: EngineConfig, arena: Arena | None) -> Images | None:
@@ -172,7 +177,7 @@ class Engine:
         vision: VisionWorker | None = None,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
-        looks_ahead: bool = False,
+        ahead_s: float = 0.0,
     ) -> None:
         self._scheduler = scheduler
         self._pool = pool
@@ -183,7 +188,7 @@ class Engine:
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
-        self._max_sent = 2 if looks_ahead else 1
+        self._ahead_s = ahead_s
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
         self._step_limit = StepLimit()
@@ -368,12 +373,19 @@ class Engine:
 
         What the last one brought is told while the workers are busy.
         """
-        if self._send(workers) and len(self._sent) < self._max_sent:
+        if self._send(workers) and self._looks_ahead():
             return
         if self._sent:
             self._detokenizers.send_ready()
             self._accounts.settle()
             self._take_result(workers)
+
+    def _looks_ahead(self) -> bool:
+        """Whether another step is to be sent before the result of the one that is computed."""
+        if len(self._sent) != 1:
+            return False
+        chunks, step = self._sent[0]
+        return self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s
 
     def _send(self, workers: Workers) -> bool:
         """Send a step if one can be chosen now."""
@@ -399,7 +411,7 @@ class Engine:
         patience_s = None
         if self._sent:
             _, step = self._sent[0]
-            patience_s = self._step_time.patience_s(len(step.token_ids) // ITEM_BYTES)
+            patience_s = self._step_time.patience_s(step.num_tokens)
         due_ns = 0 if patience_s is None else time.monotonic_ns() + round(1e9 * patience_s)
         self._slot[Field.STEP_DUE_NS] = due_ns
 
@@ -418,13 +430,12 @@ class Engine:
             return
         chunks, step = self._sent.pop(0)
         began_at, self._began_at = self._began_at, time.perf_counter()
-        num_tokens = len(step.token_ids) // ITEM_BYTES
+        num_tokens = step.num_tokens
         self._step_limit.worked()
         self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
         self._slot[Field.STEPPED_NS] = time.monotonic_ns()
         self._expect()
-        num_pooled = len(step.pooled_rows) // ITEM_BYTES
-        news = self._scheduler.update(chunks, Outcome(result, num_pooled))
+        news = self._scheduler.update(chunks, Outcome(result, len(step.pooled_rows) // ITEM_BYTES))
         if self._sent:
             self._make_masks(workers)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
@@ -451,7 +462,7 @@ class Engine:
         self._expect()
         self._scheduler.retry()
         workers.resume()
-        limit, num_tokens = self._step_limit.num_tokens, len(step.token_ids) // ITEM_BYTES
+        limit, num_tokens = self._step_limit.num_tokens, step.num_tokens
         self._step_limit.failed(num_tokens)
         log.warning("%s; at most %s in the next", why, self._step_limit.num_tokens)
         sequence = chunks[0].sequence

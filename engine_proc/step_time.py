@@ -1,5 +1,6 @@
 """How long a step takes, learned from those that were. Pure: the clock is the caller's."""
 
+import math
 from typing import NamedTuple
 
 DECAY = 0.95  # per step of its kind: the last twenty count most
@@ -57,6 +58,11 @@ class StepTime:
             return None
         base, slope = self._fit()
         return PATIENCE_S + PATIENCE * (base + max(slope, 0.0) * num_tokens)
+
+    def mean_s(self, num_tokens: int, num_sequences: int) -> float:
+        """Return how long steps of the kind of one have taken; infinity before any is known."""
+        sums = self._sums.get(num_tokens > num_sequences)
+        return math.inf if sums is None else sums.t / sums.weight
 
     def _fit(self) -> tuple[float, float]:
         weight, n, t, nn, nt = map(sum, zip(*self._sums.values(), strict=True))

@@ -109,7 +109,7 @@ class ServerConfig:
     )
     enable_prefix_caching: bool = flag(True, "compute a prefix that prompts share once")
     async_scheduling: bool | None = flag(
-        None, "send a step while another is computed; default: on GPUs"
+        None, "send a step while another is computed; default: on GPUs, and while steps are short"
     )
     speculative: str = flag(
         "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")

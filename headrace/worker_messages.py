@@ -4,6 +4,8 @@ import struct
 
 from headrace.messages import Message
 
+ITEM_BYTES = 4  # of the columns of a `Step`
+
 
 class Step(Message, tag="step", frozen=True):
     """What to run: engine -> every worker, once per step. Arrays are little-endian.
@@ -31,6 +33,11 @@ class Step(Message, tag="step", frozen=True):
     # i32, by token: the logit row of the step before this one whose drawn token takes its place, or
     # -1; empty where all tokens are known. So a step can be sent while the one before it is run.
     relays: bytes = b""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many it computes."""
+        return len(self.token_ids) // ITEM_BYTES
 
 
 class Masks(Message, tag="masks", frozen=True):

@@ -11,7 +11,6 @@ from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.worker_messages import Step, StepFailed, StepResult
 
-TOKEN_BYTES = 4
 # How CUDA, cuBLAS, cuda-python and torch on the CPU say it, who have no class of their own for it.
 SAYINGS = ("out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED", "can't allocate memory")
 
@@ -50,7 +49,7 @@ class Attempts:
         try:
             return self._runner.run(step, masks_of)
         except Exception as error:
-            why = self._explain(error, len(step.token_ids) // TOKEN_BYTES)
+            why = self._explain(error, step.num_tokens)
         # By now nobody holds what the frames of the error held.
         release()
         self._has_failed = True

@@ -12,7 +12,7 @@ from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.worker.answers import Answers
-from headrace.engine_proc.worker.attempts import TOKEN_BYTES, Attempts
+from headrace.engine_proc.worker.attempts import Attempts
 from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
 from headrace.engine_proc.worker.profiles import Profiles
@@ -70,7 +70,7 @@ def main(config: WorkerConfig, context: Context) -> None:
             profiles.began()
             answers.add(attempts.run(step, masks_of))
             context.slot.add(Field.COMPUTED_STEPS)
-            profiles.took(len(step.token_ids) // TOKEN_BYTES)
+            profiles.took(step.num_tokens)
         elif answers.is_due:
             answers.flush()
         if not answers.is_open:

@@ -1,5 +1,6 @@
 """The learned cost of a step is the true one, whatever sizes the steps had."""
 
+import math
 import random
 
 import pytest
@@ -79,3 +80,14 @@ def test_a_prompt_that_took_long_once_is_forgotten_behind_others() -> None:
         step_time.observe(1, BASE + SLOPE, 1)
         step_time.observe(MIN_CHUNK, BASE + SLOPE * MIN_CHUNK, 1)
     assert step_time.tokens_within(0.1, 512) == pytest.approx((0.1 - BASE) / SLOPE, rel=0.05)
+
+
+def test_steps_with_prompts_are_known_apart() -> None:
+    step_time = StepTime()
+    assert step_time.mean_s(1, 1) == math.inf
+    step_time.observe(4, 0.001, 4)
+    step_time.observe(1, 0.003, 1)
+    assert step_time.mean_s(8, 8) == pytest.approx((0.003 + 0.95 * 0.001) / 1.95)
+    assert step_time.mean_s(8, 7) == math.inf
+    step_time.observe(100, 0.1, 1)
+    assert step_time.mean_s(8, 7) == pytest.approx(0.1)

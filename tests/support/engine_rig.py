@@ -158,7 +158,7 @@ class Rig:
     def __init__(
         self,
         run_dir: Path,
-        looks_ahead: bool = False,
+        ahead_s: float = 0.0,
         ready: WorkerReady = READY,
         images: Images | None = None,
         sight: Sight | None = None,
@@ -190,7 +190,7 @@ class Rig:
             images=self.images,
             vision=sight or self.eyes,  # type: ignore[arg-type]
             clock=lambda: self.now,
-            looks_ahead=looks_ahead,
+            ahead_s=ahead_s,
         )
         self.workers = Sevens()
 

@@ -208,7 +208,7 @@ def count_pages(
     if memory is None:
         return config.cpu_kv_bytes // sum(all_bytes)
     step = largest_step_of(config, embeds=isinstance(runner, EmbeddingRunner))
-    num_tokens = len(step.token_ids) // 4
+    num_tokens = step.num_tokens
     sizes = [bucket.num_tokens for bucket in buckets]
     figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes)
     if config.kv_cache_memory_bytes is not None:
