@@ -398,7 +398,7 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
         with pytest.raises(ContextLengthExceeded, match="the prompt has at least") as refused:
             next(stages)
         assert refused.value.param == "prompt"
-    with pytest.raises(ContextLengthExceeded, match="the messages has at least 101 and at least"):
+    with pytest.raises(ContextLengthExceeded, match="the messages have at least 101 and at least"):
         chat(planner, messages=[{"role": "user", "content": "a" * 400}])
 
 
