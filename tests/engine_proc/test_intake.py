@@ -44,15 +44,17 @@ def test_what_nobody_renews_lapses(caplog: pytest.LogCaptureFixture) -> None:
     assert intake.lapsed([FIRST, SECOND], now=0) == []
     intake.renew([SECOND], now=9)
     with caplog.at_level(logging.WARNING):
-        assert intake.lapsed([FIRST, SECOND], now=11) == [FIRST]
+        assert intake.lapsed([FIRST, SECOND], now=11) == []
+        assert intake.lapsed([FIRST, SECOND], now=12) == [FIRST]
     assert f"{FIRST:x}" in caplog.text
 
 
 def test_leases_are_looked_at_now_and_then() -> None:
     intake = Intake(lease_s=LAPSE_S / 4)
     assert intake.lapsed([FIRST], now=0) == []
-    assert intake.lapsed([FIRST], now=LAPSE_S / 2) == [], "it has lapsed, but nobody looks"
-    assert intake.lapsed([FIRST], now=LAPSE_S) == [FIRST]
+    assert intake.lapsed([FIRST], now=LAPSE_S) == []
+    assert intake.lapsed([FIRST], now=1.5 * LAPSE_S) == [], "it has lapsed, but nobody looks"
+    assert intake.lapsed([FIRST], now=2 * LAPSE_S) == [FIRST]
 
 
 def test_what_a_replaced_frontend_asked_for_is_aborted_without_a_word(

@@ -13,6 +13,7 @@ from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
 from headrace.board import Field, Span
 from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.intake import LAPSE_S
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
 from headrace.errors import ConfigError
@@ -455,12 +456,12 @@ def test_an_abort_is_told_once_for_all_sequences(rig: Rig) -> None:
 def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:
     lost, kept = FIRST, request_id(0, 2)
     rig.take(generate(lost), generate(kept))
-    for now in (0.0, LEASE_S / 2, LEASE_S):
+    for now in (0.0, LEASE_S / 2, LEASE_S, LEASE_S + 2):
         rig.now = now
         rig.take(Renew(), ids=(kept,))
         rig.engine.abort_lapsed()
         assert list(rig.scheduler.requests) == [lost, kept]
-    rig.now = LEASE_S + 2
+    rig.now += LAPSE_S
     rig.engine.abort_lapsed()
     assert list(rig.scheduler.requests) == [kept]
     assert rig.slot[Field.LAPSED] == 1
@@ -548,7 +549,7 @@ def test_an_abort_reaches_what_waits_for_its_grammar(rig: Rig, compiler: Slow) -
 
 def test_what_waits_for_its_grammar_lapses_too(rig: Rig, compiler: Slow) -> None:
     rig.take(with_grammar(FIRST), generate(request_id(0, 2)))
-    for now in (0.0, LEASE_S + 2):
+    for now in (0.0, LEASE_S + 2, LEASE_S + 2 + LAPSE_S):
         rig.now = now
         rig.take(Renew(), ids=(request_id(0, 2),))
         rig.engine.abort_lapsed()
