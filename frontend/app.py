@@ -7,6 +7,7 @@ that are not let in.
 
 import time
 
+from headrace.awake import Awake
 from headrace.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
 from headrace.frontend.cors import Cors
@@ -27,9 +28,16 @@ class App:
     """Health and what operators ask are answered here, all else by the ring."""
 
     def __init__(
-        self, board: Board, forwarder: Forwarder, door: Door, admin: Admin, cors: Cors | None = None
+        self,
+        board: Board,
+        awake: Awake,
+        forwarder: Forwarder,
+        door: Door,
+        admin: Admin,
+        cors: Cors | None = None,
     ) -> None:
         self._board = board
+        self._awake = awake
         self._forwarder = forwarder
         self._door = door
         self._admin = admin
@@ -50,7 +58,9 @@ class App:
         if request.method not in (GET, HEAD) and request.path != PING:
             request.refuse(ONLY_ASKED)
             return
-        found = health_of(self._board, request.path, self._door.is_closed, time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        since_ns = self._awake.look(now_ns)
+        found = health_of(self._board, request.path, self._door.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
 
     def _administer(self, request: Request) -> None:

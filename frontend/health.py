@@ -22,13 +22,17 @@ class Health:
     body: bytes
 
 
-def health_of(board: Board, path: str, is_draining: bool, now_ns: int) -> Health:
+def health_of(board: Board, path: str, is_draining: bool, now_ns: int, since_ns: int = 0) -> Health:
     """Return the answer to one of `PATHS`.
 
     `/health` is 503 when a process does not serve; `/ready` also when the server takes no more
     requests since it stops; `/startup` only until all processes have been ready.
+
+    Args:
+        since_ns: since when whoever answers has been awake (`awake.py`).
     """
-    reasons = [why for slot in board.slots if (why := slot.illness(now_ns)) is not None]
+    found = [slot.illness(now_ns, since_ns) for slot in board.slots]
+    reasons = [why for why in found if why is not None]
     if path == STARTUP:
         reasons = [] if all(map(has_started, board.slots)) else reasons
     elif path == READY and is_draining:

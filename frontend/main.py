@@ -5,12 +5,14 @@ import asyncio
 import logging
 import shutil
 import socket
+import time
 from functools import partial
 from typing import Any
 
 import uvicorn
 import uvloop
 
+from headrace.awake import Awake
 from headrace.backlog import frontend_backlog
 from headrace.board import Field
 from headrace.config import FrontendConfig
@@ -85,7 +87,8 @@ class Frontend:
         admins = Keyring(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
-        app = App(context.board, self._forwarder, self._door, admin, cors)
+        self._awake = Awake()
+        app = App(context.board, self._awake, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))
@@ -150,6 +153,7 @@ class Frontend:
             if self._server.should_exit and not self._is_leaving:
                 self._end_streams()
             self._slot.beat()
+            self._awake.look(time.monotonic_ns())
             self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
             self._slot[Field.ANSWERED] = self._server.server_state.total_requests
             self._slot.open_ids = (exchange.id for exchange in self._exchanges)

@@ -298,15 +298,21 @@ class Slot:
             data = bytes(self._log[start:]) + data
         return data.decode(errors="replace")
 
-    def illness(self, now_ns: int) -> str | None:
-        """Return why the process does not serve; None is that it does: ready, and heard of."""
+    def illness(self, now_ns: int, since_ns: int = 0) -> str | None:
+        """Return why the process does not serve; None is that it does: ready, and heard of.
+
+        Args:
+            since_ns: since when whoever asks has been awake (`awake.py`); what did not happen
+                before is nobody's fault.
+        """
         state = State(self[Field.STATE])
         if state != State.READY:
             return f"{self.seat} is {state.name.lower()}"
-        if self.silent_s(now_ns) >= HEARTBEAT_LIMIT_S:
+        patient_until_ns = since_ns + round(HEARTBEAT_LIMIT_S * 1e9)
+        if self.silent_s(now_ns) >= HEARTBEAT_LIMIT_S and now_ns >= patient_until_ns:
             return f"{self.seat} has been silent for {self.silent_s(now_ns):.0f} s"
         due_ns = self[Field.STEP_DUE_NS] if self.seat.role == "engine" else 0
-        if due_ns and now_ns > due_ns:
+        if due_ns and now_ns > max(due_ns, patient_until_ns):
             return f"{self.seat} waits for a step that has taken far too long"
         return None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.api_keys import digest
+from headrace.awake import Awake
 from headrace.board import Board, Field, Seat, Slot, Span, State
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission import Admission, AdmissionLimits
@@ -165,7 +166,7 @@ class Site:
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
         admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
-        self.app = App(self.board, forwarder, door, admin, cors)
+        self.app = App(self.board, Awake(), forwarder, door, admin, cors)
 
     @property
     def slot(self) -> Slot:

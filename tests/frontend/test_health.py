@@ -1,13 +1,21 @@
 """What is told of the server's health, and of each process."""
 
 import json
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from headrace.awake import Awake
 from headrace.board import MESSAGES_SENT, Board, Field, Seat, State
+from headrace.frontend.app import App
 from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
 
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
+
+
+FOR_LONG = -(10**10)  # whoever asks has been awake
 
 
 def make_board() -> Board:
@@ -22,7 +30,7 @@ def make_board() -> Board:
 
 
 def ask(board: Board, path: str, is_draining: bool = False) -> tuple[int, list[str]]:
-    found = health_of(board, path, is_draining, 2 * 10**9)
+    found = health_of(board, path, is_draining, 2 * 10**9, FOR_LONG)
     return found.status, json.loads(found.body)["reasons"]
 
 
@@ -72,6 +80,30 @@ def test_a_step_that_does_not_end_is_no_good_health() -> None:
     board = make_board()
     board.slot("engine")[Field.STEP_DUE_NS] = 2 * 10**9 - 1
     assert ask(board, LIVE) == (503, ["engine 0 waits for a step that has taken far too long"])
+
+
+def test_who_asks_after_a_pause_gives_everybody_time_to_be_heard() -> None:
+    board = make_board()
+    board.slot("engine")[Field.STEP_DUE_NS] = 2 * 10**9
+    for at, status in ((60, 200), (63, 200), (64, 503)):
+        found = health_of(board, LIVE, False, at * 10**9, since_ns=60 * 10**9)
+        assert found.status == status
+    for slot in board.slots:
+        slot[Field.HEARTBEAT_NS] = 64 * 10**9
+    assert health_of(board, LIVE, False, 64 * 10**9, 60 * 10**9).status == 200
+    assert health_of(board, LIVE, False, 65 * 10**9, 60 * 10**9).status == 503, "the step"
+
+
+def test_a_frontend_that_was_not_awake_calls_nobody_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, statuses = make_board(), []
+    others: Any = SimpleNamespace(is_closed=False)
+    app = App(board, Awake(), others, others, others)
+    request: Any = SimpleNamespace(path=LIVE, method="GET")
+    request.answer = lambda status, head, body: statuses.append(status)
+    for at in (2, 3600, 3602, 3604, 3606):
+        monkeypatch.setattr(time, "monotonic_ns", lambda at=at: at * 10**9)
+        app(request)
+    assert statuses == [200, 200, 200, 503, 503]
 
 
 def test_a_server_that_stops_is_alive_but_not_ready() -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from headrace.awake import GAP_S
 from headrace.board import Board, Field, Seat, Slot, State
-from headrace.vigil import GAP_S, STARTING_S, Vigil
+from headrace.vigil import STARTING_S, Vigil
 
 SECOND = 10**9
 STUCK_S = 8.0
