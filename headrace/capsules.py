@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import platform
+import queue
 import threading
 import time
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from headrace.details import details_of
 from headrace.stacks import stacks_of
 
 MAX_CAPSULES = 32
-LAST_S = 1.0  # for the last one, at the end of the process
+LOOK_S = 0.01  # between looks at whether all are written, at the end of the process,
+NUM_LOOKS = 100  # and how many there are
 SUFFIX = ".json"
 
 log = logging.getLogger(__name__)
@@ -44,13 +46,13 @@ class Capsules:
         self._directory = None if config.directory is None else Path(config.directory)
         self._flags = config.flags
         self._board = board
+        self._unwritten: queue.Queue[tuple[str, bytes] | None] = queue.Queue(MAX_CAPSULES)
         self._writer: threading.Thread | None = None
 
     def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
         """Keep what is known of a process that has died.
 
-        Whoever calls waits for what the others are at (`stacks.WAIT_S` at most), and not for the
-        disk.
+        Whoever calls waits for what the others are at (`stacks.py`), and not for the disk.
 
         Args:
             how: it ended.
@@ -58,9 +60,6 @@ class Capsules:
             requests: ids of those it was at, where that is known.
         """
         if self._directory is None:
-            return
-        if self._writer is not None and self._writer.is_alive():
-            log.warning("no crash capsule of %s: the one before is still being written", slot.seat)
             return
         found = stacks_of(self._board.slots)
         if stacks:
@@ -82,10 +81,19 @@ class Capsules:
         data = msgspec.json.format(msgspec.json.encode(capsule), indent=2)
         stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03}"
         name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
-        self._writer = threading.Thread(
-            target=write, args=(self._directory, name, data), name="capsule", daemon=True
-        )
-        self._writer.start()
+        if self._writer is None:
+            self._writer = threading.Thread(
+                target=self._write_all, args=(self._directory,), name="capsules", daemon=True
+            )
+            self._writer.start()
+        try:
+            self._unwritten.put_nowait((name, data))
+        except queue.Full:
+            log.warning("no crash capsule of %s: those before are still being written", slot.seat)
+
+    def _write_all(self, directory: Path) -> None:
+        while (capsule := self._unwritten.get()) is not None:
+            write(directory, *capsule)
 
     def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
         """Return what the board says of a process, and what it was at."""
@@ -103,9 +111,13 @@ class Capsules:
         }
 
     def close(self) -> None:
-        """Wait a moment for what is being written."""
-        if self._writer is not None:
-            self._writer.join(LAST_S)
+        """Wait a moment for what is being written; while a machine stands still none passes."""
+        if self._writer is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._unwritten.put_nowait(None)
+        for _ in range(NUM_LOOKS):
+            self._writer.join(LOOK_S)
 
 
 def write(directory: Path, name: str, data: bytes) -> None:

@@ -3,15 +3,18 @@
 import json
 import logging
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import headrace.capsules as capsules_module
 from headrace.board import Board, Field, Seat, State
 from headrace.capsules import MAX_CAPSULES, Capsules, crash_directory, write
 from headrace.config import CrashConfig, ServerConfig
 
+DEADLINE_S = 120
 SEATS = [Seat("tokenizer", 0), Seat("engine", 0), Seat("frontend", 0)]
 
 
@@ -59,6 +62,28 @@ def test_a_capsule_has_no_keys_and_is_for_its_owner(tmp_path: Path) -> None:
     (path,) = (tmp_path / "crashes").iterdir()
     assert "secret-key" not in path.read_text()
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_who_dies_while_another_capsule_is_written_has_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_room = threading.Event()
+
+    def write_late(*args: Any) -> None:
+        assert has_room.wait(DEADLINE_S)
+        write(*args)
+
+    monkeypatch.setattr(capsules_module, "write", write_late)
+    board = Board.create(SEATS)
+    capsules = Capsules(CrashConfig.of(ServerConfig(), str(tmp_path)), board)
+    for slot in board.slots:
+        capsules.make(slot, "exited with 1", "")
+    has_room.set()
+    assert capsules._writer is not None
+    capsules.close()
+    capsules._writer.join(DEADLINE_S)
+    found = [json.loads(path.read_text())["process"] for path in sorted(tmp_path.iterdir())]
+    assert sorted(found) == sorted(map(str, SEATS))
 
 
 def test_without_a_directory_there_are_none(

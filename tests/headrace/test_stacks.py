@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -51,7 +52,7 @@ def child() -> Iterator[Child]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks has time, and a busy machine may take its own."""
-    monkeypatch.setattr(stacks_module, "WAIT_S", 60)
+    monkeypatch.setattr(stacks_module, "NUM_LOOKS", 300)
     monkeypatch.setattr(stacks_module, "LOOK_S", 0.2)
 
 
@@ -63,6 +64,24 @@ def test_a_process_tells_what_each_of_its_threads_is_at(child: Child) -> None:
         assert "in wait_for_godot" in text
     assert child.process.poll() is None
     assert child.file.take() == "", "who asks leaves nothing"
+
+
+@pytest.mark.usefixtures("patient")
+def test_while_nobody_can_answer_nobody_waits_in_vain(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine stands still, from when the question is asked to long after."""
+    clock, sleep = time.monotonic, time.sleep
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600 * asleep)
+    asleep = 0
+
+    def wake_up(seconds: float) -> None:
+        nonlocal asleep
+        asleep += 1
+        sleep(seconds if asleep > 1 else 0)
+
+    monkeypatch.setattr(time, "sleep", wake_up)
+    assert child.slot.seat in stacks_of([child.slot])
 
 
 def test_who_is_stopped_does_not_answer(child: Child) -> None:
