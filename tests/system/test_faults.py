@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from mutants.mutants import mutants
 from servers import PATIENCE_S, START_S, RunningServer, StartFailed, reserved_port, wait_until
 
 from headrace.exit_status import ExitStatus
@@ -162,7 +163,7 @@ def test_a_full_dev_shm_is_nothing_to_a_server() -> None:
 
 @pytest.fixture(scope="module")
 def mock_server() -> Iterator[RunningServer]:
-    running = RunningServer("--engine", "mock")
+    running = RunningServer("--engine", "mock", env=mutants("supervisor=tireless"))
     yield running
     assert running.stop() == 0
 
