@@ -63,7 +63,9 @@ MOCK = "mock"
 METRICS = "/metrics"  # whose answer is another each time
 START_S = 120
 LOOK_MS = 50
-SILENCE_S = 5.0  # after the last message, with no answer: there are no more
+NUM_BEATS = 10  # of its heart, half a second apart, without an answer: there are no more
+BEAT_NS = 500_000_000
+STUCK_S = 120.0
 RENEW_S = 1.0
 AN_HOUR_NS = 3600 * 10**9
 
@@ -161,7 +163,7 @@ class Stage:
         if is_mock:
             config["engine"] = MOCK
         self._process = spawn(seat, config, self._board, note.log_level)
-        self._slot = self._board.slot(seat.role, seat.index)
+        self.slot = self._board.slot(seat.role, seat.index)
         self._outbox = Outbox(address(self._directory.path, seat.role, seat.index))
         self._renewed_at = 0.0
         self._open: set[int] = set()
@@ -173,17 +175,17 @@ class Stage:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
-        while self._slot[Field.STATE] != State.READY:
+        while self.slot[Field.STATE] != State.READY:
             self.check()
             if time.monotonic() > deadline:
-                raise HeadraceError(f"{self._slot.seat} has not started within {START_S} s")
+                raise HeadraceError(f"{self.slot.seat} has not started within {START_S} s")
             time.sleep(LOOK_MS / 1000)
 
     def check(self) -> None:
         """Raise `HeadraceError` if the process has ended."""
         code = self._process.poll()
         if code is not None:
-            raise HeadraceError(f"{self._slot.seat} exited with {code} ({self._slot.last_words})")
+            raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.last_words})")
 
     def _listen(self, slot: Slot) -> None:
         """Be a process that receives."""
@@ -209,7 +211,7 @@ class Stage:
     def renew(self) -> None:
         """Tell an engine, now and then, that its requests are waited for."""
         now = time.monotonic()
-        if self._slot.seat.role == "engine" and now - self._renewed_at > RENEW_S:
+        if self.slot.seat.role == "engine" and now - self._renewed_at > RENEW_S:
             self._renewed_at = now
             self._outbox.send(Renew(), array("Q", self._open).tobytes())
 
@@ -222,6 +224,35 @@ class Stage:
             thread.join()
         self._outbox.close()
         self._directory.remove()
+
+
+class Silence:
+    """How long a process has said nothing, by its own heart: who is held up is not silent."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._said_at = 0.0
+        self._beat_ns = 0
+        self._num_beats = 0
+
+    def is_final(self, said_at: float, now_ns: int) -> bool:
+        """Whether nothing more is to come; to be called often.
+
+        Args:
+            said_at: when it was last told or said something, by any clock.
+
+        Raises:
+            HeadraceError: it is stuck.
+        """
+        if self._slot.silent_s(now_ns) > STUCK_S:
+            raise HeadraceError(f"{self._slot.seat} has been silent for {STUCK_S:g} s")
+        beat_ns = self._slot[Field.HEARTBEAT_NS]
+        if said_at != self._said_at:
+            self._said_at, self._beat_ns, self._num_beats = said_at, beat_ns, 0
+        elif beat_ns - self._beat_ns >= BEAT_NS:
+            self._beat_ns = beat_ns
+            self._num_beats += 1
+        return self._num_beats >= NUM_BEATS
 
 
 def play(slot: Slot) -> None:
@@ -242,8 +273,9 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
         stage.renew()
         stage.send(pairs)
     last_sent = time.monotonic()
-    while time.monotonic() - max(last_sent, stage.answers.last_at) < SILENCE_S:
-        if stage.answers.are_complete:
+    silence = Silence(stage.slot)
+    while not stage.answers.are_complete:
+        if silence.is_final(max(last_sent, stage.answers.last_at), time.monotonic_ns()):
             break
         stage.check()
         stage.renew()
