@@ -36,6 +36,9 @@ from headrace.process import DRAIN, LEAVE, Context
 from headrace.sockets import STEP_HIGH_WATER, Inbox, address
 
 HEARTBEAT_S = 0.1
+# Who sends into a connection that is just being closed gets no answer: proxies close theirs first,
+# after a minute.
+KEEP_ALIVE_S = 75
 LINGER_S = 0.5  # in which who is connected may still ask, when another takes this seat
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
@@ -117,6 +120,7 @@ class Frontend:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACE_S,
             ssl_certfile=self._config.ssl_certfile,
             ssl_keyfile=self._config.ssl_keyfile,

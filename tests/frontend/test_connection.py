@@ -17,6 +17,7 @@ from headrace.frontend import connection as module
 from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.connection import MAX_HEAD_BYTES, MIN_BYTES_PER_S, Connection
 from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.main import KEEP_ALIVE_S
 from headrace.frontend.request import Request
 
 DEADLINE_S = 120
@@ -47,7 +48,7 @@ class Site:
         self,
         max_connections: int = 100,
         reader_patience_s: float = DEADLINE_S,
-        keep_alive_s: int = 5,
+        keep_alive_s: int = KEEP_ALIVE_S,
     ) -> None:
         self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self.readers: Deadlines[Connection] = Deadlines(reader_patience_s)

@@ -1,8 +1,9 @@
-"""A frontend whose beats fail says why, and ends."""
+"""A frontend keeps who is idle, and says why it ends when its beats fail."""
 
 import asyncio
 import os
 import socket
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,18 @@ from headrace.links import Links
 from headrace.process import Context
 
 DEADLINE_S = 20
+PROXY_S = 60  # for which nginx and load balancers keep idle connections
 
 
-async def test_a_beat_that_fails_ends_the_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(self: Links) -> None:
-        raise LookupError("not foreseen")
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create([Seat("frontend", 0), Seat("engine", 0), Seat("tokenizer", 0)])
+    yield made
+    os.close(made.fd)
 
-    monkeypatch.setattr(Links, "flush", fail)
-    monkeypatch.setattr(Context, "ready", lambda self: None)  # it changes the whole process
-    board = Board.create([Seat("frontend", 0), Seat("engine", 0), Seat("tokenizer", 0)])
+
+@pytest.fixture
+async def frontend(board: Board, tmp_path: Path) -> AsyncIterator[Frontend]:
     slot = board.slot("frontend")
     context = Context(slot.seat, board, slot, "error", os.getppid())
     listener = socket.create_server(("127.0.0.1", 0))
@@ -43,14 +45,29 @@ async def test_a_beat_that_fails_ends_the_server(
         ssl_certfile=None,
         ssl_keyfile=None,
     )
-    frontend = Frontend(config, context)
+    made = Frontend(config, context)
+    yield made
+    for server in getattr(made._server, "servers", ()):
+        server.close()
+        await server.wait_closed()
+    made._inbox.close()
+    made._links.close()
+
+
+async def test_a_beat_that_fails_ends_the_server(
+    frontend: Frontend, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Links) -> None:
+        raise LookupError("not foreseen")
+
+    monkeypatch.setattr(Links, "flush", fail)
+    monkeypatch.setattr(Context, "ready", lambda self: None)  # it changes the whole process
     with pytest.raises(ExceptionGroup) as failed:
         await asyncio.wait_for(frontend.serve(), DEADLINE_S)
     assert failed.group_contains(LookupError, match="not foreseen")
-    assert slot[Field.HEARTBEAT_NS], "it had begun"
-    for server in frontend._server.servers:
-        server.close()
-        await server.wait_closed()
-    frontend._inbox.close()
-    frontend._links.close()
-    os.close(board.fd)
+    assert board.slot("frontend")[Field.HEARTBEAT_NS], "it had begun"
+
+
+async def test_an_idle_connection_is_the_clients_to_close(frontend: Frontend) -> None:
+    assert frontend._server.config.timeout_keep_alive > PROXY_S
+    os.close(frontend._config.listen_fd)  # it has not served
