@@ -25,6 +25,7 @@ import httpx
 import openai
 import pytest
 from image_parts import data_url, encoded, image_part, message
+from mutants.mutants import mutants
 from PIL import Image
 from servers import HELD, PATIENCE_S, RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
@@ -145,6 +146,7 @@ def server(
         *("--image-memory-bytes", str(16 << 20), "--max-images", "3"),
         *("--allowed-media-domains", pictures.where, "--allowed-media-domains", "localhost"),
         *("--record", str(tmp_path_factory.getbasetemp() / "images")),
+        env=mutants("fetcher=patient"),
     )
     yield running
     assert running.stop() == 0
@@ -248,7 +250,7 @@ def test_a_fetcher_that_dies_is_replaced_and_asked_again(
             assert pictures.is_asked.wait(PATIENCE_S)
             pictures.is_asked.clear()
             victim = server.ring[name]
-            victim.kill()  # before it has waited for too long
+            victim.kill()
             victims.add(victim.pid)
             others.append(pool.submit(ask, server, "look", picture_part(0)))
         assert pictures.is_asked.wait(PATIENCE_S)

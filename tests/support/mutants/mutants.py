@@ -1,13 +1,20 @@
-"""Processes of the ring that die of something, for tests."""
+"""Processes of the ring that die of something, or wait for longer, for tests."""
 
 import os
 import pkgutil
 import signal
+from functools import partialmethod
 from pathlib import Path
 
 from headrace import vigil
 from headrace.board import Field, Slot, State
-from headrace.config import DetokenizerConfig, EngineConfig, TokenizerConfig, WorkerConfig
+from headrace.config import (
+    DetokenizerConfig,
+    EngineConfig,
+    FetcherConfig,
+    TokenizerConfig,
+    WorkerConfig,
+)
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.messages import HttpRequest
@@ -16,6 +23,7 @@ from headrace.tokenizer_proc.stages import Body, Stages
 
 CEILING_BYTES = 400 << 20  # of detokenizers, and 1 s of toil: see `sitecustomize.py`
 IMPATIENCE_S = 3.0
+PATIENCE_S = 600.0
 DEADLY_TOKEN = 48000  # of the demo model
 DEADLY_WORD = "arsenic"
 FITTING_TOKENS = 24  # in a step, where more have no memory
@@ -80,6 +88,15 @@ def short_of_memory(config: WorkerConfig, context: Context) -> None:
 
     CpuExecutor.forward = forward_or_fail  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
+
+
+def patient(config: FetcherConfig, context: Context) -> None:
+    """Be a fetcher that waits for an image for as long as a test may be held up."""
+    from headrace.fetcher_proc.download import Downloads
+
+    init = Downloads.__init__
+    Downloads.__init__ = partialmethod(init, time_s=PATIENCE_S)  # type: ignore[assignment]
+    pkgutil.resolve_name("headrace.fetcher_proc.main:main")(config, context)
 
 
 def glutton(config: DetokenizerConfig, context: Context) -> None:
