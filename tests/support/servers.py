@@ -10,10 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import psutil
+
+T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 START_S = 300
 PATIENCE_S = 120.0  # for what takes a second or two, where everybody wants the cores
@@ -90,6 +95,23 @@ class RunningServer:
         wait_until(lambda: self.metric("http_requests_open") == 1, "nobody else is served")
         for name in ("num_requests_waiting", "num_requests_running", "replies_open"):
             wait_until(lambda name=name: self.metric(name) == 0, name)  # type: ignore[misc]
+
+    def ask_together(self, ask: Callable[[T], Answer], what: Sequence[T]) -> list[Answer]:
+        """Return the answers to requests that run beside each other, however slowly they come.
+
+        No step is computed until all are open. It takes a server with a long `--watchdog-timeout`,
+        of one worker, whom nobody else asks.
+        """
+        worker = self.ring["headrace: worker 0"]
+        with ThreadPoolExecutor(len(what)) as pool:
+            worker.suspend()
+            try:
+                asking = [pool.submit(ask, one) for one in what]
+                num_open = len(what) + 1
+                wait_until(lambda: self.metric("http_requests_open") == num_open, "all have asked")
+            finally:
+                worker.resume()
+            return [one.result() for one in asking]
 
     def stop(self) -> int:
         """Interrupt it as Ctrl-C does and return its exit status."""

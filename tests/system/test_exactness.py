@@ -1,6 +1,5 @@
 """Greedy text is what `transformers` says, however the engine cuts, shares, preempts or guesses."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
@@ -69,11 +68,10 @@ def check_logprobs(case: Expected, told: Any) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_answer_is_the_reference_s(name: str, expected: list[Expected]) -> None:
     setting = SETTINGS[name]
-    server = RunningServer(*EXACT, *setting.flags)
+    server = RunningServer(*EXACT, *setting.flags, "--watchdog-timeout", "600")
     try:
         cases = expected * ROUNDS
-        with ThreadPoolExecutor(len(cases)) as pool:
-            choices = list(pool.map(lambda case: complete(server, case), cases))
+        choices = server.ask_together(lambda case: complete(server, case), cases)
         assert [one["text"] for one in choices] == [case.text(NUM_TOKENS) for case in cases]
         for case, choice in zip(cases, choices, strict=True):
             if case.likely:

@@ -45,6 +45,7 @@ def cramped() -> Iterator[RunningServer]:
     running = RunningServer(
         *("--speculative", "ngram", "--max-model-len", "320", "--kv-cache-dtype", "float32"),
         *("--kv-cache-memory-bytes", str(20 * 32 * 30 * 2 * 3 * 64 * 4)),
+        *("--watchdog-timeout", "600"),
     )
     yield running
     assert running.stop() == 0
@@ -184,8 +185,7 @@ def test_neither_guesses_nor_preemption_nor_batch_mates_change_a_text(
         return str(choice["message"]["content"])
 
     alone = [text(server, seed) for seed in range(NUM_TOGETHER)]
-    with ThreadPoolExecutor(NUM_TOGETHER) as pool:
-        together = list(pool.map(lambda seed: text(cramped, seed), range(NUM_TOGETHER)))
+    together = cramped.ask_together(lambda seed: text(cramped, seed), range(NUM_TOGETHER))
     assert together == alone
     assert cramped.metric("num_preemptions_total") > 0
     assert cramped.metric("spec_decode_num_draft_tokens_total") > 0
