@@ -89,9 +89,7 @@ def test_streams_are_exact_while_others_hang_up(
         texts = list(pool.map(run, range(CONCURRENT)))
     for i in range(0, CONCURRENT, 2):
         assert texts[i] == expected[i // 2 % 8].text(8 + i)
-    wait_until(lambda: server.metric("num_requests_running") == 0, "no sequence runs")
-    wait_until(lambda: server.metric("replies_open") == 0, "no reply is open")
-    assert server.metric("num_requests_waiting") == 0
+    server.settle()
     assert server.metric("kv_pages_free") == server.metric("kv_pages_total")
 
 
