@@ -96,6 +96,14 @@ class RunningServer:
         for name in ("num_requests_waiting", "num_requests_running", "replies_open"):
             wait_until(lambda name=name: self.metric(name) == 0, name)  # type: ignore[misc]
 
+    def await_free(self, what: str) -> None:
+        """Wait until all of what there is, `kv_pages` say, is free: an open step may have some."""
+
+        def are_free() -> bool:
+            return self.metric(f"{what}_free") == self.metric(f"{what}_total") > 0
+
+        wait_until(are_free, f"{what} are free")
+
     def ask_together(self, ask: Callable[[T], Answer], what: Sequence[T]) -> list[Answer]:
         """Return the answers to requests that run beside each other, however slowly they come.
 

@@ -90,7 +90,7 @@ def test_streams_are_exact_while_others_hang_up(
     for i in range(0, CONCURRENT, 2):
         assert texts[i] == expected[i // 2 % 8].text(8 + i)
     server.settle()
-    assert server.metric("kv_pages_free") == server.metric("kv_pages_total")
+    server.await_free("kv_pages")
 
 
 def test_client_that_leaves_frees_its_place(

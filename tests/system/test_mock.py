@@ -76,7 +76,7 @@ def test_who_leaves_makes_place_and_who_is_too_many_is_refused(mock: RunningServ
             "rate_limit_exceeded",
         )
     mock.settle()
-    assert mock.metric("kv_pages_free") == mock.metric("kv_pages_total")
+    mock.await_free("kv_pages")
     assert post(mock, "/v1/completions", **PROMPT, max_tokens=1).status_code == 200
 
 

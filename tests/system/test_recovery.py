@@ -235,7 +235,7 @@ def test_streams_go_on_when_a_process_dies(
     restarts = before + len(killer.killed)
     wait_until(lambda: own_server.metric("process_restarts_total") >= restarts, "they are replaced")
     own_server.settle()
-    assert own_server.metric("kv_pages_free") == own_server.metric("kv_pages_total")
+    own_server.await_free("kv_pages")
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
