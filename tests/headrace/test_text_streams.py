@@ -43,7 +43,9 @@ class Silent:
         """Read a request, which is short."""
         data = b""
         while b"\r\n\r\n" not in data or not data.endswith(b"}"):
-            data += connection.recv(65536)
+            piece = connection.recv(65536)
+            assert piece, "the client has left"
+            data += piece
 
     @staticmethod
     def answer(connection: socket.socket, status: str, body: bytes, headers: str = "") -> None:
@@ -64,7 +66,12 @@ def reading(stream: TextStream) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("is_reused", [False, True])
 def test_a_stream_is_canceled_before_there_is_any_text(is_reused: bool) -> None:
-    with Silent() as server, Client(server.url) as client, contextlib.ExitStack() as stack:
+    for_ever = httpx.HTTPTransport(limits=httpx.Limits(keepalive_expiry=None))
+    with (
+        Silent() as server,
+        Client(server.url, transport=for_ever) as client,
+        contextlib.ExitStack() as stack,
+    ):
         if is_reused:
             first = client.stream_complete("Hi")
             with reading(first) as texts:

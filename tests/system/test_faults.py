@@ -184,7 +184,8 @@ def test_a_frontend_out_of_files_serves_whom_it_has_and_later_others(
 ) -> None:
     frontend = mock_server.ring["headrace: frontend 0"]
     address = httpx.URL(mock_server.url)
-    with httpx.Client() as old:
+    for_ever = httpx.Limits(keepalive_expiry=None)
+    with httpx.Client(timeout=PATIENCE_S, limits=for_ever) as old:
         assert old.get(f"{mock_server.url}/health").status_code == 200
         clients = []
         with no_more_files(frontend):
