@@ -67,6 +67,11 @@ class Connection(HttpToolsProtocol):
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
         self._served: Request | None = None  # the one being answered; uvicorn has the last to come
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been asked yet, and still may be."""
+        return self.cycle is None and not self._is_leaving
+
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request; refuse a client too many."""
         super().connection_made(transport)

@@ -179,17 +179,24 @@ class Frontend:
     def _leave(self) -> None:
         """End when open requests are answered. New connections wait for the next in this seat.
 
-        To close one that has just been made would lose the request that is on its way.
+        To close one on which nothing has been asked would lose the request that is on its way; it
+        is waited for as long as for any (`PATIENCE_S`).
         """
         self._is_leaving = True
         self._server.config.timeout_graceful_shutdown = self._config.drain_timeout
         for server in self._server.servers:
             server.close()
 
-        def end() -> None:
-            self._server.should_exit = True
+        loop = asyncio.get_running_loop()
 
-        asyncio.get_running_loop().call_later(LINGER_S, end)
+        def end() -> None:
+            connections = self._server.server_state.connections
+            if any(isinstance(c, Connection) and c.is_new for c in connections):
+                loop.call_later(LINGER_S, end)
+            else:
+                self._server.should_exit = True
+
+        loop.call_later(LINGER_S, end)
 
     def _end_streams(self) -> None:
         """End what still runs when the server stops: on purpose, so nothing to complain of."""

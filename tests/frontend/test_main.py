@@ -1,4 +1,4 @@
-"""A frontend keeps who is idle, and says why it ends when its beats fail."""
+"""A frontend keeps who is idle, answers who has come, and says why it ends when its beats fail."""
 
 import asyncio
 import os
@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+import headrace.frontend.main as module
 from headrace.board import Board, Field, Seat
 from headrace.config import FrontendConfig
 from headrace.frontend.main import Frontend
 from headrace.links import Links
 from headrace.process import Context
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 PROXY_S = 60  # for which nginx and load balancers keep idle connections
 
 
@@ -66,6 +67,30 @@ async def test_a_beat_that_fails_ends_the_server(
         await asyncio.wait_for(frontend.serve(), DEADLINE_S)
     assert failed.group_contains(LookupError, match="not foreseen")
     assert board.slot("frontend")[Field.HEARTBEAT_NS], "it had begun"
+
+
+async def test_who_has_connected_may_ask_though_the_frontend_leaves(
+    frontend: Frontend, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 0)
+    monkeypatch.setattr(Context, "ready", lambda self: None)
+    slot = board.slot("frontend")
+    with socket.socket(fileno=os.dup(frontend._config.listen_fd)) as listener:
+        host, port = listener.getsockname()
+    serving = asyncio.create_task(frontend.serve())
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(host, port)
+        while not slot[Field.CONNECTIONS]:
+            await asyncio.sleep(0)
+        frontend._leave()
+        for _ in range(5):
+            beat = slot[Field.HEARTBEAT_NS]
+            while slot[Field.HEARTBEAT_NS] == beat:
+                await asyncio.sleep(0)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 "), "and then it is closed"
+        writer.close()
+        await serving
 
 
 async def test_an_idle_connection_is_the_clients_to_close(frontend: Frontend) -> None:
