@@ -107,8 +107,8 @@ class RunningServer:
     def ask_together(self, ask: Callable[[T], Answer], what: Sequence[T]) -> list[Answer]:
         """Return the answers to requests that run beside each other, however slowly they come.
 
-        No step is computed until all are open. It takes a server with a long `--watchdog-timeout`,
-        of one worker, whom nobody else asks.
+        No step is computed until all are open. It takes a server that is `HELD`, has one worker,
+        and is asked by nobody else.
         """
         worker = self.ring["headrace: worker 0"]
         with ThreadPoolExecutor(len(what)) as pool:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from reference import NUM_TOKENS, NUM_TOP, Expected, assert_likely
-from servers import RunningServer
+from servers import HELD, RunningServer
 
 TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
@@ -68,7 +68,7 @@ def check_logprobs(case: Expected, told: Any) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_answer_is_the_reference_s(name: str, expected: list[Expected]) -> None:
     setting = SETTINGS[name]
-    server = RunningServer(*EXACT, *setting.flags, "--watchdog-timeout", "600")
+    server = RunningServer(*EXACT, *setting.flags, *HELD)
     try:
         cases = expected * ROUNDS
         choices = server.ask_together(lambda case: complete(server, case), cases)

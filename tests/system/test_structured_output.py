@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from schemas import Schema, schemas
-from servers import RunningServer, wait_until
+from servers import HELD, RunningServer, wait_until
 
 TIMEOUT_S = 300
 NUM_TOGETHER = 10  # of whose texts only some fit the memory of a cramped server
@@ -45,7 +45,7 @@ def cramped() -> Iterator[RunningServer]:
     running = RunningServer(
         *("--speculative", "ngram", "--max-model-len", "320", "--kv-cache-dtype", "float32"),
         *("--kv-cache-memory-bytes", str(20 * 32 * 30 * 2 * 3 * 64 * 4)),
-        *("--watchdog-timeout", "600"),
+        *HELD,
     )
     yield running
     assert running.stop() == 0
