@@ -1,6 +1,7 @@
 """On PYTHONPATH, this has processes of the ring be others: MUTANTS says which, by role.
 
-Ceilings are lower, so that tests can pass them. A supervisor that is `tireless` never gives up.
+Ceilings of detokenizers that are others are lower, so that tests can pass them. A supervisor that
+is `tireless` never gives up.
 """
 
 import dataclasses
@@ -12,10 +13,11 @@ from headrace.machine import memory_limit
 from headrace.roles import ROLES
 from headrace.toil import CEILINGS_S
 
-for role, main in [rule.split("=") for rule in os.environ["MUTANTS"].split(",")]:
-    if main == "tireless":
-        restarts.DELAYS_S = (0.1,) * 1_000_000
-    else:
-        ROLES[role] = dataclasses.replace(ROLES[role], main=f"mutants:{main}")
-SHARES["detokenizer"] = (400 << 20) / memory_limit()
-CEILINGS_S["detokenizer"] = 1.0
+rules = dict(rule.split("=") for rule in os.environ["MUTANTS"].split(","))
+if rules.pop("supervisor", None) == "tireless":
+    restarts.DELAYS_S = (0.1,) * 1_000_000
+for role, main in rules.items():
+    ROLES[role] = dataclasses.replace(ROLES[role], main=f"mutants:{main}")
+if "detokenizer" in rules:
+    SHARES["detokenizer"] = (400 << 20) / memory_limit()
+    CEILINGS_S["detokenizer"] = 1.0
