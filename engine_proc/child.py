@@ -76,14 +76,18 @@ class Child(Generic[Ask, Answer]):
         """Whether it has ended since another has."""
         return self._process.poll() == ExitStatus.PEER_LOST
 
-    def check(self) -> None:
-        """Raise `WorkerDied` if it has ended, with its last words, or is stuck."""
+    def check(self, but_for_peers: bool = False) -> None:
+        """Raise `WorkerDied` if it has ended, with its last words, or is stuck.
+
+        Args:
+            but_for_peers: and not since another has ended.
+        """
         rank, is_chaos = self._slot.seat.index, self._slot[Field.HARMED_PID] == self._process.pid
         if self._vigil.stuck([self._slot], time.monotonic_ns()):
             write_last(self._slot)
             raise WorkerDied(f"{self._slot.seat} is stuck", rank, is_chaos=is_chaos)
         code = self._process.poll()
-        if code is not None:
+        if code is not None and not (but_for_peers and code == ExitStatus.PEER_LOST):
             how = "could not start" if code in CAUSES and not self.is_ready else ending(code)
             why = self._slot.last_words
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"

@@ -246,7 +246,10 @@ class Workers:
 
     def check(self) -> None:
         """Raise `WorkerDied` if one has ended; of several, the one that the others have lost."""
-        for worker in sorted(self._all, key=lambda worker: worker.has_lost_a_peer):
+        lost = [worker for worker in self._all if worker.has_lost_a_peer]
+        for worker in self._all:  # whom those have lost had ended before
+            worker.check(but_for_peers=True)
+        for worker in lost:
             worker.check()
 
     def replace(self, death: WorkerDied, requests: list[int], is_explained: bool = False) -> None:

@@ -5,19 +5,23 @@ import os
 import signal
 from array import array
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine_configs import engine_config
 from servers import wait_until
 
-from headrace.board import Board, Field, Seat
+from headrace.board import Board, Field, Seat, State
 from headrace.engine_proc import workers as module
-from headrace.engine_proc.child import WorkerDied
+from headrace.engine_proc.child import Child, WorkerDied
 from headrace.engine_proc.sampling_rows import pack
 from headrace.engine_proc.workers import Workers
+from headrace.exit_status import ExitStatus
 from headrace.messages import Sampling
 from headrace.model_card import find_demo_model
 from headrace.process import Context
+from headrace.vigil import Vigil
 from headrace.worker_messages import Step, StepResult, ToWorker, WorkerReady
 
 CONFIG = engine_config(
@@ -93,6 +97,22 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     assert workers.finish() == result
 
 
+def test_who_ends_between_two_looks_is_named_and_not_who_has_lost_him() -> None:
+    board = Board.create([Seat("worker", rank) for rank in range(2)])
+    workers = Workers.__new__(Workers)
+    workers._all = []
+    for slot, code in zip(board.slots, (ExitStatus.PEER_LOST, -signal.SIGKILL), strict=True):
+        slot.enter(State.READY)
+        child: Child[Any, Any] = Child.__new__(Child)
+        codes = itertools.chain([None], itertools.repeat(code))
+        process: Any = SimpleNamespace(poll=lambda codes=codes: next(codes), pid=5)
+        child._slot, child._vigil, child._process = slot, Vigil(8), process
+        workers._all.append(child)
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$"):
+            workers.check()
+
+
 class Dying:
     """A worker that is there, and then has died."""
 
@@ -103,7 +123,7 @@ class Dying:
 
     def send(self, message: ToWorker) -> None: ...
 
-    def check(self) -> None:
+    def check(self, but_for_peers: bool = False) -> None:
         raise WorkerDied("worker 0 was killed")
 
     def make_capsule(self, *_: object) -> None: ...
