@@ -84,7 +84,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
     [
         ({"max_tokens": None}, "max_tokens: Expected `int`, got `null`"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1, not 0"),
-        ({"max_tokens": 200}, "this model's maximum context length is 100 tokens; the messages have"),
+        (
+            {"max_tokens": 200},
+            "this model's maximum context length is 100 tokens; the messages have",
+        ),
         ({"messages": []}, "messages: must have at least one message"),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role: Invalid enum"),
         ({"stop_sequences": [""]}, "stop_sequences: must be at most 32 strings"),
