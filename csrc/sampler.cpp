@@ -4,7 +4,7 @@
 //   or the instruction set. (The two logarithms of the noise, and log and exp once per row, are
 //   the C library's.)
 //   Bound by compute. For a row of 49,152, with AVX-512 or AVX2: 8 or 27 us to see whose noise may
-//   win, 35 or 71 us for a sum of exponentials (top_p, log probabilities), 4 us to find the best.
+//   win, 35 or 71 us for a sum of exponentials (top_p, log probabilities), 2 us to find the best.
 
 #include "cpu/thread_pool.h"
 #include "sampler_row.h"
@@ -29,10 +29,10 @@ struct SampleStep { // sampler.py
 
 class Sampler {
 public:
-    Sampler(int vocab_size, int num_threads, const SamplerKernels &kernels)
+    Sampler(int vocab_size, int num_threads, const Kernels &common, const SamplerKernels &kernels)
         : vocab_size_(vocab_size), pool_(num_threads) {
         for (int thread = 0; thread < num_threads; ++thread) {
-            threads_.emplace_back(vocab_size, kernels);
+            threads_.emplace_back(vocab_size, common, kernels);
         }
     }
 
@@ -95,12 +95,13 @@ extern "C" {
 
 // Null when memory does not suffice, or this processor lacks the instruction set.
 void *headrace_sampler_create(int32_t vocab_size, int32_t num_threads, int32_t isa) {
+    const auto *common = headrace::find_kernels(Isa(isa));
     const auto *kernels = headrace::find_sampler_kernels(Isa(isa));
-    if (!kernels) {
+    if (!common || !kernels) {
         return nullptr;
     }
     try {
-        return new Sampler(vocab_size, num_threads, *kernels);
+        return new Sampler(vocab_size, num_threads, *common, *kernels);
     } catch (const std::bad_alloc &) {
         return nullptr;
     }

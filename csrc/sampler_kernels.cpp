@@ -52,33 +52,6 @@ INLINED double weight_of(float logit, const Softmax &softmax) {
     return below < softmax.floor ? 0 : weight;
 }
 
-// The larger of x[i] and x[i + width] for each i below width; halved until there is one.
-template <int width> INLINED float highest_of(const float *x) {
-    float best[width];
-    for (int i = 0; i < width; ++i) {
-        best[i] = x[i] > x[i + width] ? x[i] : x[i + width];
-    }
-    if constexpr (width == 1) {
-        return best[0] == best[0] ? best[0] : -INFINITY;
-    } else {
-        return highest_of<width / 2>(best);
-    }
-}
-
-INLINED void block_maxima(const float *logits, int n, float *maxima) {
-    int first = 0;
-    for (; first + block_tokens <= n; first += block_tokens) {
-        maxima[first / block_tokens] = highest_of<block_tokens / 2>(logits + first);
-    }
-    if (first < n) {
-        float best = -INFINITY;
-        for (int i = first; i < n; ++i) {
-            best = logits[i] > best ? logits[i] : best;
-        }
-        maxima[first / block_tokens] = best;
-    }
-}
-
 INLINED int count_above(const float *logits, int n, float limit) {
     int count = 0;
     for (int i = 0; i < n; ++i) {
@@ -156,9 +129,6 @@ INLINED bool any_within(uint64_t key, uint64_t distance) {
 // One set of kernels: the functions above, inlined into ones that may use more instructions.
 #define KERNELS(name, ...)                                                                         \
     namespace name {                                                                               \
-    __VA_ARGS__ void block_maxima(const float *logits, int n, float *maxima) {                     \
-        headrace::block_maxima(logits, n, maxima);                                                 \
-    }                                                                                              \
     __VA_ARGS__ int count_above(const float *logits, int n, float limit) {                         \
         return headrace::count_above(logits, n, limit);                                            \
     }                                                                                              \
@@ -177,8 +147,8 @@ INLINED bool any_within(uint64_t key, uint64_t distance) {
     __VA_ARGS__ bool any_within(uint64_t key, uint64_t distance) {                                 \
         return headrace::any_within(key, distance);                                                \
     }                                                                                              \
-    const SamplerKernels kernels = {Isa::name, block_maxima, count_above, bits_above,              \
-                                    weigh,     sum_weights,  mask,        any_within};             \
+    const SamplerKernels kernels = {Isa::name,   count_above, bits_above, weigh,                   \
+                                    sum_weights, mask,        any_within};                         \
     }
 
 namespace {

@@ -3,18 +3,13 @@
 // Every pass gives the same bits on every instruction set: it adds in 16 fixed lanes, in double
 // precision, and the compiler may not fuse a product with a sum.
 #pragma once
-#include "cpu/kernels.h" // Isa
+#include "cpu/kernels.h" // Isa, block_tokens
 
 #include <cstdint>
 
 namespace headrace {
 
-constexpr int block_tokens = 64;
 constexpr int mask_tokens = 32; // of a word
-
-inline int num_blocks_of(int num_tokens) {
-    return (num_tokens + block_tokens - 1) / block_tokens;
-}
 
 // Logits as weights in (0, 1], the largest logit's being 1.
 struct Softmax {
@@ -35,8 +30,6 @@ inline uint64_t mix(uint64_t x) {
 
 struct SamplerKernels {
     Isa isa;
-    // The largest of each block of 64; never NaN.
-    void (*block_maxima)(const float *logits, int n, float *maxima);
     int (*count_above)(const float *logits, int n, float limit);
     uint64_t (*bits_above)(const float *logits, int n, float limit); // n <= 64
     // exp(score - highest), relative error below 1e-13; 1e-304 stands for all that is less.

@@ -79,10 +79,10 @@ private:
     double reach_ = infinity; // exp(highest score - best)
 };
 
-RowSampler::RowSampler(int vocab_size, const SamplerKernels &kernels)
-    : vocab_size_(vocab_size), num_blocks_(num_blocks_of(vocab_size)), kernels_(kernels),
-      adjusted_(vocab_size), maxima_(num_blocks_), counts_(vocab_size), candidates_(vocab_size),
-      others_(vocab_size), logits_(vocab_size), weights_(vocab_size) {
+RowSampler::RowSampler(int vocab_size, const Kernels &common, const SamplerKernels &kernels)
+    : vocab_size_(vocab_size), num_blocks_(num_blocks_of(vocab_size)), common_(common),
+      kernels_(kernels), adjusted_(vocab_size), maxima_(num_blocks_), counts_(vocab_size),
+      candidates_(vocab_size), others_(vocab_size), logits_(vocab_size), weights_(vocab_size) {
     seen_.reserve(vocab_size);
 }
 
@@ -217,7 +217,7 @@ void RowSampler::penalize(const SamplingRow &row, const int32_t *history) {
 }
 
 float RowSampler::find_highest(const float *logits) {
-    kernels_.block_maxima(logits, vocab_size_, maxima_.data());
+    common_.block_maxima(logits, vocab_size_, maxima_.data());
     return *std::max_element(maxima_.begin(), maxima_.end());
 }
 

@@ -30,7 +30,7 @@ class GumbelDraw;
 // as it may matter which token a broken model gets.
 class RowSampler {
 public:
-    RowSampler(int vocab_size, const SamplerKernels &kernels);
+    RowSampler(int vocab_size, const Kernels &common, const SamplerKernels &kernels);
 
     // `mask` has a bit for each token that may be chosen, or is null: all may. Where biases and
     // penalties leave none of them, they do not count.
@@ -63,6 +63,7 @@ private:
 
     const int vocab_size_;
     const int num_blocks_;
+    const Kernels &common_;
     const SamplerKernels &kernels_;
     std::vector<float> adjusted_;
     std::vector<float> maxima_;    // of the row's blocks

@@ -23,6 +23,8 @@ struct Kernels {
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
     void (*softcap)(float cap, float *x, int n);             // n a multiple of 16, in place
+    // The largest of each block of 64; NaN counts as minus infinity.
+    void (*block_maxima)(const float *logits, int n, float *maxima);
 };
 
 // Null when this processor, or this build, lacks the instruction set.
@@ -53,6 +55,25 @@ template <class V> void apply_softcap(float cap, float *x, int n) {
     }
 }
 
+// V::max of NaN and a number, in this order, is the number, on every instruction set.
+template <class V> void block_maxima(const float *logits, int n, float *maxima) {
+    const float lowest = -__builtin_inff();
+    const float *const end = logits + n;
+    for (; end - logits >= block_tokens; logits += block_tokens, ++maxima) {
+        auto best = V::set(lowest);
+        for (int i = 0; i < block_tokens; i += lanes) {
+            best = V::max(V::load(logits + i), best);
+        }
+        *maxima = V::highest(best);
+    }
+    if (logits < end) {
+        *maxima = lowest;
+        for (; logits < end; ++logits) {
+            *maxima = *logits > *maxima ? *logits : *maxima;
+        }
+    }
+}
+
 template <class V> constexpr Kernels kernels_over(Isa isa) {
     Kernels kernels{};
     kernels.isa = isa;
@@ -67,6 +88,7 @@ template <class V> constexpr Kernels kernels_over(Isa isa) {
     kernels.attend_segment = attend_segment<V>;
     kernels.gate = apply_gate<V>;
     kernels.softcap = apply_softcap<V>;
+    kernels.block_maxima = block_maxima<V>;
     return kernels;
 }
 

@@ -63,6 +63,12 @@ struct Int8Operands {
 
 constexpr int decoded_blocks = 2; // at a time, as wide as the widest tile of many rows
 
+constexpr int block_tokens = 64; // of logits that have their largest noted
+
+constexpr int num_blocks_of(int num_tokens) {
+    return (num_tokens + block_tokens - 1) / block_tokens;
+}
+
 // Of attention; see attention.h.
 constexpr int segment_tokens = 256; // a multiple of every page size
 constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2

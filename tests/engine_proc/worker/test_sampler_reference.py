@@ -197,6 +197,19 @@ def test_every_instruction_set_gives_the_same_bits(isa: Isa) -> None:
         assert_equal(sampler.sample(*step), make_sampler(20011).sample(*step))
 
 
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_nan_is_as_unlikely_as_minus_infinity(isa: Isa) -> None:
+    try:
+        sampler = Sampler(300, isa=isa)
+    except MemoryError:
+        pytest.skip(f"this processor has no {isa}")
+    rng = np.random.default_rng(6)
+    logits = rng.normal(0, 3, (200, 300)).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.2] = np.nan
+    tokens, _ = sampler.sample(logits, make_rows(200, temperature=0))
+    assert tokens.tolist() == np.nanargmax(logits, axis=1).tolist()
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
     sampler = Sampler(20011, threads=threads)
