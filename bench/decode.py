@@ -76,7 +76,8 @@ class Headrace:
     def _fill(self, tokens: list[int], table: np.ndarray[Any, Any]) -> list[int]:
         positions = np.arange(len(tokens), dtype=np.int32)
         ids = np.array(tokens, np.int32)
-        logits = self._executor.forward(Batch(ids, positions, positions * 0, table, positions[-1:]))
+        batch = Batch(ids, positions, positions * 0, table, positions[-1:])
+        logits = self._executor.logits(batch).rows
         first: list[int] = logits.argmax(axis=1).tolist()
         return first
 
@@ -103,7 +104,7 @@ class Headrace:
         start = time.perf_counter()
         for position in range(len(prompt) - 1, len(prompt) - 1 + steps):
             positions = np.full(sequences, position, np.int32)
-            logits = self._executor.forward(Batch(tokens, positions, rows, table, rows))
+            logits = self._executor.logits(Batch(tokens, positions, rows, table, rows)).rows
             tokens = logits.argmax(axis=1).astype(np.int32)
             generated.append(int(tokens[0]))
         return time.perf_counter() - start, generated

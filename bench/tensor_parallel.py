@@ -62,7 +62,7 @@ def schedule(rounds: int) -> Iterator[tuple[str, Batch]]:
 def step_ms(executor: CpuExecutor, batch: Batch) -> float:
     """Return how long a step takes."""
     start = time.perf_counter()
-    executor.forward(batch)
+    executor.logits(batch)
     return (time.perf_counter() - start) * 1e3
 
 
@@ -77,7 +77,7 @@ def main() -> None:
     if args.be is not None:
         executor = make(args, *args.be)
         for _, batch in schedule(args.rounds):
-            executor.forward(batch)
+            executor.logits(batch)
         return
     del args.be
     report = Report("tensor_parallel", args)

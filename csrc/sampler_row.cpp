@@ -86,16 +86,16 @@ RowSampler::RowSampler(int vocab_size, const Kernels &common, const SamplerKerne
     seen_.reserve(vocab_size);
 }
 
-int32_t RowSampler::choose(const float *logits, const SamplingRow &row, const RowContext &context,
-                           const uint32_t *mask) {
+int32_t RowSampler::choose(const float *logits, const float *maxima, const SamplingRow &row,
+                           const RowContext &context, const uint32_t *mask) {
     if (row.target >= 0) {
         return row.target;
     }
     const float *adjusted = adjust(logits, row, context, mask);
-    float highest = find_highest(adjusted);
+    float highest = find_highest(adjusted, adjusted == logits ? maxima : nullptr);
     if (mask && highest == -infinity) {
         kernels_.mask(logits, mask, vocab_size_, adjusted_.data());
-        highest = find_highest(adjusted);
+        highest = find_highest(adjusted, nullptr);
     }
     logits = adjusted;
     const int32_t likeliest = first_with(logits, highest);
@@ -128,8 +128,9 @@ int32_t RowSampler::choose(const float *logits, const SamplingRow &row, const Ro
     return draw.token;
 }
 
-void RowSampler::report(const float *logits, int32_t token, int num_top, char *out) {
-    const float highest = find_highest(logits);
+void RowSampler::report(const float *logits, const float *maxima, int32_t token, int num_top,
+                        char *out) {
+    const float highest = find_highest(logits, maxima);
     const Softmax softmax = {1.0, highest, -infinity};
     const double log_sum = highest + std::log(kernels_.sum_weights(logits, vocab_size_, softmax));
     const auto write = [&out](const auto &number) {
@@ -216,8 +217,12 @@ void RowSampler::penalize(const SamplingRow &row, const int32_t *history) {
     }
 }
 
-float RowSampler::find_highest(const float *logits) {
-    common_.block_maxima(logits, vocab_size_, maxima_.data());
+float RowSampler::find_highest(const float *logits, const float *maxima) {
+    if (maxima) {
+        std::copy_n(maxima, num_blocks_, maxima_.begin());
+    } else {
+        common_.block_maxima(logits, vocab_size_, maxima_.data());
+    }
     return *std::max_element(maxima_.begin(), maxima_.end());
 }
 

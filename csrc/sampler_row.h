@@ -32,14 +32,16 @@ class RowSampler {
 public:
     RowSampler(int vocab_size, const Kernels &common, const SamplerKernels &kernels);
 
+    // `maxima` are those of blocks of the logits, or null: they are found here, as they are once a
+    // mask, biases or penalties have changed the logits.
     // `mask` has a bit for each token that may be chosen, or is null: all may. Where biases and
     // penalties leave none of them, they do not count.
-    int32_t choose(const float *logits, const SamplingRow &row, const RowContext &context,
-                   const uint32_t *mask);
+    int32_t choose(const float *logits, const float *maxima, const SamplingRow &row,
+                   const RowContext &context, const uint32_t *mask);
 
     // Write f32 logprob and i32 rank of `token`, then `num_top` pairs of i32 token and f32 logprob,
     // best first. Where the vocabulary has fewer, the token is -1.
-    void report(const float *logits, int32_t token, int num_top, char *out);
+    void report(const float *logits, const float *maxima, int32_t token, int num_top, char *out);
 
 private:
     const float *adjust(const float *logits, const SamplingRow &row, const RowContext &context,
@@ -56,7 +58,7 @@ private:
     float limit_of_top(const float *logits, int k);
     double weight_of_candidates(int first, int last, const Softmax &softmax);
 
-    float find_highest(const float *logits);
+    float find_highest(const float *logits, const float *maxima);
     int32_t first_with(const float *logits, float logit) const;
     void draw_from_all(const float *logits, int32_t likeliest, GumbelDraw &draw);
     void draw_from_candidates(GumbelDraw &draw);

@@ -117,7 +117,8 @@ struct Step {
     const int32_t *rope_positions; // [num_tokens, 3], or null: `positions` in each axis
     const int32_t *last_seen;      // [num_tokens], or null: no token sees beyond itself
     const float *embeds;           // [num_embeds, hidden]
-    float *logits; // [num_logit_rows, vocab, padded to 16], or null and instead of them ...
+    float *logits; // [num_logit_rows, stride_of(vocab)], or null and instead of them ...
+    float *maxima; // [num_logit_rows, num_blocks_of(vocab)], of each 64 logits of a row
     float *hidden; // ... what the head would see, [num_logit_rows, hidden]
     int32_t num_tokens, num_sequences, max_pages, num_logit_rows, num_embeds;
 };

@@ -7,12 +7,18 @@ namespace {
 
 constexpr int rows_per_part = 96; // of activations, so that they stay in L2
 
-// Call body(row, rows, block, blocks, thread) for parts that cover rows x blocks.
-template <class Body> void each_part(ThreadPool &pool, int rows, int num_blocks, const Body &body) {
-    // Six parts per thread let a fast thread take over from a slow one; six blocks are a full
-    // tile of one row; 24 keep the weights in L2 while all rows pass over them.
+constexpr int tile_unit = 6;  // a full tile of one row
+constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
+static_assert(head_unit * lanes % block_tokens == 0);
+
+// Call body(row, rows, block, blocks, thread) for parts that cover rows x blocks, `unit` or a
+// multiple of it at a time.
+template <class Body>
+void each_part(ThreadPool &pool, int rows, int num_blocks, int unit, const Body &body) {
+    // Six parts per thread let a fast thread take over from a slow one; 24 blocks keep the weights
+    // in L2 while all rows pass over them.
     const int wanted = num_blocks / (6 * pool.num_threads());
-    const int step = std::clamp((wanted + 5) / 6 * 6, 6, 24);
+    const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, 24);
     const int column_parts = (num_blocks + step - 1) / step;
     const int row_parts = (rows + rows_per_part - 1) / rows_per_part;
     pool.run(row_parts * column_parts, [&](int task, int thread) {
@@ -77,6 +83,19 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
     }
 }
 
+// n a multiple of 16
+void finish_logits(const StepState &state, float *logits, int n) {
+    const Config &config = state.config;
+    if (config.logit_multiplier != 1.0f) {
+        for (int i = 0; i < n; ++i) {
+            logits[i] *= config.logit_multiplier;
+        }
+    }
+    if (config.logit_softcap != 0.0f) {
+        state.model.kernels->softcap(config.logit_softcap, logits, n);
+    }
+}
+
 } // namespace
 
 void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
@@ -85,7 +104,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
     }
-    each_part(state.model.pool, rows, total,
+    each_part(state.model.pool, rows, total, tile_unit,
               [&](int row, int count, int block, int blocks, int thread) {
                   for (const Product &p : products) {
                       const int own = blocks_of(p.weight.rows);
@@ -100,7 +119,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 
 void multiply_gated(StepState &state, const Product &gate, const Product &up) {
     round_activations(state, state.num_tokens, gate);
-    each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows),
+    each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows), tile_unit,
               [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, gate, row, rows, block, blocks, thread);
                   multiply_part(state, up, row, rows, block, blocks, thread);
@@ -108,6 +127,26 @@ void multiply_gated(StepState &state, const Product &gate, const Product &up) {
                       const size_t at = size_t(i) * gate.out_stride + block * lanes;
                       state.model.kernels->gate(state.config.activation, gate.out + at, up.out + at,
                                                 blocks * lanes);
+                  }
+              });
+}
+
+void multiply_head(StepState &state, const Product &head, float *maxima) {
+    const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
+    round_activations(state, num_rows, head);
+    each_part(state.model.pool, num_rows, blocks_of(num_tokens), head_unit,
+              [&](int row, int rows, int block, int blocks, int thread) {
+                  multiply_part(state, head, row, rows, block, blocks, thread);
+                  const int first = block * lanes, n = blocks * lanes;
+                  for (int i = row; i < row + rows; ++i) {
+                      float *logits = head.out + size_t(i) * head.out_stride + first;
+                      finish_logits(state, logits, n);
+                      if (maxima) {
+                          state.model.kernels->block_maxima(
+                              logits, std::min(n, num_tokens - first),
+                              maxima + size_t(i) * num_blocks_of(num_tokens) +
+                                  first / block_tokens);
+                      }
                   }
               });
 }

@@ -21,4 +21,8 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 // gate = act(gate) * up, each task on what it has just computed.
 void multiply_gated(StepState &state, const Product &gate, const Product &up);
 
+// The step's logits, finished. Each task finds the largest of every 64 of those that it has just
+// computed, while they are in its cache: [rows, num_blocks_of(tokens)] in `maxima`, if it is given.
+void multiply_head(StepState &state, const Product &head, float *maxima);
+
 } // namespace headrace

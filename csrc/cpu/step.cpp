@@ -166,38 +166,26 @@ void write_hidden(const StepState &state, float *out, int stride) {
 }
 
 // Logits of this worker's tokens, [logit rows, stride].
-void own_logits(StepState &state, float *logits, int stride) {
-    const Config &config = state.config;
-    const int rows = state.step.num_logit_rows;
+void own_logits(StepState &state, float *logits, int stride, float *maxima) {
     write_hidden(state, state.normed, state.hidden_stride);
     const Matrix &head = state.model.head.rows ? state.model.head : state.model.embed;
-    multiply(state, rows, {{head, state.normed, state.hidden_stride, logits, stride, nullptr}});
-    if (config.logit_multiplier == 1.0f && config.logit_softcap == 0.0f) {
-        return;
-    }
-    state.model.pool.run(rows, [&](int row, int) {
-        float *x = logits + size_t(row) * stride;
-        for (int i = 0; i < stride; ++i) {
-            x[i] *= config.logit_multiplier;
-        }
-        if (config.logit_softcap != 0.0f) {
-            state.model.kernels->softcap(config.logit_softcap, x, stride);
-        }
-    });
+    multiply_head(state, {head, state.normed, state.hidden_stride, logits, stride, nullptr},
+                  maxima);
 }
 
-// Logits of all workers' tokens, side by side in every row of the step's.
+// Logits of all workers' tokens, side by side in every row of the step's, and their maxima.
 void write_logits(StepState &state) {
     const Peers &peers = state.model.peers;
-    const int num_rows = state.step.num_logit_rows, stride = padded(peers.max_tokens());
-    const size_t out_stride = padded(peers.num_tokens());
+    const int num_rows = state.step.num_logit_rows, stride = stride_of(peers.max_tokens());
+    const size_t out_stride = stride_of(peers.num_tokens());
+    const size_t num_maxima = num_blocks_of(peers.num_tokens());
     if (peers.alone()) {
-        own_logits(state, state.step.logits, stride);
+        own_logits(state, state.step.logits, stride, state.step.maxima);
         return;
     }
     Workspace &space = state.model.workspace;
     float *own = space.logits.floats(size_t(num_rows) * stride);
-    own_logits(state, own, stride);
+    own_logits(state, own, stride, nullptr);
     for (int first = 0; first < num_rows; first += gathered_rows) {
         const int rows = std::min(gathered_rows, num_rows - first);
         const size_t n = size_t(rows) * stride;
@@ -209,6 +197,8 @@ void write_logits(StepState &state) {
                 std::copy_n(all + rank * n + size_t(row) * stride, peers.num_tokens_of(rank),
                             out + peers.first_tokens[rank]);
             }
+            state.model.kernels->block_maxima(out, peers.num_tokens(),
+                                              state.step.maxima + (first + row) * num_maxima);
         });
     }
 }

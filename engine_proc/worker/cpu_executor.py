@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from headrace.core import load_core
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.names import weight_shapes
 from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.spec import (
@@ -32,10 +32,12 @@ from headrace.engine_proc.worker.weights import Format, Weight, Weights
 from headrace.errors import ModelError
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
+BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
 SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
 Q8_0_GROUP = 32  # numbers under one scale
 UNLIMITED = 2**31 - 1
 PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
+KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilities take more
 
 
 class UnsupportedSpec(ModelError):
@@ -133,7 +135,7 @@ class Step(Structure):
         *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
         *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
         *((name, c_void_p) for name in ("rope_positions", "last_seen", "embeds")),
-        *((name, c_void_p) for name in ("logits", "hidden")),
+        *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
         *((name, c_int32) for name in ("num_tokens", "num_sequences")),
         *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
     )
@@ -179,6 +181,7 @@ class CpuExecutor:
         check_sizes(spec, page_tokens)
         check_shapes(spec, weights)
         self.vocab_size = spec.vocab_size
+        self._room = self.room_for(0)
         self.peers = peers
         whole = spec
         if peers is not None:
@@ -287,19 +290,50 @@ class CpuExecutor:
 
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
-        vocab = self.vocab_size
-        logits = np.empty((len(batch.logit_rows), -(-vocab // LANES) * LANES), np.float32)
-        self.step(batch, logits, None)
-        return logits[:, :vocab]
+        logits, maxima = self.room_for(len(batch.logit_rows))
+        self.step(batch, logits, maxima)
+        return logits[:, : self.vocab_size]
+
+    def logits(self, batch: Batch) -> Logits:
+        """Do as `forward`, with maxima, in memory that the next step may take again.
+
+        Large arrays that are new in each step have all their pages cleared by the system.
+        """
+        num_rows = len(batch.logit_rows)
+        logits, maxima = self._room
+        if num_rows > len(logits):
+            logits, maxima = self.room_for(num_rows)
+            if logits.nbytes <= KEPT_BYTES:
+                self._room = logits, maxima
+        self.step(batch, logits, maxima)
+        return Logits(logits[:num_rows, : self.vocab_size], maxima[:num_rows])
+
+    def room_for(self, num_rows: int) -> tuple[Floats, Floats]:
+        """Return memory for the logits of so many rows, and for their maxima.
+
+        Rows begin with a cache line, since vectors are written that are one, and are `stride_of`
+        csrc/cpu/step_state.h long.
+        """
+        stride = (-(-self.vocab_size // LANES) + 1) * LANES
+        room = np.empty(num_rows * stride + LANES, np.float32)
+        begin = -room.ctypes.data // room.itemsize % LANES
+        logits = room[begin : begin + num_rows * stride].reshape(num_rows, stride)
+        return logits, np.empty((num_rows, -(-self.vocab_size // BLOCK_TOKENS)), np.float32)
 
     def embed(self, batch: Batch) -> Floats:
         """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
         hidden = np.empty((len(batch.logit_rows), self.spec.hidden_size), np.float32)
-        self.step(batch, None, hidden)
+        self.step(batch, hidden=hidden)
         return hidden
 
-    def step(self, batch: Batch, logits: Floats | None, hidden: Floats | None) -> None:
-        """Run one step and fill the one array of the two that is given.
+    def step(
+        self,
+        batch: Batch,
+        logits: Floats | None = None,
+        maxima: Floats | None = None,
+        hidden: Floats | None = None,
+    ) -> None:
+        """Run one step and fill logits and their maxima, or else hidden.
 
         Raises:
             CollectiveFailed: another worker is gone.
@@ -321,6 +355,7 @@ class CpuExecutor:
             *(address(column) for column in of_images),
             address(batch.embeds),
             address(logits),
+            address(maxima),
             address(hidden),
             num_tokens,
             *arrays[3].shape,

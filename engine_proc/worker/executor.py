@@ -38,13 +38,22 @@ class Batch:
     relays: Int32s | None = None  # [tokens]
 
 
+@dataclass(frozen=True)
+class Logits:
+    """What a step says of the next tokens."""
+
+    rows: Floats  # [rows, vocab_size]
+    # [rows, blocks of 64 tokens], the largest of each, where an executor finds them on its way.
+    maxima: Floats | None = None
+
+
 class Executor(Protocol):
     """Runs a decoder."""
 
-    def forward(self, batch: Batch) -> Floats:
-        """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
+    def logits(self, batch: Batch) -> Logits:
+        """Write the batch's keys and values; return its rows' logits, there until the next step."""
         ...
 
     def embed(self, batch: Batch) -> Floats:
-        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        """Do as `logits`, but return what the head would see, [rows, hidden_size]."""
         ...

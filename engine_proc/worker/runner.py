@@ -55,16 +55,17 @@ class GenerationRunner:
         if step.relays:
             relays = np.frombuffer(step.relays, np.int32)
             batch = replace(batch, token_ids=relayed(batch.token_ids, relays, self._drawn))
-        logits = self._executor.forward(batch)
+        logits = self._executor.logits(batch)
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
-            logits,
+            logits.rows,
             np.frombuffer(step.rows, ROW),
             known(np.frombuffer(step.history, np.int32), self._drawn),
             np.frombuffer(step.bias_tokens, np.int32),
             np.frombuffer(step.bias, np.float32),
             masked_rows,
             masks_of(len(masked_rows)) if len(masked_rows) else NO_MASKS,
+            logits.maxima,
         )
         self._drawn = token_ids
         return StepResult(token_ids.tobytes(), logprobs)

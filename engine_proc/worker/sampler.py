@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core import load_core
-from headrace.engine_proc.worker.cpu_executor import ISAS, Isa
+from headrace.engine_proc.worker.cpu_executor import BLOCK_TOKENS, ISAS, Isa
 from headrace.engine_proc.worker.executor import Floats, Int32s
 
 Masks = npt.NDArray[np.uint32]
@@ -40,7 +40,10 @@ class SampleStep(Structure):
     """`SampleStep` of csrc/sampler.cpp."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("logits", "rows", "history", "bias_tokens", "bias")),
+        *(
+            (name, c_void_p)
+            for name in ("logits", "maxima", "rows", "history", "bias_tokens", "bias")
+        ),
         *((name, c_void_p) for name in ("masks", "mask_rows", "token_ids", "logprobs")),
         *((name, c_int64) for name in ("stride", "mask_words")),
         *((name, c_int32) for name in ("num_rows", "num_history", "num_bias")),
@@ -83,6 +86,7 @@ class Sampler:
         bias: Floats = NO_BIAS,
         masked_rows: Int32s = NO_TOKENS,
         masks: Masks = NO_MASKS,
+        maxima: Floats | None = None,
     ) -> tuple[Int32s, bytes]:
         """Choose a token for each row.
 
@@ -97,6 +101,7 @@ class Sampler:
             masked_rows: the rows in which only some tokens may be chosen.
             masks: [masked_rows, words], a bit for each of these tokens, the lowest first. What they
                 do not reach, as in models that have more logits than tokens, is not chosen.
+            maxima: [rows, blocks], the largest of each 64 logits of a row, if they are known.
 
         Returns:
             The token of each row, [rows], and `worker_messages.StepResult.logprobs`.
@@ -109,6 +114,9 @@ class Sampler:
         assert rows.dtype == ROW
         assert bias_tokens.shape == bias.shape
         assert len(masked_rows) == len(masks)
+        if maxima is not None:
+            assert maxima.shape == (len(rows), -(-self.vocab_size // BLOCK_TOKENS))
+            assert maxima.dtype == np.float32 and maxima.flags.c_contiguous
         mask_rows = None
         if len(masked_rows):
             assert masks.dtype == np.uint32
@@ -122,10 +130,11 @@ class Sampler:
             logits = np.ascontiguousarray(logits)
         arrays = [np.ascontiguousarray(array) for array in (rows, history, bias_tokens, bias)]
         token_ids = np.empty(len(rows), np.int32)
-        num_logprobs = int(rows["num_logprobs"].clip(-1).sum()) + len(rows)
+        num_logprobs = max(0, int(np.add.reduce(rows["num_logprobs"])) + len(rows))  # -1: none
         logprobs = ctypes.create_string_buffer(8 * num_logprobs)
         step = SampleStep(
             logits.ctypes.data,
+            None if maxima is None else maxima.ctypes.data,
             *(array.ctypes.data for array in arrays),
             masks.ctypes.data,
             None if mask_rows is None else mask_rows.ctypes.data,

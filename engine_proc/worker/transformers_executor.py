@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.torch_attention import Places, attend, place, to_tensor
 from headrace.engine_proc.worker.transformers_hook import (
     AttentionCall,
@@ -87,6 +87,10 @@ class TransformersExecutor:
         if self._takes_rows:
             return to_floats(self._run(self.module, batch, logits_to_keep=rows))
         return to_floats(self._run(self.module, batch)[rows])
+
+    def logits(self, batch: Batch) -> Logits:
+        """Do as `forward`."""
+        return Logits(self.forward(batch))
 
     @torch.inference_mode()
     def embed(self, batch: Batch) -> Floats:

@@ -22,6 +22,7 @@ from random_decoders import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from headrace.engine_proc.worker import cpu_executor
 from headrace.engine_proc.worker.cpu_executor import (
     Isa,
     KVDtype,
@@ -156,6 +157,42 @@ def test_the_hidden_state_is_what_torch_says_and_no_cut_changes_a_bit(spec: Deco
     chunked = cpu(spec, weights)
     chunked.embed(batch([(0, 0, 59)]))
     np.testing.assert_array_equal(chunked.embed(batch([(0, 59, 60)])), hidden[1:])
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+@pytest.mark.parametrize("vocab_size", [65, 700])  # a last block that is mostly padding, and parts
+@pytest.mark.parametrize("options", [{}, BF16, {"weight_dtype": "int8"}, {"threads": 3}])
+def test_maxima_are_those_of_the_logits(
+    spec: DecoderSpec, options: dict[str, Any], vocab_size: int, isa: Isa
+) -> None:
+    spec = dataclasses.replace(spec, vocab_size=vocab_size, layers=spec.layers[:1])
+    try:
+        executor, other = cpu(spec, isa=isa, **options), cpu(spec, isa=isa, **options)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    for start, stop in itertools.pairwise([0, 1, 4, 37, 140]):
+        step = batch([(0, start, stop)])
+        step = dataclasses.replace(step, token_ids=step.token_ids % vocab_size)
+        logits = executor.logits(step)
+        np.testing.assert_array_equal(logits.rows, other.forward(step))
+        largest = np.maximum.reduceat(logits.rows, np.arange(0, vocab_size, 64), axis=1)
+        np.testing.assert_array_equal(logits.maxima, largest)
+
+
+def test_logits_take_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = cpu(SPEC)
+    rows = executor.logits(batch([(0, 0, 40)])).rows
+    assert np.shares_memory(rows, executor.logits(batch([(1, 0, 9)])).rows)
+    monkeypatch.setattr(cpu_executor, "KEPT_BYTES", rows.nbytes)
+    assert not np.shares_memory(
+        *(executor.logits(batch([(sequence, 0, 90)])).rows for sequence in (2, 3))
+    )
+
+
+@pytest.mark.parametrize("num_rows", range(1, 9))
+def test_rows_of_logits_begin_with_a_cache_line(num_rows: int) -> None:
+    rows = cpu(SPEC).forward(batch([(0, 0, num_rows)]))
+    assert (rows.ctypes.data % 64, rows.strides[0] % 64) == (0, 0)
 
 
 def test_a_step_may_want_no_logits() -> None:

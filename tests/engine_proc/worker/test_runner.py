@@ -11,7 +11,7 @@ from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.sampling_rows import SamplingRows
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.worker.embedder import Embedder
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner
 from headrace.engine_proc.worker.sampler import Masks, Sampler
 from headrace.messages import GenerateRequest, Sampling
@@ -26,8 +26,8 @@ class Unmoved:
 
     spec: Any = None
 
-    def forward(self, batch: Batch) -> Floats:
-        return np.tile(LOGITS, (len(batch.logit_rows), 1))
+    def logits(self, batch: Batch) -> Logits:
+        return Logits(np.tile(LOGITS, (len(batch.logit_rows), 1)))
 
     def embed(self, batch: Batch) -> Floats:
         tokens = batch.token_ids[batch.logit_rows].astype(np.float32)
@@ -117,9 +117,9 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
     seen = []
 
     class Watched(Unmoved):
-        def forward(self, batch: Batch) -> Floats:
+        def logits(self, batch: Batch) -> Logits:
             seen.append(batch.token_ids.tolist())
-            return super().forward(batch)
+            return super().logits(batch)
 
     rows = SamplingRows()
     for banned in ({}, {0: -9.0}, {0: -9.0, 1: -9.0}):

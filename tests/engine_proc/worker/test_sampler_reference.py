@@ -125,10 +125,11 @@ def test_any_rows(
     drop = rng.random(logits.shape) < impossible
     drop[:, rng.integers(vocab_size)] = False  # the reference needs one
     logits[drop] = -np.inf
-    step = make_step(rng, logits, fields)
-    assert_same(step, make_sampler(vocab_size).sample(*step))
-    step = masked(rng, step)
-    assert_same(step, make_sampler(vocab_size).sample(*step))
+    step, sampler = make_step(rng, logits, fields), make_sampler(vocab_size)
+    for each in (step, masked(rng, step)):
+        result = sampler.sample(*each)
+        assert_same(each, result)
+        assert_equal(sampler.sample(*each, maxima=maxima_of(logits)), result)
 
 
 # One of each path, and of what they may be together.
@@ -181,6 +182,11 @@ def test_logits_of_any_layout() -> None:
     assert make_sampler(20011).sample(np.asfortranarray(logits), *others)[1] == result[1]
 
 
+def maxima_of(logits: Floats) -> Floats:
+    maxima: Floats = np.maximum.reduceat(logits, np.arange(0, logits.shape[1], 64), axis=1)
+    return maxima
+
+
 def assert_equal(one: tuple[Int32s, bytes], other: tuple[Int32s, bytes]) -> None:
     assert one[0].tolist() == other[0].tolist()
     assert one[1] == other[1]  # every bit of the logprobs
@@ -208,6 +214,18 @@ def test_nan_is_as_unlikely_as_minus_infinity(isa: Isa) -> None:
     logits[rng.random(logits.shape) < 0.2] = np.nan
     tokens, _ = sampler.sample(logits, make_rows(200, temperature=0))
     assert tokens.tolist() == np.nanargmax(logits, axis=1).tolist()
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_bias": 1}, {"num_history": 1}])
+def test_known_maxima_stand_for_logits_that_nothing_changes(fields: dict[str, float]) -> None:
+    logits = np.zeros((3, 300), np.float32)
+    logits[:, 70], logits[:, 200] = 2, 3
+    known = maxima_of(logits)
+    known[:, 200 // 64] = 1  # so that one sees who looks
+    nothing, history = np.zeros(1, np.float32), np.zeros(1, np.int32)
+    step = (logits, make_rows(3, temperature=0, **fields), history, history, nothing)
+    tokens, _ = make_sampler(300).sample(*step, maxima=known)
+    assert tokens.tolist() == 3 * [200 if fields else 70]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -64,6 +64,10 @@ class Team:
         """Return the logits of a step."""
         return self.run(lambda executor: executor.forward(step))
 
+    def maxima(self, step: Batch) -> Floats:
+        """Return the largest of each 64 logits of a step."""
+        return self.run(lambda executor: executor.logits(step).maxima)
+
     def close(self) -> None:
         """End the threads, and whatever they wait for."""
         self.groups[0].abort()
@@ -99,6 +103,9 @@ def test_a_team_says_what_one_worker_says(name: str, num_ranks: int, team_of: Te
     for step in (batch(PROMPT), batch([(0, 60, 61), (1, 0, 40)])):
         logits = alone.forward(step)
         np.testing.assert_allclose(team.forward(step), logits, atol=5e-5)
+        starts = np.arange(0, spec.vocab_size, 64)
+        largest = np.maximum.reduceat(team.forward(step), starts, axis=1)
+        np.testing.assert_array_equal(team.maxima(step), largest)
     hidden = team.run(lambda executor: executor.embed(batch(PROMPT)))
     np.testing.assert_allclose(hidden, alone.embed(batch(PROMPT)), atol=5e-5)
 

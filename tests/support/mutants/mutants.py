@@ -16,7 +16,7 @@ from headrace.config import (
     WorkerConfig,
 )
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Batch, Logits
 from headrace.messages import HttpRequest
 from headrace.process import Context
 from headrace.tokenizer_proc.stages import Body, Stages
@@ -51,14 +51,14 @@ def deadly_token(config: WorkerConfig, context: Context) -> None:
     """Be a worker that dies of a token; the first one hangs before it has loaded anything."""
     while context.slot[Field.STARTS] == 1:
         signal.pause()
-    forward = CpuExecutor.forward
+    logits = CpuExecutor.logits
 
-    def forward_or_die(self: CpuExecutor, batch: Batch) -> Floats:
+    def logits_or_die(self: CpuExecutor, batch: Batch) -> Logits:
         if DEADLY_TOKEN in batch.token_ids:
             os.kill(os.getpid(), signal.SIGSEGV)
-        return forward(self, batch)
+        return logits(self, batch)
 
-    CpuExecutor.forward = forward_or_die  # type: ignore[method-assign]
+    CpuExecutor.logits = logits_or_die  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
 
 
@@ -79,14 +79,14 @@ def deadly_word(config: TokenizerConfig, context: Context) -> None:
 
 def short_of_memory(config: WorkerConfig, context: Context) -> None:
     """Be workers of which the last has no memory for steps of more than some tokens."""
-    forward = CpuExecutor.forward
+    logits = CpuExecutor.logits
 
-    def forward_or_fail(self: CpuExecutor, batch: Batch) -> Floats:
+    def logits_or_fail(self: CpuExecutor, batch: Batch) -> Logits:
         if context.index == config.num_ranks - 1 and len(batch.token_ids) > FITTING_TOKENS:
             raise MemoryError("said the mutant")
-        return forward(self, batch)
+        return logits(self, batch)
 
-    CpuExecutor.forward = forward_or_fail  # type: ignore[method-assign]
+    CpuExecutor.logits = logits_or_fail  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.engine_proc.worker.main:main")(config, context)
 
 
