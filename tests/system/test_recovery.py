@@ -382,13 +382,18 @@ def test_requests_at_which_processes_die_fail_alone(undisturbed: list[Any], tmp_
     """Before, a worker hangs while it loads; after, a detokenizer is busy with nothing."""
     with reserved_port() as port, ThreadPoolExecutor(1) as pool:
         url = f"http://127.0.0.1:{port}"
-        looking = pool.submit(wait_until, lambda: is_loading(url), "HTTP before the model")
+        seen, which = tmp_path / "seen", "engine=impatient,worker=deadly_token"
+
+        def look() -> None:
+            wait_until(lambda: is_loading(url), "HTTP before the model")
+            seen.touch()
+
+        looking = pool.submit(look)
         server = RunningServer(
             *("--kv-cache-dtype", "float32", "--max-num-seqs", "8", "--crash-dir", str(tmp_path)),
             *("--admin-api-key", "operator", "--async-scheduling", "--port", str(port)),
-            env=mutants(
-                "engine=impatient,worker=deadly_token,tokenizer=deadly_word,detokenizer=busybody"
-            ),
+            env=mutants(f"{which},tokenizer=deadly_word,detokenizer=busybody")
+            | {"SEEN": str(seen)},
         )
         looking.result()
     answers, prompted, saying = asyncio.run(answers_beside_deadly_ones(server.url))

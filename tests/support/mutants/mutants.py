@@ -22,7 +22,7 @@ from headrace.process import Context
 from headrace.tokenizer_proc.stages import Body, Stages
 
 CEILING_BYTES = 400 << 20  # of detokenizers, and 1 s of toil: see `sitecustomize.py`
-IMPATIENCE_S = 3.0
+IMPATIENCE_S = 1.0
 PATIENCE_S = 600.0
 DEADLY_TOKEN = 48000  # of the demo model
 DEADLY_WORD = "arsenic"
@@ -35,10 +35,10 @@ def mutants(which: str) -> dict[str, str]:
 
 
 def impatient(config: EngineConfig, context: Context) -> None:
-    """Be an engine that does not wait long for the first process in a seat."""
-    patience_s = vigil.patience_s
+    """Be an engine that waits for the first process in a seat until `SEEN` exists, not longer."""
+    patience_s, seen = vigil.patience_s, Path(os.environ["SEEN"])
     vigil.patience_s = lambda slot, stuck_s: (
-        IMPATIENCE_S if is_first(slot) else patience_s(slot, stuck_s)
+        IMPATIENCE_S if is_first(slot) and seen.exists() else patience_s(slot, stuck_s)
     )
     pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)
 
