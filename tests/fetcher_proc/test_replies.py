@@ -14,7 +14,7 @@ from headrace.fetcher_proc.replies import Replies
 from headrace.messages import Fetch, Fetched, FromFetcher
 from headrace.sockets import Inbox, address
 
-DEADLINE_S = 20
+DEADLINE_S = 120
 NUM_READERS = 2
 FULL = File(b"x" * 3 * PAGE_BYTES, "image/png")  # most of the region
 

@@ -10,7 +10,7 @@ from headrace.messages import Abort
 from headrace.sockets import Outbox, address
 from headrace.tokenizer_proc.aborts import LOOK_S, Abandoned, Aborts
 
-DEADLINE_MS = 20_000
+DEADLINE_MS = 120_000
 
 
 class Rig:
