@@ -1,7 +1,8 @@
 """How fast is the whole server beside vLLM's CPU build, over HTTP and with the same bf16 weights?
 
 Method: both servers run at once and take turns: in every round one is loaded while the other is
-        idle, which costs neither measurably. B streams of `/v1/completions` start together; the
+        stopped, since vLLM's worker keeps asking for steps when there are none, and that costs one
+        stream of the other a third of its rate. B streams of `/v1/completions` start together; the
         rate is that of the tokens after each stream's first, all streams together. Prefill is
         the time to the first token of one prompt of 512 tokens. Prompts begin differently, so no
         prefix cache helps, and stopping is switched off. The first round is thrown away. Both
@@ -50,8 +51,11 @@ class Load:
         self.client = quantity("load generator, share of a core", "%", False)
 
     def round(self, keep: bool) -> None:
-        """Load each server in turn."""
+        """Load each server in turn, the others stopped."""
+        for server in self._systems.values():
+            server.suspend()
         for system, server in self._systems.items():
+            server.resume()
             began, used = time.perf_counter(), time.process_time()
             for (streams, tokens), quantity in zip(DECODES, self.decodes, strict=True):
                 batch = list(itertools.islice(self._short, streams))
@@ -63,6 +67,9 @@ class Load:
             if keep:
                 self.prefill.samples[system].append(PREFILL_TOKENS / (answer.first - answer.sent))
                 self.client.samples[system].append(100 * share)
+            server.suspend()
+        for server in self._systems.values():
+            server.resume()
 
 
 def main() -> None:

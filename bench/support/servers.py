@@ -93,6 +93,16 @@ class Server:
         values = re.findall(rf"^{re.escape(name)}{{.*}} (\S+)$", text, re.MULTILINE)
         return sum(float(value) for value in values) if values else None
 
+    def suspend(self) -> None:
+        """Have it use no processor until it is resumed."""
+        for process in self.processes:
+            process.suspend()
+
+    def resume(self) -> None:
+        """Have it go on."""
+        for process in reversed(self.processes):
+            process.resume()
+
     def close(self) -> None:
         """Stop it, and everything that belongs to it."""
         if self._process.poll() is None:
