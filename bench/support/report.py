@@ -90,9 +90,9 @@ class Report:
         result = self.as_json()
         if self.quantities:
             print(self.table())
-        if self._options.save and self.quantities:
+        if self._options.save is not None and self.quantities:
             RESULTS.mkdir(exist_ok=True)
-            path = RESULTS / f"{self.name}.json"
+            path = RESULTS / f"{'-'.join([self.name, *self._options.save])}.json"
             path.write_text(json.dumps(result, indent=1) + "\n")
             draw(self, path.with_suffix(".svg"))
             print(f"saved {path.relative_to(ROOT)} and {path.stem}.svg")
@@ -144,7 +144,12 @@ def parser(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     assert doc is not None
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds; figures are medians")
-    parser.add_argument("--save", action="store_true", help=f"write to {RESULTS.relative_to(ROOT)}")
+    parser.add_argument(
+        "--save",
+        nargs="*",
+        metavar="MACHINE",
+        help=f"write to {RESULTS.relative_to(ROOT)}, under a name that ends in the machine's",
+    )
     return parser
 
 

@@ -17,7 +17,7 @@ from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.team import Team
-from headrace.engine_proc.worker.executor import Batch, Floats
+from headrace.engine_proc.worker.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
 from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
 from headrace.messages import TokenLogprob
@@ -38,12 +38,13 @@ class Says:
     """An executor that has its logits already."""
 
     def __init__(self, logits: Floats) -> None:
-        self.logits = logits
+        self._logits = logits
 
-    def forward(self, batch: Batch) -> Floats:
-        return self.logits
+    def logits(self, batch: Batch) -> Logits:
+        return Logits(self._logits)
 
-    embed = forward
+    def embed(self, batch: Batch) -> Floats:
+        return self._logits
 
 
 def step_of(
