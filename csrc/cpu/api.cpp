@@ -43,6 +43,12 @@ int32_t headrace_cpu_allocate(void *model, int32_t layer, int32_t slot, int32_t 
     }
 }
 
+// Whether a matrix of bf16, of which these are rows, is better stored as bf12.
+int32_t headrace_cpu_suits_bf12(void *model, const void *source, int32_t num_rows, int32_t cols) {
+    return static_cast<Model *>(model)->kernels->gemm_bf12 &&
+           headrace::suits_bf12(static_cast<const uint16_t *>(source), num_rows, cols);
+}
+
 void headrace_cpu_pack_float(void *model, int32_t layer, int32_t slot, int32_t first_row,
                              int32_t num_rows, const float *source) {
     pack_float(static_cast<Model *>(model)->matrix(layer, slot), first_row, num_rows, source);

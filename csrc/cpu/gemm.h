@@ -351,6 +351,7 @@ void gemm(Format format, const Operands &o, int rows, int num_blocks, float *dec
     case Format::q6_k:
         return gemm_encoded<V, Q6KBlock<V>>(o, rows, num_blocks, decoded);
     case Format::int8: // rounds activations too: gemm_int8.h
+    case Format::bf12: // is bf16 for all but few rows: few_rows.h
         return;
     }
 }

@@ -1,4 +1,5 @@
 #include "cpu/kernels.h"
+#include "cpu/few_rows.h"
 #include "cpu/kernels_amx.h"
 
 namespace headrace {
@@ -23,6 +24,17 @@ const Kernels &avx512_here() {
             mixed.gemm_bf16 = avx2_kernels.gemm_bf16;
             mixed.round_row = avx2_kernels.round_row;
             mixed.rounds_attention = false;
+        }
+        if (__builtin_cpu_supports("avx512vbmi")) {
+            mixed.gemm_bf12 = mixed.gemm_bf12_rounded = bf12_by_floats;
+            mixed.max_rounded_bf12 = max_few_rows;
+            if (mixed.gemm_bf16 == gemm_bf16_by_tiles) {
+                mixed.gemm_bf12_rounded = gemm_bf12_by_tiles;
+                mixed.max_rounded_bf12 = max_tiled_bf12;
+            } else if (mixed.gemm_bf16) {
+                mixed.gemm_bf12_rounded = bf12_by_dots;
+            }
+            mixed.unpack_bf12 = unpack_bf12;
         }
         return mixed;
     }();

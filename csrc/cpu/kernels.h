@@ -19,6 +19,12 @@ struct Kernels {
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
     void (*round_row)(const float *x, int cols, float *out);
+    // With activations as they are, of few rows (few_rows.h), and rounded, of at most so many.
+    // Null: bf12 is not read.
+    void (*gemm_bf12)(const Operands &, int rows, int num_blocks);
+    void (*gemm_bf12_rounded)(const Operands &, int rows, int num_blocks);
+    int max_rounded_bf12;
+    void (*unpack_bf12)(const uint8_t *blocks, int cols, int num_blocks, uint8_t *out);
     bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place

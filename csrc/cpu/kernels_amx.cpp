@@ -5,7 +5,7 @@
 // pairs of round_row are what they take as their first. Every sum runs over the same 32 steps at a
 // time, in order along k: a row's result has the same bits whatever rows it is batched with.
 #if defined(__x86_64__)
-#include "cpu/operands.h"
+#include "cpu/few_rows.h"
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,8 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
-#pragma GCC target("avx512f,amx-tile,amx-bf16")
+#pragma GCC target("avx512f,avx512bw,avx512vbmi,amx-tile,amx-bf16")
+#include "cpu/bf12_vectors.h"
 #include "cpu/kernels_amx.h"
 
 namespace headrace {
@@ -87,21 +88,69 @@ inline __attribute__((always_inline)) void add_tiles(const void *x, size_t x_byt
     }
 }
 
-template <bool has_second, int num_blocks> void multiply_tiles(const Operands &o, int rows) {
+// Blocks of bf16, as they lie.
+template <int num_blocks> class StoredUnits {
+public:
+    explicit StoredUnits(const Operands &o) : o_(o) {}
+
+    size_t stride() const { return o_.block_bytes; }
+    const uint8_t *at(int u) const {
+        const uint8_t *unit = o_.blocks + size_t(u) * tile_bytes;
+        for (int n = 0; n < num_blocks; ++n) {
+            for (int b = 0; b < tile_bytes; b += 64) {
+                __builtin_prefetch(unit + n * o_.block_bytes + ahead_bytes + b);
+            }
+        }
+        return unit;
+    }
+
+private:
+    const Operands &o_;
+};
+
+// Blocks of bf12, each unit unpacked while the tiles work on the one before it.
+template <int num_blocks> class UnpackedUnits {
+public:
+    explicit UnpackedUnits(const Operands &o) : o_(o) { unpack(0); }
+
+    static size_t stride() { return bf16_unit_bytes; }
+    const uint8_t *at(int u) {
+        if ((u + 1) * bf12_cols < o_.cols) {
+            unpack(u + 1);
+        }
+        fence();
+        return units_[u % 3][0];
+    }
+
+private:
+    void unpack(int u) {
+        const uint8_t *unit = o_.blocks + bf12_header_bytes(o_.cols) + size_t(u) * bf12_unit_bytes;
+        for (int n = 0; n < num_blocks; ++n, unit += o_.block_bytes) {
+            const Bf12Header &header = header_of(o_.blocks + n * o_.block_bytes, u);
+            __builtin_prefetch(reinterpret_cast<const uint8_t *>(&header) +
+                               num_blocks * o_.block_bytes); // of the blocks that come next
+            for (int b = 0; b < bf12_unit_bytes; b += 64) {
+                __builtin_prefetch(unit + 2 * bf12_ahead + b);
+            }
+            unpack_unit(header, unit, units_[u % 3][n]);
+        }
+    }
+
+    const Operands &o_;
+    alignas(64) uint8_t units_[3][num_blocks][bf16_unit_bytes];
+};
+
+template <template <int> class Units, bool has_second, int num_blocks>
+void multiply_tiles(const Operands &o, int rows) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     const size_t x_bytes = size_t(o.x_stride) * 4, out_bytes = size_t(o.out_stride) * 4;
-    const float *x = o.x;
-    const uint8_t *blocks = o.blocks;
-    for (int k = 0; k + 32 <= o.cols; k += 32, x += tile_pairs, blocks += tile_bytes) {
-        for (int n = 0; n < num_blocks; ++n) {
-            for (int b = 0; b < tile_bytes; b += 64) {
-                __builtin_prefetch(blocks + n * o.block_bytes + ahead_bytes + b);
-            }
-        }
-        add_tiles<has_second, num_blocks>(x, x_bytes, blocks, o.block_bytes);
+    Units<num_blocks> units(o);
+    for (int u = 0; u < o.cols / 32; ++u) {
+        add_tiles<has_second, num_blocks>(o.x + u * tile_pairs, x_bytes, units.at(u),
+                                          units.stride());
     }
     if (o.cols % 32 != 0) {
         const Rest rest(o, rows, num_blocks);
@@ -122,64 +171,9 @@ template <bool has_second, int num_blocks> void multiply_tiles(const Operands &o
     }
 }
 
-// The same sums without tiles, bit by bit, for so few rows that memory bounds them: vectors read it
-// faster by a sixth. Within 32 steps of k, even ones and odd ones have sums of their own, from zero
-// (TDPBF16PS in Intel's manual, which flushes denormals, too).
-template <int num_rows, int num_blocks> void add_vectors(const Operands &o) {
-    __m512 sums[num_rows][num_blocks] = {};
-    const int num_pairs = (o.cols + 1) / 2;
-    for (int begin = 0; begin < num_pairs; begin += tile_pairs) {
-        __m512 even[num_rows][num_blocks] = {}, odd[num_rows][num_blocks] = {};
-        const int end = std::min(begin + tile_pairs, num_pairs);
-#pragma GCC unroll 2
-        for (int pair = begin; pair < end; ++pair) {
-            const uint8_t *block = o.blocks + size_t(pair) * 64;
-#pragma GCC unroll 6
-            for (int n = 0; n < num_blocks; ++n, block += o.block_bytes) {
-                __builtin_prefetch(block + o.ahead);
-                const __m512i both = _mm512_loadu_si512(block);
-                const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-                const __m512 high =
-                    _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xffff0000))));
-#pragma GCC unroll 2
-                for (int m = 0; m < num_rows; ++m) {
-                    uint32_t x;
-                    std::memcpy(&x, o.x + size_t(m) * o.x_stride + pair, 4);
-                    const auto first = _mm512_castsi512_ps(_mm512_set1_epi32(int(x << 16)));
-                    const auto second = _mm512_castsi512_ps(_mm512_set1_epi32(int(x & 0xffff0000)));
-                    even[m][n] = _mm512_fmadd_ps(first, low, even[m][n]);
-                    odd[m][n] = _mm512_fmadd_ps(second, high, odd[m][n]);
-                }
-            }
-        }
-        for (int m = 0; m < num_rows; ++m) {
-            for (int n = 0; n < num_blocks; ++n) {
-                sums[m][n] = _mm512_add_ps(sums[m][n], _mm512_add_ps(even[m][n], odd[m][n]));
-            }
-        }
-    }
-    for (int m = 0; m < num_rows; ++m) {
-        for (int n = 0; n < num_blocks; ++n) {
-            _mm512_storeu_ps(o.out + size_t(m) * o.out_stride + n * lanes, sums[m][n]);
-        }
-    }
-}
-
-template <int num_rows, int wide> void multiply_vectors(const Operands &o, int num_blocks) {
-    const unsigned mode = _mm_getcsr();
-    _mm_setcsr(mode | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON);
-    int n = 0;
-    for (; n + wide <= num_blocks; n += wide) {
-        add_vectors<num_rows, wide>(o.at_block(n));
-    }
-    for (; n < num_blocks; ++n) {
-        add_vectors<num_rows, 1>(o.at_block(n));
-    }
-    _mm_setcsr(mode);
-}
-
 // Rows [first, last), `at_once` of them to the tiles. Blocks go outside: those of one tile stay in
 // the cache for all rows.
+template <template <int> class Units>
 void multiply_rows(const Operands &o, int first, int last, int at_once, int num_blocks) {
     if (first == last) {
         return;
@@ -193,32 +187,46 @@ void multiply_rows(const Operands &o, int first, int last, int at_once, int num_
         for (int m = first; m < last; m += at_once) {
             const Operands part = o.at_block(n).at_row(m);
             if (has_second) {
-                is_pair ? multiply_tiles<true, 2>(part, at_once)
-                        : multiply_tiles<true, 1>(part, at_once);
+                is_pair ? multiply_tiles<Units, true, 2>(part, at_once)
+                        : multiply_tiles<Units, true, 1>(part, at_once);
             } else {
-                is_pair ? multiply_tiles<false, 2>(part, at_once)
-                        : multiply_tiles<false, 1>(part, at_once);
+                is_pair ? multiply_tiles<Units, false, 2>(part, at_once)
+                        : multiply_tiles<Units, false, 1>(part, at_once);
             }
         }
     }
 }
 
+template <template <int> class Units>
+void multiply_all_rows(const Operands &o, int rows, int num_blocks) {
+    const int whole = rows / (2 * tile_rows) * 2 * tile_rows;
+    multiply_rows<Units>(o, 0, whole, 2 * tile_rows, num_blocks);
+    multiply_rows<Units>(o, whole, rows, rows - whole, num_blocks);
+    _tile_release();
+}
+
 } // namespace
 
 bool may_use_tiles() {
-    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+    return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("avx512vbmi") &&
+           __builtin_cpu_supports("amx-bf16") &&
            syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks) {
-    if (rows <= 2) {
-        rows == 1 ? multiply_vectors<1, 6>(o, num_blocks) : multiply_vectors<2, 4>(o, num_blocks);
-        return;
+    if (rows <= max_few_rows) {
+        bf16_as_tiles(o, rows, num_blocks);
+    } else {
+        multiply_all_rows<StoredUnits>(o, rows, num_blocks);
     }
-    const int whole = rows / (2 * tile_rows) * 2 * tile_rows;
-    multiply_rows(o, 0, whole, 2 * tile_rows, num_blocks);
-    multiply_rows(o, whole, rows, rows - whole, num_blocks);
-    _tile_release();
+}
+
+void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks) {
+    if (rows <= max_few_rows) {
+        bf12_as_tiles(o, rows, num_blocks);
+    } else {
+        multiply_all_rows<UnpackedUnits>(o, rows, num_blocks);
+    }
 }
 
 } // namespace headrace

@@ -73,7 +73,59 @@ float int8_number(const uint8_t *block, int lane, int col) {
     return from_fp16(scale) * float(group[lanes * 2 + (j / 4 * lanes + lane) * 4 + j % 4] - 128);
 }
 
+// Up to 16 rows of bf16, `cols` apart, as a unit of a block: lanes without a row are zeros.
+void gather_unit(const uint8_t *source, int num_rows, int cols, uint16_t *unit) {
+    std::memset(unit, 0, bf12_numbers * 2);
+    for (int lane = 0; lane < num_rows; ++lane, source += 2 * size_t(cols)) {
+        for (int k = 0; k < bf12_cols; ++k) {
+            std::memcpy(unit + (k / 2 * lanes + lane) * 2 + k % 2, source + 2 * k, 2);
+        }
+    }
+}
+
+void pack_bf12_block(Matrix &matrix, int num_rows, const uint8_t *source, uint8_t *block) {
+    auto *headers = reinterpret_cast<Bf12Header *>(block);
+    uint8_t *units = block + bf12_header_bytes(matrix.cols);
+    uint16_t numbers[bf12_numbers];
+    for (int u = 0; u < matrix.cols / bf12_cols; ++u) {
+        gather_unit(source + 2 * size_t(u) * bf12_cols, num_rows, matrix.cols, numbers);
+        headers[u].stored = nullptr;
+        if (!pack_bf12(numbers, headers[u], units + size_t(u) * bf12_unit_bytes)) {
+            auto copy = std::make_unique<uint8_t[]>(sizeof numbers);
+            std::memcpy(copy.get(), numbers, sizeof numbers);
+            headers[u].stored = copy.get();
+            const std::lock_guard<std::mutex> lock(matrix.storing);
+            matrix.stored.push_back(std::move(copy));
+        }
+    }
+}
+
+float bf12_float(const uint8_t *block, int cols, int lane, int k) {
+    const int u = k / bf12_cols, i = (k % bf12_cols / 2 * lanes + lane) * 2 + k % 2;
+    return from_bf16(bf12_number(reinterpret_cast<const Bf12Header *>(block)[u],
+                                 block + bf12_header_bytes(cols) + size_t(u) * bf12_unit_bytes, i));
+}
+
 } // namespace
+
+bool suits_bf12(const uint16_t *source, int num_rows, int cols) {
+    constexpr int max_share = 64; // one unit of so many may lie elsewhere
+    if (cols % bf12_cols != 0) {
+        return false;
+    }
+    int num_units = 0, num_stored = 0;
+    uint16_t numbers[bf12_numbers];
+    uint8_t unit[bf12_unit_bytes];
+    Bf12Header header;
+    for (int row = 0; row < num_rows; row += lanes) {
+        for (int k = 0; k < cols; k += bf12_cols, ++num_units) {
+            gather_unit(reinterpret_cast<const uint8_t *>(source + size_t(row) * cols + k),
+                        std::min(lanes, num_rows - row), cols, numbers);
+            num_stored += !pack_bf12(numbers, header, unit);
+        }
+    }
+    return num_stored * max_share <= num_units;
+}
 
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source) {
     for (int row = first_row; row < first_row + num_rows; ++row, source += matrix.cols) {
@@ -96,6 +148,14 @@ void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source
 
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source) {
     const auto *bytes = static_cast<const uint8_t *>(source);
+    if (matrix.format == Format::bf12) {
+        for (int row = 0; row < num_rows; row += lanes) {
+            pack_bf12_block(matrix, std::min(lanes, num_rows - row),
+                            bytes + 2 * size_t(row) * matrix.cols,
+                            const_cast<uint8_t *>(matrix.block((first_row + row) / lanes)));
+        }
+        return;
+    }
     for (int row = first_row; row < first_row + num_rows; ++row) {
         uint8_t *block = const_cast<uint8_t *>(matrix.block(row / lanes));
         const int lane = row % lanes;
@@ -122,6 +182,9 @@ void unpack_row(const Matrix &matrix, int row, float *out) {
         case Format::bf16:
             out[k] =
                 from_bf16(reinterpret_cast<uint16_t *>(block)[(k / 2 * lanes + lane) * 2 + k % 2]);
+            break;
+        case Format::bf12:
+            out[k] = bf12_float(block, matrix.cols, lane, k);
             break;
         case Format::int8:
             out[k] = int8_number(block, lane, k);

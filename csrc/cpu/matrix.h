@@ -4,6 +4,8 @@
 // its cols, so that a tile reads it front to back:
 //   f32    [cols][16] float
 //   bf16   [cols / 2][16][2] bf16, odd cols padded with zeros
+//   bf12   bf16 without loss, see bf12.h: [cols / 32] headers, padded to a cache line, and
+//          [cols / 32] of { [512] uint8 low bytes, [256] of two codes }
 //   q8_0   [cols / 32] of { [16] fp16 scale, [32][16] int8 }
 //   q4_0   [cols / 32] of { [16] fp16 scale, [4][16] uint32 of eight nibbles }
 //   q4_1   [cols / 32] of { [16] fp16 scale, [16] fp16 minimum, [4][16] uint32 of eight nibbles }
@@ -15,8 +17,11 @@
 //   int8   [cols / 32, rounded up] of { [16] fp16 scale, [8][16][4] uint8, 128 more than the number
 //   }
 #pragma once
-#include <cstddef>
-#include <cstdint>
+#include "cpu/bf12.h"
+
+#include <memory>
+#include <mutex>
+#include <vector>
 
 namespace headrace {
 
@@ -34,7 +39,7 @@ constexpr int groups_of(int cols) {
     return (cols + quantized_group - 1) / quantized_group;
 }
 
-enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1, q4_k, q6_k, int8 };
+enum class Format : int32_t { f32, bf16, q8_0, q4_0, q4_1, q4_k, q6_k, int8, bf12 };
 
 constexpr size_t block_bytes(Format format, int cols) {
     const size_t groups = size_t(cols) / quantized_group;
@@ -55,6 +60,8 @@ constexpr size_t block_bytes(Format format, int cols) {
         return groups / 8 * (lanes * 2 + 16 * lanes + super_block * lanes * 6 / 8);
     case Format::int8:
         return groups_of(cols) * (lanes * 2 + quantized_group * lanes);
+    case Format::bf12:
+        return bf12_header_bytes(cols) + size_t(cols) / bf12_cols * bf12_unit_bytes;
     }
     return 0;
 }
@@ -88,6 +95,8 @@ struct Matrix {
     int rows = 0;
     int cols = 0;
     Buffer packed;
+    std::vector<std::unique_ptr<uint8_t[]>> stored; // units that bf12 cannot take
+    std::mutex storing;
 
     void allocate(Format format, int rows, int cols);
     const uint8_t *block(int n) const {
@@ -96,9 +105,13 @@ struct Matrix {
 };
 
 // Pack rows [first_row, first_row + num_rows) from row-major `source`, first_row a multiple of 16.
-// For f32, bf16 and int8 the source is fp32, for bf16 also bf16 itself; others are GGUF blocks.
+// For f32, bf16 and int8 the source is fp32, for bf16 also bf16 itself, for bf12 bf16 alone; others
+// are GGUF blocks.
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source);
+
+// Whether bf12 is worth it for a matrix of which `source` is some rows of bf16.
+bool suits_bf12(const uint16_t *source, int num_rows, int cols);
 
 // One row, decoded: the embedding of a token when head and embedding share one packed matrix.
 void unpack_row(const Matrix &matrix, int row, float *out);

@@ -1,4 +1,5 @@
 #include "cpu/products.h"
+#include "cpu/few_rows.h"
 #include "cpu/row_ops.h"
 
 namespace headrace {
@@ -30,7 +31,8 @@ void each_part(ThreadPool &pool, int rows, int num_blocks, int unit, const Body 
 }
 
 bool rounds_to_bf16(const StepState &state, const Product &p) {
-    return p.weight.format == Format::bf16 && state.config.rounds_activations;
+    const bool is_bf16 = p.weight.format == Format::bf16 || p.weight.format == Format::bf12;
+    return is_bf16 && state.config.rounds_activations;
 }
 
 // Round the activations that `p` multiplies to what its weights are: 8 bits, or bf16 if wanted.
@@ -47,6 +49,39 @@ void round_activations(StepState &state, int rows, const Product &p) {
             kernels.round_row(p.x + size_t(row) * p.x_stride, cols,
                               state.rounded + size_t(row) * stride_of(cols));
         });
+    }
+}
+
+void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, const Operands &o,
+                     int rows, int num_blocks, float *scratch);
+
+// Where the kernel does not take so many rows, some blocks at a time become bf16.
+void multiply_bf12(const Kernels &kernels, bool is_rounded, const Operands &o, int rows,
+                   int num_blocks, float *scratch) {
+    if (rows <= (is_rounded ? kernels.max_rounded_bf12 : max_few_rows)) {
+        (is_rounded ? kernels.gemm_bf12_rounded : kernels.gemm_bf12)(o, rows, num_blocks);
+        return;
+    }
+    const size_t bytes = block_bytes(Format::bf16, o.cols);
+    for (int n = 0; n < num_blocks; n += unpacked_blocks) {
+        const int count = std::min(unpacked_blocks, num_blocks - n);
+        Operands some = o.at_block(n);
+        kernels.unpack_bf12(some.blocks, o.cols, count, reinterpret_cast<uint8_t *>(scratch));
+        some.blocks = reinterpret_cast<const uint8_t *>(scratch);
+        some.block_bytes = bytes;
+        multiply_floats(kernels, Format::bf16, is_rounded, some, rows, count,
+                        scratch + unpacked_blocks * bytes / sizeof(float));
+    }
+}
+
+void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, const Operands &o,
+                     int rows, int num_blocks, float *scratch) {
+    if (format == Format::bf12) {
+        multiply_bf12(kernels, is_rounded, o, rows, num_blocks, scratch);
+    } else if (is_rounded && kernels.gemm_bf16) {
+        kernels.gemm_bf16(o, rows, num_blocks);
+    } else {
+        kernels.gemm(format, o, rows, num_blocks, scratch);
     }
 }
 
@@ -67,13 +102,9 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
         const float *x = (is_rounded ? state.rounded : p.x) + size_t(row) * stride;
         const Operands operands{first,        bytes, weight.cols,   x, stride, out,
                                 p.out_stride, false, prefetch_bytes};
-        const Kernels &kernels = *state.model.kernels;
-        if (is_rounded && kernels.gemm_bf16) {
-            kernels.gemm_bf16(operands, rows, blocks);
-        } else {
-            kernels.gemm(weight.format, operands, rows, blocks,
-                         state.model.workspace.scratch[thread].as<float>());
-        }
+        float *scratch = state.model.workspace.scratch[thread].as<float>();
+        multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, rows, blocks,
+                        scratch);
     }
     if (p.bias && !p.bias->empty()) {
         const int width = std::min(blocks * lanes, weight.rows - block * lanes);

@@ -59,7 +59,7 @@ void StepState::find_room() {
         {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
     quantized = space.quantized.room<Int8Group>(n * groups_of(int(cols)));
     rounded = space.rounded.floats(n * stride_of(int(cols)));
-    const size_t decoded = (decoded_blocks * cols + 1) * lanes;
+    const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);
     for (Buffer &scratch : space.scratch) {

@@ -80,6 +80,8 @@ FORMATS: tuple[Format | None, ...] = (
     *(Format.Q4_K, Format.Q6_K),
     None,  # int8, which no file has
 )
+BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
+SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 VECTORS = (
     "attn_norm",
@@ -269,7 +271,8 @@ class CpuExecutor:
         slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
         where = (self.model, layer, slot)
         format = packed_format(tensor, self.weight_dtype)
-        if not self.core.headrace_cpu_allocate(*where, FORMATS.index(format), *tensor.shape):
+        number = BF12 if self.suits_bf12(tensor, format) else FORMATS.index(format)
+        if not self.core.headrace_cpu_allocate(*where, number, *tensor.shape):
             raise MemoryError(f"weight {name!r} does not fit")
         num_rows, num_cols = tensor.shape
         step = max(LANES, PACK_NUMBERS // num_cols // LANES * LANES)
@@ -287,6 +290,18 @@ class CpuExecutor:
             store(*where, first, rows.shape[0], data.ctypes.data)
 
         return [pool.submit(pack, first) for first in range(0, num_rows, step)]
+
+    def suits_bf12(self, tensor: Weight, format: Format | None) -> bool:
+        """Return whether the core can hold a matrix of bf16 in 12 bits, by some of its rows."""
+        if not format == tensor.format == Format.BF16:
+            return False
+        num_rows, num_cols = tensor.shape
+        first = max(0, num_rows - SAMPLED_ROWS) // 2
+        rows = tensor.rows(first, min(first + SAMPLED_ROWS, num_rows)).stored()
+        data = np.ascontiguousarray(rows.data)
+        return bool(
+            self.core.headrace_cpu_suits_bf12(self.model, data.ctypes.data, rows.shape[0], num_cols)
+        )
 
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
@@ -470,6 +485,7 @@ def declare(core: ctypes.CDLL) -> ctypes.CDLL:
         ("destroy", None, (c_void_p,)),
         ("isa", c_int32, (c_void_p,)),
         ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),
+        ("suits_bf12", c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
         ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),
         ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
         ("set_vector", None, (*where, c_void_p, c_int32)),

@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from random_decoders import (
@@ -247,6 +248,53 @@ def test_packed_weights_give_the_bits_of_decoded_ones(format: Format, isa: Isa) 
         logits = packed.forward(step)
         assert np.isfinite(logits).all() and logits.std() > 0.1
         np.testing.assert_array_equal(logits, decoded.forward(step))
+
+
+def wide_weights(spec: DecoderSpec) -> Weights:
+    """Make weights in bf16, of which a few have exponents far from all others', and one is zero."""
+    rng = np.random.default_rng(3)
+    weights = random_weights(spec, Format.BF16)
+    for name, weight in weights.items():
+        if len(weight.shape) == 2:
+            numbers = weight.to_float32().reshape(-1).copy()
+            places = rng.choice(len(numbers), len(numbers) // 3000 + 1, replace=False)
+            numbers[places] *= np.float32(2.0) ** rng.integers(-100, -10, len(places))
+            numbers[rng.integers(len(numbers))] = 0.0
+            numbers[rng.integers(len(numbers))] *= -1.0
+            halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+            weights[name] = StoredTensor(Format.BF16, weight.shape, halves.view(np.uint8))
+    return weights
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_bf16_in_12_bits_is_bf16(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dataclasses.replace(SPEC, hidden_size=96, intermediate_size=160)
+    weights = wide_weights(spec)
+    options: dict[str, Any] = {"rounds_activations": rounds}
+    executor = cpu(spec, weights, **options)
+    if not executor.suits_bf12(weights["layers.0.up"], Format.BF16):
+        pytest.skip("this processor does not read them")
+    monkeypatch.setattr(cpu_executor.CpuExecutor, "suits_bf12", lambda *_: False)
+    plain = cpu(spec, weights, **options)
+    for start, stop in itertools.pairwise([0, 1, 3, 6, 22, 55, 110]):
+        step = batch([(0, start, stop)])
+        np.testing.assert_array_equal(executor.forward(step), plain.forward(step))
+
+
+def test_12_bits_are_for_exponents_that_differ_little() -> None:
+    executor = cpu(SPEC)
+    rng = np.random.default_rng(0)
+
+    def suits(halves: npt.NDArray[np.uint16]) -> bool:
+        tensor = StoredTensor(Format.BF16, halves.shape, halves.view(np.uint8).reshape(-1))
+        return executor.suits_bf12(tensor, Format.BF16)
+
+    usual = (rng.standard_normal((300, 64), np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if not suits(usual):
+        pytest.skip("this processor does not read them")
+    assert suits(usual[:1])
+    assert not suits(rng.integers(0, 1 << 16, (300, 64), np.uint16))
+    assert not suits(usual[:, :48])
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])

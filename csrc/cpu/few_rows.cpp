@@ -1,0 +1,224 @@
+#if defined(__x86_64__)
+#include "cpu/few_rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+// GCC 12 takes the undefined operand of its own intrinsics for a variable of ours.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC target("avx512f,avx512bw,avx512vbmi,avx512bf16")
+#include "cpu/bf12_vectors.h"
+
+namespace headrace {
+
+namespace {
+
+uint32_t pair_at(const float *x, int pair) {
+    uint32_t bits;
+    std::memcpy(&bits, x + pair, 4);
+    return bits;
+}
+
+// As gemm.h: each product is added in turn. `x` is floats.
+struct FloatSum {
+    __m512 sum;
+
+    void begin_unit() {}
+    void add(const float *x, int pair, const Pair &weights) {
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(x[2 * pair]), weights.first(), sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(x[2 * pair + 1]), weights.second(), sum);
+    }
+    void end_unit() {}
+};
+
+// As gemm_bf16 of gemm.h, where vectors multiply pairs.
+struct DotSum {
+    __m512 sum;
+
+    void begin_unit() {}
+    void add(const float *x, int pair, const Pair &weights) {
+        const __m512i same = _mm512_set1_epi32(int(pair_at(x, pair)));
+        sum = _mm512_dpbf16_ps(sum, __m512bh(same), __m512bh(weights.both));
+    }
+    void end_unit() {}
+};
+
+// As the tiles: within 32 steps of k, even ones and odd ones have sums of their own, from zero
+// (TDPBF16PS in Intel's manual, which flushes denormals, too).
+struct TileSum {
+    __m512 sum, even, odd;
+
+    void begin_unit() { even = odd = _mm512_setzero_ps(); }
+    void add(const float *x, int pair, const Pair &weights) {
+        const uint32_t bits = pair_at(x, pair);
+        const auto first = _mm512_castsi512_ps(_mm512_set1_epi32(int(bits << 16)));
+        const auto second = _mm512_castsi512_ps(_mm512_set1_epi32(int(bits & 0xffff0000)));
+        even = _mm512_fmadd_ps(first, weights.first(), even);
+        odd = _mm512_fmadd_ps(second, weights.second(), odd);
+    }
+    void end_unit() { sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd)); }
+};
+
+template <class Sum, int num_rows, int num_blocks> struct Sums {
+    Sum of[num_rows][num_blocks];
+
+    template <class Call> void each(const Call &call) {
+        for (int m = 0; m < num_rows; ++m) {
+            for (int n = 0; n < num_blocks; ++n) {
+                call(of[m][n], m, n);
+            }
+        }
+    }
+    __attribute__((always_inline)) void add(const Operands &o, int pair, int n,
+                                            const Pair &weights) {
+#pragma GCC unroll 2
+        for (int m = 0; m < num_rows; ++m) {
+            of[m][n].add(o.x + size_t(m) * o.x_stride, pair, weights);
+        }
+    }
+    void store(const Operands &o) {
+        each([&](const Sum &s, int m, int n) {
+            _mm512_storeu_ps(o.out + size_t(m) * o.out_stride + n * lanes, s.sum);
+        });
+    }
+};
+
+template <class Sum, int num_rows, int num_blocks> void multiply_bf16(const Operands &o) {
+    Sums<Sum, num_rows, num_blocks> sums = {};
+    const int num_pairs = (o.cols + 1) / 2;
+    for (int begin = 0; begin < num_pairs; begin += unit_pairs) {
+        sums.each([](Sum &s, int, int) { s.begin_unit(); });
+        const int end = std::min(begin + unit_pairs, num_pairs);
+#pragma GCC unroll 2
+        for (int pair = begin; pair < end; ++pair) {
+            const uint8_t *block = o.blocks + size_t(pair) * 64;
+#pragma GCC unroll 6
+            for (int n = 0; n < num_blocks; ++n, block += o.block_bytes) {
+                __builtin_prefetch(block + o.ahead);
+                sums.add(o, pair, n, {_mm512_loadu_si512(block)});
+            }
+        }
+        sums.each([](Sum &s, int, int) { s.end_unit(); });
+    }
+    sums.store(o);
+}
+
+template <class Sum, int num_rows, int num_blocks> void multiply_bf12(const Operands &o) {
+    Sums<Sum, num_rows, num_blocks> sums = {};
+    const uint8_t *units = o.blocks + bf12_header_bytes(o.cols);
+    for (int u = 0; u < o.cols / bf12_cols; ++u, units += bf12_unit_bytes) {
+        __m512i tables[num_blocks];
+        bool is_packed = true;
+#pragma GCC unroll 6
+        for (int n = 0; n < num_blocks; ++n) {
+            const Bf12Header &header = header_of(o.blocks + n * o.block_bytes, u);
+            __builtin_prefetch(reinterpret_cast<const uint8_t *>(&header) +
+                               num_blocks * o.block_bytes); // of the blocks that come next
+            tables[n] = table_of(header);
+            is_packed = is_packed && !header.stored;
+        }
+        sums.each([](Sum &s, int, int) { s.begin_unit(); });
+        if (__builtin_expect(is_packed, true)) {
+#pragma GCC unroll 4
+            for (int g = 0; g < unit_pairs / 4; ++g) {
+#pragma GCC unroll 6
+                for (int n = 0; n < num_blocks; ++n) {
+                    const uint8_t *unit = units + n * o.block_bytes;
+                    for (int line = 0; line < 3; ++line) {
+                        __builtin_prefetch(unit + bf12_ahead + (3 * g + line) * 64);
+                    }
+                    Pair pairs[4];
+                    unpack_four(unit, g, tables[n], pairs);
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; ++i) {
+                        sums.add(o, u * unit_pairs + 4 * g + i, n, pairs[i]);
+                    }
+                }
+            }
+        } else {
+            for (int n = 0; n < num_blocks; ++n) {
+                uint8_t unpacked[bf16_unit_bytes];
+                unpack_unit(header_of(o.blocks + n * o.block_bytes, u), units + n * o.block_bytes,
+                            unpacked);
+                for (int i = 0; i < unit_pairs; ++i) {
+                    sums.add(o, u * unit_pairs + i, n, {_mm512_loadu_si512(unpacked + i * 64)});
+                }
+            }
+        }
+        sums.each([](Sum &s, int, int) { s.end_unit(); });
+    }
+    sums.store(o);
+}
+
+// Blocks in tiles of `wide`, the rest one by one.
+template <class Wide, class Single>
+void each_tile(const Operands &o, int num_blocks, int wide, const Wide &multiply_wide,
+               const Single &multiply_single) {
+    int n = 0;
+    for (; n + wide <= num_blocks; n += wide) {
+        multiply_wide(o.at_block(n));
+    }
+    for (; n < num_blocks; ++n) {
+        multiply_single(o.at_block(n));
+    }
+}
+
+template <class Sum> void bf12_by(const Operands &o, int rows, int num_blocks) {
+    if (rows == 1) {
+        each_tile(o, num_blocks, 6, multiply_bf12<Sum, 1, 6>, multiply_bf12<Sum, 1, 1>);
+    } else {
+        each_tile(o, num_blocks, 4, multiply_bf12<Sum, 2, 4>, multiply_bf12<Sum, 2, 1>);
+    }
+}
+
+// The tiles' mode: denormals are zero.
+class FlushedDenormals {
+public:
+    FlushedDenormals() { _mm_setcsr(mode_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
+    ~FlushedDenormals() { _mm_setcsr(mode_); }
+
+private:
+    const unsigned mode_ = _mm_getcsr();
+};
+
+} // namespace
+
+void bf12_by_floats(const Operands &o, int rows, int num_blocks) {
+    bf12_by<FloatSum>(o, rows, num_blocks);
+}
+
+void bf12_by_dots(const Operands &o, int rows, int num_blocks) {
+    bf12_by<DotSum>(o, rows, num_blocks);
+}
+
+void bf12_as_tiles(const Operands &o, int rows, int num_blocks) {
+    const FlushedDenormals flushed;
+    bf12_by<TileSum>(o, rows, num_blocks);
+}
+
+void bf16_as_tiles(const Operands &o, int rows, int num_blocks) {
+    const FlushedDenormals flushed;
+    if (rows == 1) {
+        each_tile(o, num_blocks, 6, multiply_bf16<TileSum, 1, 6>, multiply_bf16<TileSum, 1, 1>);
+    } else {
+        each_tile(o, num_blocks, 4, multiply_bf16<TileSum, 2, 4>, multiply_bf16<TileSum, 2, 1>);
+    }
+}
+
+void unpack_bf12(const uint8_t *blocks, int cols, int num_blocks, uint8_t *out) {
+    const size_t bytes = block_bytes(Format::bf12, cols);
+    for (int n = 0; n < num_blocks; ++n, blocks += bytes) {
+        const uint8_t *units = blocks + bf12_header_bytes(cols);
+        for (int u = 0; u < cols / bf12_cols; ++u, out += bf16_unit_bytes) {
+            for (int line = 0; line < bf12_unit_bytes; line += 64) {
+                __builtin_prefetch(units + size_t(u) * bf12_unit_bytes + 2 * bf12_ahead + line);
+            }
+            unpack_unit(header_of(blocks, u), units + size_t(u) * bf12_unit_bytes, out);
+        }
+    }
+}
+
+} // namespace headrace
+#endif
