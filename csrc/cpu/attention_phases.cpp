@@ -1,5 +1,4 @@
 #include "cpu/attention_phases.h"
-#include "cpu/row_ops.h"
 
 #include <cmath>
 
@@ -7,10 +6,11 @@ namespace headrace {
 
 namespace {
 
-void norm_heads(const Config &config, const std::vector<float> &weight, float *heads, int width) {
+void norm_heads(const Model &model, const std::vector<float> &weight, float *heads, int width) {
     const int n = int(weight.size()); // one head, or all of them
     for (int i = 0; i < width; i += n) {
-        norm_row(heads + i, weight.data(), n, config.norm_eps, config.layer_norm != 0, heads + i);
+        model.kernels->norm(heads + i, weight.data(), n, model.config.norm_eps,
+                            model.config.layer_norm != 0, heads + i);
     }
 }
 
@@ -22,12 +22,14 @@ bool sums_squares(const StepState &state) {
 void sum_squares(StepState &state) {
     const Config &config = state.config;
     const Peers &peers = state.model.peers;
+    const auto squares_of = state.model.kernels->squares;
     state.each_row([&](int token) {
         const float *q = state.q + size_t(token) * state.q_stride;
         const float *k = state.k + size_t(token) * state.kv_stride;
         float *squares = state.squares + 2 * size_t(token);
-        squares[0] = squares_of(q, config.num_heads * config.head_dim);
-        squares[1] = peers.owns_keys ? squares_of(k, config.num_kv_heads * config.head_dim) : 0.0f;
+        squares[0] = squares_of(q, config.num_heads * config.head_dim, 0.0f);
+        squares[1] =
+            peers.owns_keys ? squares_of(k, config.num_kv_heads * config.head_dim, 0.0f) : 0.0f;
     });
     peers.sum(state.squares, 2 * size_t(state.num_tokens));
 }
@@ -37,24 +39,56 @@ void norm_token(const StepState &state, const Layer &layer, int token, float *q,
     const int dim = config.head_dim;
     const auto &q_norm = layer.vectors[slot_q_norm], &k_norm = layer.vectors[slot_k_norm];
     if (!sums_squares(state)) {
-        norm_heads(config, q_norm, q, config.num_heads * dim);
-        norm_heads(config, k_norm, k, config.num_kv_heads * dim);
+        norm_heads(state.model, q_norm, q, config.num_heads * dim);
+        norm_heads(state.model, k_norm, k, config.num_kv_heads * dim);
         return;
     }
-    const auto scale = [&](float squares, int num_heads) {
-        return 1.0f / std::sqrt(squares / float(num_heads * dim) + config.norm_eps);
+    const auto norm_all = [&](float *x, const std::vector<float> &weight, int heads, float squares,
+                              int all_heads) {
+        const float mean = squares / float(all_heads * dim);
+        const float scale = 1.0f / std::sqrt(mean + config.norm_eps);
+        for (int i = 0; i < heads * dim; ++i) {
+            x[i] *= scale * weight[i];
+        }
     };
     const Peers &peers = state.model.peers;
     const float *squares = state.squares + 2 * size_t(token);
-    scale_row(q, q_norm.data(), config.num_heads * dim, scale(squares[0], peers.num_heads));
-    scale_row(k, k_norm.data(), config.num_kv_heads * dim, scale(squares[1], peers.num_kv_heads));
+    norm_all(q, q_norm, config.num_heads, squares[0], peers.num_heads);
+    norm_all(k, k_norm, config.num_kv_heads, squares[1], peers.num_kv_heads);
 }
 
-void store_token(StepState &state, int index, int token) {
+// Queries of one token as attention takes them: scaled, rounded where it multiplies bf16, and the
+// rows of a tile adjacent.
+void place_queries(const StepState &state, int token, const float *q) {
+    const Config &config = state.config;
+    const Kernels &kernels = *state.model.kernels;
+    const int dim = config.head_dim, group_width = state.group * dim;
+    for (int g = 0; g < config.num_kv_heads; ++g, q += group_width) {
+        float *out = state.queries + (size_t(g) * state.num_tokens + token) * group_width;
+        kernels.scale(q, config.attention_scale, group_width, out);
+        for (int i = 0; i < group_width && state.rounds_attention; i += dim) {
+            kernels.round_row(out + i, dim, out + i);
+        }
+    }
+}
+
+void place_keys_and_values(const StepState &state, int layer, int token, const float *k,
+                           const float *v) {
+    const Config &config = state.config;
+    const Step &step = state.step;
+    const int position = step.positions[token];
+    const int32_t *pages = step.page_table + size_t(step.sequences[token]) * step.max_pages;
+    const int page = pages[position / config.page_tokens], row = position % config.page_tokens;
+    for (int h = 0; h < config.num_kv_heads; ++h) {
+        const HeadPlace place = state.model.kv.place(layer, h, page, row);
+        state.model.kernels->store_head(place, k + h * config.head_dim, v + h * config.head_dim);
+    }
+}
+
+void store_token(const StepState &state, int index, int token) {
     const Config &config = state.config;
     const Layer &layer = state.model.layers[index];
     const int dim = config.head_dim;
-    const int q_width = config.num_heads * dim, kv_width = config.num_kv_heads * dim;
     float *q = state.q + size_t(token) * state.q_stride;
     float *k = state.k + size_t(token) * state.kv_stride;
     if (config.qk_norm != QKNorm::none) {
@@ -62,30 +96,18 @@ void store_token(StepState &state, int index, int token) {
     }
     if (layer.config.rope >= 0) {
         const Rope &rope = state.model.ropes[layer.config.rope];
-        const int num_pairs = int(rope.inv_freq.size());
         const size_t at = state.angles(layer.config.rope, token);
-        for (int i = 0; i < q_width; i += dim) {
-            rotate(q + i, num_pairs, rope.interleaved, state.cos + at, state.sin + at);
-        }
-        for (int i = 0; i < kv_width; i += dim) {
-            rotate(k + i, num_pairs, rope.interleaved, state.cos + at, state.sin + at);
-        }
+        const auto rotate = [&](float *heads, int num_heads) {
+            for (int h = 0; h < num_heads; ++h) {
+                state.model.kernels->rotate(heads + h * dim, int(rope.inv_freq.size()),
+                                            rope.interleaved, state.cos + at, state.sin + at);
+            }
+        };
+        rotate(q, config.num_heads);
+        rotate(k, config.num_kv_heads);
     }
-    const int group_width = state.group * dim;
-    for (int g = 0; g < config.num_kv_heads; ++g) { // so that the rows of a tile are adjacent
-        float *out = state.queries + (size_t(g) * state.num_tokens + token) * group_width;
-        for (int i = 0; i < group_width; ++i) {
-            out[i] = q[g * group_width + i] * config.attention_scale;
-        }
-        for (int i = 0; i < group_width && state.rounds_attention; i += dim) {
-            state.model.kernels->round_row(out + i, dim, out + i);
-        }
-    }
-    const Step &step = state.step;
-    const int position = step.positions[token];
-    const int32_t *pages = step.page_table + size_t(step.sequences[token]) * step.max_pages;
-    state.model.kv.write(index, pages[position / config.page_tokens], position % config.page_tokens,
-                         k, state.v + size_t(token) * state.kv_stride);
+    place_queries(state, token, q);
+    place_keys_and_values(state, index, token, k, state.v + size_t(token) * state.kv_stride);
 }
 
 // Fold `next` into `into`, both over the same rows. Always called in segment order.

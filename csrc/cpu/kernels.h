@@ -5,6 +5,7 @@
 #pragma once
 #include "cpu/attention.h"
 #include "cpu/gemm_int8.h"
+#include "cpu/rows.h"
 
 namespace headrace {
 
@@ -25,6 +26,15 @@ struct Kernels {
     void (*gemm_bf12_rounded)(const Operands &, int rows, int num_blocks);
     int max_rounded_bf12;
     void (*unpack_bf12)(const uint8_t *blocks, int cols, int num_blocks, uint8_t *out);
+    // Of one row, of any width; see rows.h.
+    void (*norm)(const float *x, const float *weight, int n, float eps, bool layer_norm,
+                 float *out);
+    float (*squares)(const float *x, int n, float mean);
+    void (*add)(const float *x, float multiplier, int n, float *sum);
+    void (*scale)(const float *x, float factor, int n, float *out);
+    void (*rotate)(float *head, int num_pairs, bool interleaved, const float *cos,
+                   const float *sin);
+    void (*store_head)(const HeadPlace &, const float *key, const float *value);
     bool rounds_attention; // attend_segment can multiply in bf16
     void (*attend_segment)(const AttentionTile &, int segment, float *scores, const Partial &);
     void (*gate)(Gate, float *gate, const float *up, int n); // n a multiple of 16, in place
@@ -90,6 +100,12 @@ template <class V> constexpr Kernels kernels_over(Isa isa) {
         kernels.gemm_bf16 = gemm_bf16<V>;
     }
     kernels.round_row = round_row<V>;
+    kernels.norm = norm_row<V>;
+    kernels.squares = squares_of<V>;
+    kernels.add = add_row<V>;
+    kernels.scale = scale_row<V>;
+    kernels.rotate = rotate<V>;
+    kernels.store_head = store_head<V>;
     kernels.rounds_attention = V::has_bf16;
     kernels.attend_segment = attend_segment<V>;
     kernels.gate = apply_gate<V>;

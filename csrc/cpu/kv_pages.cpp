@@ -1,20 +1,6 @@
 #include "cpu/kv_pages.h"
-#include "cpu/numbers.h"
 
 namespace headrace {
-
-namespace {
-
-// Column k, lane n of a packed block; bf16 keeps two columns side by side.
-void put(Format format, uint8_t *block, int k, int n, float number) {
-    if (format == Format::f32) {
-        reinterpret_cast<float *>(block)[k * lanes + n] = number;
-    } else {
-        reinterpret_cast<uint16_t *>(block)[(k / 2 * lanes + n) * 2 + k % 2] = to_bf16(number);
-    }
-}
-
-} // namespace
 
 void KvPages::allocate(Format format, int num_layers, int num_pages, int page_tokens,
                        int num_kv_heads, int head_dim) {
@@ -26,19 +12,14 @@ void KvPages::allocate(Format format, int num_layers, int num_pages, int page_to
     buffer_.allocate(size_t(num_layers) * num_pages * page_bytes());
 }
 
-void KvPages::write(int layer, int page, int row, const float *keys, const float *values) {
-    uint8_t *head = at(layer) + size_t(page) * page_bytes();
-    for (int h = 0; h < num_kv_heads_; ++h, head += head_bytes()) {
-        uint8_t *key_block = head + row / lanes * block_bytes(format_, head_dim_);
-        for (int d = 0; d < head_dim_; ++d) {
-            put(format_, key_block, d, row % lanes, keys[h * head_dim_ + d]);
-        }
-        uint8_t *value_block = head + key_bytes();
-        for (int d = 0; d < head_dim_; ++d) {
-            put(format_, value_block + d / lanes * block_bytes(format_, page_tokens_), row,
-                d % lanes, values[h * head_dim_ + d]);
-        }
-    }
+HeadPlace KvPages::place(int layer, int kv_head, int page, int row) const {
+    const bool is_paired = format_ == Format::bf16; // two columns of a block, side by side
+    const size_t offset = size_t(page) * page_bytes() + size_t(kv_head) * head_bytes();
+    uint8_t *head = at(layer) + offset;
+    const size_t key_lane = row % lanes * 4;
+    const size_t value_row = is_paired ? row / 2 * lanes * 4 + row % 2 * 2 : row * lanes * 4;
+    return {format_, head + row / lanes * block_bytes(format_, head_dim_) + key_lane,
+            head + key_bytes() + value_row, block_bytes(format_, page_tokens_), head_dim_};
 }
 
 } // namespace headrace

@@ -3,7 +3,7 @@
 //   values  [head_dim / 16, rounded up] blocks of [page_tokens] x 16 numbers
 // each block as in matrix.h, f32 or bf16.
 #pragma once
-#include "cpu/matrix.h"
+#include "cpu/operands.h"
 
 namespace headrace {
 
@@ -21,8 +21,8 @@ public:
     size_t page_bytes() const { return head_bytes() * num_kv_heads_; }
     Format format() const { return format_; }
 
-    // Store one token's key and value, [kv_heads, head_dim] each, in row `row` of `page`.
-    void write(int layer, int page, int row, const float *keys, const float *values);
+    // Where row `row` of `page` has its token's key and value.
+    HeadPlace place(int layer, int kv_head, int page, int row) const;
 
 private:
     size_t key_bytes() const { return page_tokens_ / lanes * block_bytes(format_, head_dim_); }

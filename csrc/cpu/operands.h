@@ -70,6 +70,14 @@ constexpr int num_blocks_of(int num_tokens) {
     return (num_tokens + block_tokens - 1) / block_tokens;
 }
 
+// Where a page keeps a key and a value of one token, from their first numbers on; see kv_pages.h.
+struct HeadPlace {
+    Format format;
+    uint8_t *key, *value;
+    size_t value_block; // bytes from sixteen numbers of the value to the next
+    int head_dim;
+};
+
 // Of attention; see attention.h.
 constexpr int segment_tokens = 256; // a multiple of every page size
 constexpr int max_tile_rows = 48;   // tokens times heads of a tile, so that scores stay in L2

@@ -1,6 +1,5 @@
 #include "cpu/products.h"
 #include "cpu/few_rows.h"
-#include "cpu/row_ops.h"
 
 namespace headrace {
 
@@ -109,7 +108,7 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
     if (p.bias && !p.bias->empty()) {
         const int width = std::min(blocks * lanes, weight.rows - block * lanes);
         for (int i = 0; i < rows; ++i, out += p.out_stride) {
-            add_row(p.bias->data() + block * lanes, 1.0f, width, out);
+            state.model.kernels->add(p.bias->data() + block * lanes, 1.0f, width, out);
         }
     }
 }

@@ -5,9 +5,9 @@
 #include "cpu/step.h"
 #include "cpu/attention_phases.h"
 #include "cpu/products.h"
-#include "cpu/row_ops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -17,8 +17,9 @@ namespace {
 
 constexpr int gathered_rows = 32; // of logits at a time, so that long prompts' take no more memory
 
-void norm(const Config &config, const std::vector<float> &weight, const float *x, float *out) {
-    norm_row(x, weight.data(), config.hidden_size, config.norm_eps, config.layer_norm != 0, out);
+void norm(const Model &model, const std::vector<float> &weight, const float *x, float *out) {
+    model.kernels->norm(x, weight.data(), model.config.hidden_size, model.config.norm_eps,
+                        model.config.layer_norm != 0, out);
 }
 
 // A token's embedding, which one of the workers has; the others' part of the sum is zero.
@@ -41,6 +42,15 @@ void take_embed(const StepState &state, int index, float *row) {
         std::copy_n(state.step.embeds + size_t(index) * size, size, row);
     } else {
         std::fill_n(row, size, 0.0f);
+    }
+}
+
+// cos and sin of a token's three `positions`, [num_pairs] each, scaled.
+void rope_angles(const Rope &rope, const int32_t *positions, float *cos, float *sin) {
+    for (size_t i = 0; i < rope.inv_freq.size(); ++i) {
+        const float angle = float(positions[rope.axes[i]]) * rope.inv_freq[i];
+        cos[i] = std::cos(angle) * rope.scale;
+        sin[i] = std::sin(angle) * rope.scale;
     }
 }
 
@@ -79,7 +89,7 @@ void normalize(StepState &state, const std::vector<float> &weight) {
         if (weight.empty()) {
             std::memcpy(out, x, state.config.hidden_size * sizeof(float));
         } else {
-            norm(state.config, weight, x, out);
+            norm(state.model, weight, x, out);
         }
     });
 }
@@ -90,10 +100,10 @@ void add_sublayer(StepState &state, const std::vector<float> &post_norm) {
     state.each_row([&](int token) {
         float *x = state.sublayer + size_t(token) * state.hidden_stride;
         if (!post_norm.empty()) {
-            norm(state.config, post_norm, x, x);
+            norm(state.model, post_norm, x, x);
         }
-        add_row(x, state.config.residual_multiplier, state.config.hidden_size,
-                state.residual + size_t(token) * state.hidden_stride);
+        state.model.kernels->add(x, state.config.residual_multiplier, state.config.hidden_size,
+                                 state.residual + size_t(token) * state.hidden_stride);
     });
 }
 
@@ -136,7 +146,7 @@ void run_both(StepState &s, int index) {
     run_mlp(s, index);
     s.each_row([&](int token) {
         const size_t at = size_t(token) * s.hidden_stride;
-        add_row(s.other_sublayer + at, 1.0f, s.config.hidden_size, s.sublayer + at);
+        s.model.kernels->add(s.other_sublayer + at, 1.0f, s.config.hidden_size, s.sublayer + at);
     });
 }
 
@@ -160,7 +170,7 @@ void run_layer(StepState &s, int index) {
 void write_hidden(const StepState &state, float *out, int stride) {
     for (int i = 0; i < state.step.num_logit_rows; ++i) {
         const int token = state.step.logit_rows[i];
-        norm(state.config, state.model.norm, state.residual + size_t(token) * state.hidden_stride,
+        norm(state.model, state.model.norm, state.residual + size_t(token) * state.hidden_stride,
              out + size_t(i) * stride);
     }
 }
