@@ -187,7 +187,7 @@ public:
         for (int row = 0; row < operands_.rows(); ++row) {
             const int token = tile_.first_token + row / state_.group;
             const int head = kv_head_ * state_.group + row % state_.group;
-            float *out = state_.attended + size_t(token) * state_.q_stride + size_t(head) * dim;
+            float *out = state_.attended.row(token) + size_t(head) * dim;
             const float *values = partial.values + size_t(row) * partial.stride;
             float sum = partial.sum[row];
             if (!sinks_.empty()) { // one more numerator, whose value is zero

@@ -10,6 +10,7 @@ constexpr int rows_per_part = 96; // of activations, so that they stay in L2
 constexpr int tile_unit = 6;  // a full tile of one row
 constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
 static_assert(head_unit * lanes % block_tokens == 0);
+static_assert(tile_unit * lanes % quantized_group == 0); // see round_columns
 
 // Call body(row, rows, block, blocks, thread) for parts that cover rows x blocks, `unit` or a
 // multiple of it at a time.
@@ -29,25 +30,22 @@ void each_part(ThreadPool &pool, int rows, int num_blocks, int unit, const Body 
     });
 }
 
-bool rounds_to_bf16(const StepState &state, const Product &p) {
-    const bool is_bf16 = p.weight.format == Format::bf16 || p.weight.format == Format::bf12;
+bool rounds_to_bf16(const StepState &state, const Matrix &weight) {
+    const bool is_bf16 = weight.format == Format::bf16 || weight.format == Format::bf12;
     return is_bf16 && state.config.rounds_activations;
 }
 
-// Round the activations that `p` multiplies to what its weights are: 8 bits, or bf16 if wanted.
-void round_activations(StepState &state, int rows, const Product &p) {
+// Of numbers [first, first + n) of the row; `first` is a multiple of 32.
+void round_columns(const StepState &state, const Activations &x, const Matrix &weight, int row,
+                   int first, int n) {
     const Kernels &kernels = *state.model.kernels;
-    const int cols = p.weight.cols;
-    if (p.weight.format == Format::int8) {
-        state.each_row(rows, [&](int row) {
-            kernels.quantize_row(p.x + size_t(row) * p.x_stride, cols,
-                                 state.quantized + size_t(row) * groups_of(cols));
-        });
-    } else if (rounds_to_bf16(state, p)) {
-        state.each_row(rows, [&](int row) {
-            kernels.round_row(p.x + size_t(row) * p.x_stride, cols,
-                              state.rounded + size_t(row) * stride_of(cols));
-        });
+    const float *numbers = x.row(row) + first;
+    if (weight.format == Format::int8) {
+        Int8Group *groups = x.quantized + size_t(row) * groups_of(weight.cols);
+        kernels.quantize_row(numbers, n, groups + first / quantized_group);
+    } else if (rounds_to_bf16(state, weight)) {
+        float *rounded = x.rounded + size_t(row) * x.stride;
+        kernels.round_row(numbers, n, rounded + (kernels.gemm_bf16 ? first / 2 : first));
     }
 }
 
@@ -92,14 +90,13 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
     const size_t bytes = block_bytes(weight.format, weight.cols);
     if (weight.format == Format::int8) {
         const int num_groups = groups_of(weight.cols);
-        const Int8Group *x = state.quantized + size_t(row) * num_groups;
+        const Int8Group *x = p.x.quantized + size_t(row) * num_groups;
         state.model.kernels->gemm_int8({first, bytes, num_groups, x, out, p.out_stride}, rows,
                                        blocks);
     } else {
-        const bool is_rounded = rounds_to_bf16(state, p);
-        const int stride = is_rounded ? stride_of(weight.cols) : p.x_stride;
-        const float *x = (is_rounded ? state.rounded : p.x) + size_t(row) * stride;
-        const Operands operands{first,        bytes, weight.cols,   x, stride, out,
+        const bool is_rounded = rounds_to_bf16(state, weight);
+        const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(row) * p.x.stride;
+        const Operands operands{first,        bytes, weight.cols,   x, p.x.stride, out,
                                 p.out_stride, false, prefetch_bytes};
         float *scratch = state.model.workspace.scratch[thread].as<float>();
         multiply_floats(*state.model.kernels, weight.format, is_rounded, operands, rows, blocks,
@@ -128,8 +125,12 @@ void finish_logits(const StepState &state, float *logits, int n) {
 
 } // namespace
 
+void round_activations(const StepState &state, const Activations &x, const Matrix &weight,
+                       int row) {
+    round_columns(state, x, weight, row, 0, weight.cols);
+}
+
 void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
-    round_activations(state, rows, *products.begin()); // all multiply the same
     int total = 0;
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
@@ -147,23 +148,23 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
               });
 }
 
-void multiply_gated(StepState &state, const Product &gate, const Product &up) {
-    round_activations(state, state.num_tokens, gate);
+void multiply_gated(StepState &state, const Product &gate, const Product &up,
+                    const Activations &gated, const Matrix &next) {
     each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows), tile_unit,
               [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, gate, row, rows, block, blocks, thread);
                   multiply_part(state, up, row, rows, block, blocks, thread);
                   for (int i = row; i < row + rows; ++i) {
-                      const size_t at = size_t(i) * gate.out_stride + block * lanes;
-                      state.model.kernels->gate(state.config.activation, gate.out + at, up.out + at,
-                                                blocks * lanes);
+                      const int first = block * lanes, n = blocks * lanes;
+                      state.model.kernels->gate(state.config.activation, gated.row(i) + first,
+                                                up.out + size_t(i) * up.out_stride + first, n);
+                      round_columns(state, gated, next, i, first, std::min(n, next.cols - first));
                   }
               });
 }
 
 void multiply_head(StepState &state, const Product &head, float *maxima) {
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
-    round_activations(state, num_rows, head);
     each_part(state.model.pool, num_rows, blocks_of(num_tokens), head_unit,
               [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, head, row, rows, block, blocks, thread);

@@ -8,18 +8,23 @@ namespace headrace {
 
 struct Product { // out = x . weight + bias
     const Matrix &weight;
-    const float *x;
-    int x_stride;
+    const Activations &x;
     float *out;
     int out_stride;
     const std::vector<float> *bias; // null or empty: none
 };
 
+// Round a row of `x` to what products with `weight` multiply: 8 bits, or bf16 if wanted. Products
+// take it for done: whoever computes a row rounds it in the same phase, while it is in the cache.
+void round_activations(const StepState &state, const Activations &x, const Matrix &weight, int row);
+
 // One phase for all, which multiply the same `x`: their blocks are counted through.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);
 
-// gate = act(gate) * up, each task on what it has just computed.
-void multiply_gated(StepState &state, const Product &gate, const Product &up);
+// gated = act(gate) * up, each task on what it has just computed, rounded for products with `next`.
+// The gate's product is computed in the place of `gated`.
+void multiply_gated(StepState &state, const Product &gate, const Product &up,
+                    const Activations &gated, const Matrix &next);
 
 // The step's logits, finished. Each task finds the largest of every 64 of those that it has just
 // computed, while they are in its cache: [rows, num_blocks_of(tokens)] in `maxima`, if it is given.

@@ -81,29 +81,51 @@ void embed(StepState &state) {
     state.model.peers.sum(state.residual, size_t(state.num_tokens) * state.hidden_stride);
 }
 
-// normed = norm(residual), or a copy where the placement has no norm before the sublayer.
-void normalize(StepState &state, const std::vector<float> &weight) {
-    state.each_row([&](int token) {
-        const float *x = state.residual + size_t(token) * state.hidden_stride;
-        float *out = state.normed + size_t(token) * state.hidden_stride;
-        if (weight.empty()) {
-            std::memcpy(out, x, state.config.hidden_size * sizeof(float));
-        } else {
-            norm(state.model, weight, x, out);
-        }
-    });
+// normed = norm(residual), or a copy where the placement has no norm before the sublayer, rounded
+// for the sublayer's first products.
+void normalize(const StepState &s, const std::vector<float> &weight, const Matrix &next,
+               int token) {
+    const float *x = s.residual + size_t(token) * s.hidden_stride;
+    if (weight.empty()) {
+        std::memcpy(s.normed.row(token), x, s.config.hidden_size * sizeof(float));
+    } else {
+        norm(s.model, weight, x, s.normed.row(token));
+    }
+    round_activations(s, s.normed, next, token);
+}
+
+// What the attention of a layer reads, if there is one more.
+void enter_layer(const StepState &s, int index, int token) {
+    if (index == s.config.num_layers) {
+        return;
+    }
+    const Layer &layer = s.model.layers[index];
+    normalize(s, layer.vectors[slot_attn_norm], layer.matrices[slot_q], token);
+}
+
+// What its MLP reads, which is the same in a parallel placement.
+void enter_mlp(const StepState &s, int index, int token) {
+    const Layer &layer = s.model.layers[index];
+    if (s.config.placement == Placement::parallel) {
+        round_activations(s, s.normed, layer.matrices[slot_gate], token);
+    } else {
+        normalize(s, layer.vectors[slot_mlp_norm], layer.matrices[slot_gate], token);
+    }
 }
 
 // residual += norm(sublayer of all workers), without a norm where the placement has none there.
-void add_sublayer(StepState &state, const std::vector<float> &post_norm) {
-    state.model.peers.sum(state.sublayer, size_t(state.num_tokens) * state.hidden_stride);
-    state.each_row([&](int token) {
-        float *x = state.sublayer + size_t(token) * state.hidden_stride;
+// Then `enter(token)`, what the next sublayer begins with, while a token's row is in the cache.
+template <class Enter>
+void add_sublayer(StepState &s, const std::vector<float> &post_norm, const Enter &enter) {
+    s.model.peers.sum(s.sublayer, size_t(s.num_tokens) * s.hidden_stride);
+    s.each_row([&](int token) {
+        float *x = s.sublayer + size_t(token) * s.hidden_stride;
         if (!post_norm.empty()) {
-            norm(state.model, post_norm, x, x);
+            norm(s.model, post_norm, x, x);
         }
-        state.model.kernels->add(x, state.config.residual_multiplier, state.config.hidden_size,
-                                 state.residual + size_t(token) * state.hidden_stride);
+        s.model.kernels->add(x, s.config.residual_multiplier, s.config.hidden_size,
+                             s.residual + size_t(token) * s.hidden_stride);
+        enter(token);
     });
 }
 
@@ -111,8 +133,7 @@ void add_sublayer(StepState &state, const std::vector<float> &post_norm) {
 void run_attention(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     const auto product = [&](MatrixSlot matrix, VectorSlot bias, float *out, int stride) {
-        return Product{layer.matrices[matrix], s.normed, s.hidden_stride, out, stride,
-                       &layer.vectors[bias]};
+        return Product{layer.matrices[matrix], s.normed, out, stride, &layer.vectors[bias]};
     };
     multiply(s, s.num_tokens,
              {product(slot_q, slot_q_bias, s.q, s.q_stride),
@@ -120,22 +141,24 @@ void run_attention(StepState &s, int index) {
               product(slot_v, slot_v_bias, s.v, s.kv_stride)});
     store_keys_and_values(s, index);
     attend(s, index);
+    const Matrix &out = layer.matrices[slot_o];
+    s.each_row([&](int token) { round_activations(s, s.attended, out, token); });
     multiply(s, s.num_tokens,
-             {{layer.matrices[slot_o], s.attended, s.q_stride, s.sublayer, s.hidden_stride,
-               &layer.vectors[slot_o_bias]}});
+             {{out, s.attended, s.sublayer, s.hidden_stride, &layer.vectors[slot_o_bias]}});
 }
 
 // sublayer = down(act(gate(normed)) * up(normed))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
-    multiply_gated(s,
-                   {layer.matrices[slot_gate], s.normed, s.hidden_stride, s.gate, s.inner_stride,
-                    &layer.vectors[slot_gate_bias]},
-                   {layer.matrices[slot_up], s.normed, s.hidden_stride, s.up, s.inner_stride,
-                    &layer.vectors[slot_up_bias]});
+    const Matrix &down = layer.matrices[slot_down];
+    multiply_gated(
+        s,
+        {layer.matrices[slot_gate], s.normed, s.gate.rows, s.inner_stride,
+         &layer.vectors[slot_gate_bias]},
+        {layer.matrices[slot_up], s.normed, s.up, s.inner_stride, &layer.vectors[slot_up_bias]},
+        s.gate, down);
     multiply(s, s.num_tokens,
-             {{layer.matrices[slot_down], s.gate, s.inner_stride, s.sublayer, s.hidden_stride,
-               &layer.vectors[slot_down_bias]}});
+             {{down, s.gate, s.sublayer, s.hidden_stride, &layer.vectors[slot_down_bias]}});
 }
 
 // sublayer += attention(normed), where both parts of a layer read the same norm: one sum over the
@@ -143,6 +166,7 @@ void run_mlp(StepState &s, int index) {
 void run_both(StepState &s, int index) {
     run_attention(s, index);
     std::swap(s.sublayer, s.other_sublayer);
+    s.each_row([&](int token) { enter_mlp(s, index, token); });
     run_mlp(s, index);
     s.each_row([&](int token) {
         const size_t at = size_t(token) * s.hidden_stride;
@@ -152,35 +176,32 @@ void run_both(StepState &s, int index) {
 
 void run_layer(StepState &s, int index) {
     const auto *vectors = s.model.layers[index].vectors;
-    const bool is_parallel = s.config.placement == Placement::parallel;
-    normalize(s, vectors[slot_attn_norm]);
-    if (is_parallel && !s.model.peers.alone()) {
+    if (s.config.placement == Placement::parallel && !s.model.peers.alone()) {
         run_both(s, index);
     } else {
         run_attention(s, index);
-        add_sublayer(s, vectors[slot_attn_post_norm]);
-        if (!is_parallel) { // there, both read the same norm
-            normalize(s, vectors[slot_mlp_norm]);
-        }
+        add_sublayer(s, vectors[slot_attn_post_norm],
+                     [&](int token) { enter_mlp(s, index, token); });
         run_mlp(s, index);
     }
-    add_sublayer(s, vectors[slot_mlp_post_norm]);
+    add_sublayer(s, vectors[slot_mlp_post_norm],
+                 [&](int token) { enter_layer(s, index + 1, token); });
 }
 
-void write_hidden(const StepState &state, float *out, int stride) {
-    for (int i = 0; i < state.step.num_logit_rows; ++i) {
-        const int token = state.step.logit_rows[i];
-        norm(state.model, state.model.norm, state.residual + size_t(token) * state.hidden_stride,
-             out + size_t(i) * stride);
-    }
+// What the head sees of row `i` of the logits.
+void write_hidden(const StepState &s, int i, float *out) {
+    const size_t token = s.step.logit_rows[i];
+    norm(s.model, s.model.norm, s.residual + token * s.hidden_stride, out);
 }
 
 // Logits of this worker's tokens, [logit rows, stride].
-void own_logits(StepState &state, float *logits, int stride, float *maxima) {
-    write_hidden(state, state.normed, state.hidden_stride);
-    const Matrix &head = state.model.head.rows ? state.model.head : state.model.embed;
-    multiply_head(state, {head, state.normed, state.hidden_stride, logits, stride, nullptr},
-                  maxima);
+void own_logits(StepState &s, float *logits, int stride, float *maxima) {
+    const Matrix &head = s.model.head.rows ? s.model.head : s.model.embed;
+    s.each_row(s.step.num_logit_rows, [&](int row) {
+        write_hidden(s, row, s.normed.row(row));
+        round_activations(s, s.normed, head, row);
+    });
+    multiply_head(s, {head, s.normed, logits, stride, nullptr}, maxima);
 }
 
 // Logits of all workers' tokens, side by side in every row of the step's, and their maxima.
@@ -263,11 +284,14 @@ void run_step(Model &model, const Step &step) {
     StepState state(model, step);
     const ThreadPool::Awake awake(model.pool);
     embed(state);
+    state.each_row([&](int token) { enter_layer(state, 0, token); });
     for (int i = 0; i < model.config.num_layers; ++i) {
         run_layer(state, i);
     }
     if (step.hidden) {
-        write_hidden(state, step.hidden, model.config.hidden_size);
+        state.each_row(step.num_logit_rows, [&](int row) {
+            write_hidden(state, row, step.hidden + size_t(row) * model.config.hidden_size);
+        });
     } else if (step.num_logit_rows > 0) {
         write_logits(state);
     }

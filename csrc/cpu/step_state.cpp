@@ -42,23 +42,27 @@ void StepState::find_room() {
     Workspace &space = model.workspace;
     const size_t n = num_tokens;
     residual = space.residual.floats(n * hidden_stride);
-    normed = space.normed.floats(n * hidden_stride);
     sublayer = space.sublayer.floats(n * hidden_stride);
     q = space.q.floats(n * q_stride);
-    attended = space.attended.floats(n * q_stride);
     k = space.k.floats(n * kv_stride);
     v = space.v.floats(n * kv_stride);
-    gate = space.gate.floats(n * inner_stride);
     up = space.up.floats(n * inner_stride);
     queries = space.queries.floats(n * config.num_heads * config.head_dim);
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
     squares = space.squares.floats(2 * n);
     other_sublayer = model.peers.alone() ? nullptr : space.other_sublayer.floats(n * hidden_stride);
-    const size_t cols = std::max(
-        {config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim});
-    quantized = space.quantized.room<Int8Group>(n * groups_of(int(cols)));
-    rounded = space.rounded.floats(n * stride_of(int(cols)));
+    // No product multiplies `normed` once there is `attended`, so they share room.
+    const int outer = std::max(config.hidden_size, config.num_heads * config.head_dim);
+    const int inner = config.intermediate_size;
+    float *rounded = space.rounded.floats(n * stride_of(outer));
+    auto *quantized = space.quantized.room<Int8Group>(n * groups_of(outer));
+    normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
+    attended = {space.attended.floats(n * q_stride), q_stride, rounded, quantized};
+    gate = {space.gate.floats(n * inner_stride), inner_stride,
+            space.rounded_gate.floats(n * inner_stride),
+            space.quantized_gate.room<Int8Group>(n * groups_of(inner))};
+    const size_t cols = std::max(outer, inner);
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);

@@ -21,13 +21,27 @@ constexpr int stride_of(int width) {
     return padded(width) + lanes;
 }
 
+// Rows that products multiply, and the same as the products' weights want them: see
+// round_activations.
+struct Activations {
+    float *rows; // [tokens, stride]
+    int stride;
+    float *rounded;       // [tokens, stride]
+    Int8Group *quantized; // [tokens, groups]
+
+    float *row(int i) const { return rows + size_t(i) * stride; }
+};
+
 struct StepState {
     StepState(Model &model, const Step &step); // throws std::bad_alloc
 
     // Call body(row) for each token.
     template <class Body> void each_row(const Body &body) { each_row(num_tokens, body); }
     template <class Body> void each_row(int rows, const Body &body) {
-        constexpr int rows_per_task = 8; // fewer are not worth a phase
+        // Fewer than four are not worth a claim. Where there are many, tokens are one sequence's,
+        // sixteen of which share the cache lines of a page.
+        const int even = rows / (6 * model.pool.num_threads());
+        const int rows_per_task = rows < 64 ? 4 : padded(std::max(1, even));
         model.pool.run((rows + rows_per_task - 1) / rows_per_task, [&](int task, int) {
             const int end = std::min(rows, (task + 1) * rows_per_task);
             for (int row = task * rows_per_task; row < end; ++row) {
@@ -52,14 +66,13 @@ struct StepState {
     int tile_rows = 0;  // of the largest tile
     int rope_pairs = 0; // of the widest rope
 
-    float *residual, *normed, *sublayer; // [tokens, hidden_stride]
-    float *q, *attended;                 // [tokens, q_stride]
-    float *k, *v;                        // [tokens, kv_stride]
-    float *gate, *up;                    // [tokens, inner_stride]
-    float *queries;                      // [kv_heads, tokens, group, head_dim]
-    Int8Group *quantized;                // [tokens, groups of the product at hand]
-    float *rounded;                      // [tokens, stride of the product at hand]; see round_row
-    float *cos, *sin;                    // [ropes, tokens, rope_pairs]
+    Activations normed, attended, gate; // of hidden, q and inner stride
+    float *residual, *sublayer;         // [tokens, hidden_stride]
+    float *q;                           // [tokens, q_stride]
+    float *k, *v;                       // [tokens, kv_stride]
+    float *up;                          // [tokens, inner_stride]
+    float *queries;                     // [kv_heads, tokens, group, head_dim]
+    float *cos, *sin;                   // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares
     float *other_sublayer; // [tokens, hidden_stride], where two are summed at once
 
