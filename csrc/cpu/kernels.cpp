@@ -1,5 +1,6 @@
 #include "cpu/kernels.h"
 #include "cpu/few_rows.h"
+#include "cpu/attention_amx.h"
 #include "cpu/kernels_amx.h"
 
 namespace headrace {
@@ -19,7 +20,7 @@ const Kernels &avx512_here() {
         const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
         if (has_bf16 && may_use_tiles()) {
             mixed.gemm_bf16 = gemm_bf16_by_tiles;
-            mixed.rounds_attention = false; // a page is too little for a tile
+            mixed.attend_segment = attend_segment_by_tiles;
         } else if (!has_bf16 || !__builtin_cpu_is("amd")) {
             mixed.gemm_bf16 = avx2_kernels.gemm_bf16;
             mixed.round_row = avx2_kernels.round_row;

@@ -32,9 +32,7 @@ from headrace.engine_proc.worker.cpu_executor import (
 )
 from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.names import weight_shapes
-from headrace.engine_proc.worker.spec import (
-    DecoderSpec,
-)
+from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.torch_executor import TorchExecutor
 from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
 from headrace.errors import ModelError
@@ -45,6 +43,11 @@ BF16: dict[str, Any] = {
     "kv_dtype": "bfloat16",
     "rounds_activations": True,
 }
+# Heads that are a multiple neither of 32 nor of 64 numbers.
+WIDE_HEADS = dataclasses.replace(
+    SPEC, num_heads=3, num_kv_heads=1, head_dim=80, layers=(LayerSpec(window=50), LayerSpec())
+)
+CPU_SPECS = SPECS | {"wide heads": WIDE_HEADS}
 
 
 def reference(spec: DecoderSpec, weights: Weights) -> Floats:
@@ -52,9 +55,9 @@ def reference(spec: DecoderSpec, weights: Weights) -> Floats:
     return executor.forward(batch([(0, 0, LENGTH)]))
 
 
-@pytest.fixture(params=SPECS)
+@pytest.fixture(params=CPU_SPECS)
 def spec(request: pytest.FixtureRequest) -> DecoderSpec:
-    return SPECS[request.param]
+    return CPU_SPECS[request.param]
 
 
 def test_logits_are_those_of_transformers() -> None:
@@ -133,12 +136,16 @@ def test_the_order_of_sequences_does_not_matter() -> None:
     np.testing.assert_array_equal(shuffled[22:], logits[5:38])
 
 
+@pytest.mark.parametrize("options", [{}, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("page_tokens", [32, 64, 256])
-def test_the_page_size_does_not_change_a_bit(page_tokens: int) -> None:
-    spec = SPECS["gemma"]
-    executor = cpu(spec, page_tokens=page_tokens)
-    logits = executor.forward(batch([(0, 0, LENGTH)], page_tokens))
-    np.testing.assert_array_equal(logits, cpu(spec).forward(batch([(0, 0, LENGTH)])))
+def test_the_page_size_does_not_change_a_bit(page_tokens: int, options: dict[str, Any]) -> None:
+    for spec in (SPECS["gemma"], WIDE_HEADS):
+        executor = cpu(spec, page_tokens=page_tokens, **options)
+        cuts = [0, 1, 8, 23, 24, 61, 160, 257, 258, LENGTH]
+        steps = [batch([(0, a, b)], page_tokens) for a, b in itertools.pairwise(cuts)]
+        logits = np.concatenate([executor.forward(step) for step in steps])
+        whole = cpu(spec, **options).forward(batch([(0, 0, LENGTH)]))
+        np.testing.assert_array_equal(logits, whole)
 
 
 def test_only_the_wanted_rows_are_returned() -> None:
@@ -310,6 +317,20 @@ def test_bf16_rounds_little_and_no_cut_changes_a_bit(spec: DecoderSpec, isa: Isa
     cuts = [0, 1, 3, 6, 10, 15, 23, 41, LENGTH]  # every tile's height
     parts = [chunked.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+def test_attention_in_bf16_does_not_depend_on_who_is_in_the_batch(
+    spec: DecoderSpec, isa: Isa
+) -> None:
+    try:
+        whole = cpu(spec, **BF16, isa=isa, threads=1).forward(batch([(0, 0, LENGTH)]))
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    mixed = cpu(spec, **BF16, isa=isa, threads=3)
+    mixed.forward(batch([(2, 0, 40), (0, 0, 285), (3, 0, 131), (1, 0, 17)]))
+    both = mixed.forward(batch([(1, 17, 18), (3, 131, 260), (0, 285, LENGTH), (2, 40, 41)]))
+    np.testing.assert_array_equal(both[130:145], whole[285:])
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])

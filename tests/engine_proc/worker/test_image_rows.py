@@ -49,6 +49,17 @@ def test_no_cut_between_images_changes_a_bit(spec: DecoderSpec) -> None:
     np.testing.assert_array_equal(run(spec, cuts, threads=3), whole)
 
 
+def test_images_in_bf16_round_little_and_no_cut_changes_a_bit(spec: DecoderSpec) -> None:
+    bf16 = {"weight_dtype": "bfloat16", "kv_dtype": "bfloat16"}
+    exact = run(spec, [0, LENGTH], **bf16)
+    whole = run(spec, [0, LENGTH], **bf16, rounds_activations=True, threads=1)
+    error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
+    assert 0 < error < 0.04, error
+    cuts = [0, 4, 5, 21, 23, 40, 71, 72, 239, 271, 299, LENGTH]
+    parts = run(spec, cuts, **bf16, rounds_activations=True, threads=3)
+    np.testing.assert_array_equal(parts, whole)
+
+
 def test_images_may_be_cut_where_their_tokens_see_no_later_ones() -> None:
     def logits(cuts: list[int]) -> Floats:
         executor = cpu(MROPE)
