@@ -62,6 +62,17 @@ public:
     Values(const AttentionTile &tile, const Span &span)
         : tile_(tile), span_(span), page_block_(block_bytes(Format::bf16, tile.page_tokens)) {}
 
+    // What is copied is read line by line from far apart: fetch it meanwhile.
+    void prefetch_rest() const {
+        const int key = span_.end / lanes * lanes;
+        for (int i = key; i < span_.end; i += 2) {
+            const uint8_t *pair = value_pair(tile_, key) + (i - key) / 2 * pair_bytes;
+            for (int n = 0; n < blocks_of(tile_.head_dim); ++n) {
+                _mm_prefetch(pair + n * page_block_, _MM_HINT_T0);
+            }
+        }
+    }
+
     // Look at `num_blocks` blocks from the n-th on, for keys [key, key + 32).
     void look_at(int key, int n, int num_blocks) {
         const bool is_whole = key + num_steps <= span_.end && tile_.page_tokens % num_steps == 0;
@@ -72,19 +83,26 @@ public:
         }
         blocks_ = copies_[0];
         block_bytes_ = sizeof copies_[0];
-        for (int i = 0; i < num_blocks; ++i) {
-            copy(key, (n + i) * page_block_, copies_[i]);
+        for (int half = 0; half < num_steps; half += lanes) { // in one page
+            for (int i = 0; i < num_blocks; ++i) {
+                copy(key + half, (n + i) * page_block_, copies_[i] + half / 2 * pair_bytes);
+            }
         }
     }
     const uint8_t *block(int i) const { return blocks_ + i * block_bytes_; }
 
 private:
+    // 16 keys of a block.
     void copy(int key, size_t offset, uint8_t *out) const {
-        for (int i = 0; i < num_pairs; ++i, key += 2, out += pair_bytes) {
-            __mmask32 present = key + 1 < span_.end ? 0xffffffff : 0x55555555;
-            present = span_.first <= key && key < span_.end ? present : 0;
-            const uint8_t *pair = present ? value_pair(tile_, key) + offset : out;
-            _mm512_store_si512(out, _mm512_maskz_loadu_epi16(present, pair));
+        const int present = key < span_.first ? 0 : std::clamp(span_.end - key, 0, lanes);
+        const uint8_t *pairs = present ? value_pair(tile_, key) + offset : nullptr;
+        for (int i = 0; i < lanes; i += 2, out += pair_bytes) {
+            __m512i pair = _mm512_setzero_si512();
+            if (i < present) {
+                const __mmask32 both = i + 1 < present ? 0xffffffff : 0x55555555;
+                pair = _mm512_maskz_loadu_epi16(both, pairs + i / 2 * pair_bytes);
+            }
+            _mm512_store_si512(out, pair);
         }
     }
 
@@ -285,9 +303,8 @@ void score(const AttentionTile &tile, const Span &span, float *scores) {
     });
 }
 
-void sum_values(const AttentionTile &tile, const Span &span, const float *numerators,
-                const Partial &partial) {
-    Values values(tile, span);
+void sum_values(const AttentionTile &tile, const Span &span, Values &values,
+                const float *numerators, const Partial &partial) {
     each_rows(tile.rows(), [&](int row) {
         each_blocks(blocks_of(tile.head_dim), [&](auto all, int n) {
             sum_rows(all, values, span, n, numerators + row * segment_tokens,
@@ -309,9 +326,11 @@ void attend_segment_by_tiles(const AttentionTile &tile, int segment, float *scor
     _mm_setcsr(mode | _MM_FLUSH_ZERO_ON); // denormal numerators, which bf16 drops, are slow
     const Shape shape(std::min(tile.rows(), tile_rows), (tile.head_dim % num_steps + 1) / 2);
     asm volatile("ldtilecfg %0" ::"m"(shape));
+    Values values(tile, span);
+    values.prefetch_rest();
     score(tile, span, scores);
     softmax_rows(tile, span, scores, partial);
-    sum_values(tile, span, scores, partial);
+    sum_values(tile, span, values, scores, partial);
     asm volatile("tilerelease");
     _mm_setcsr(mode);
 }
