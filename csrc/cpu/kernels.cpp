@@ -1,6 +1,6 @@
 #include "cpu/kernels.h"
-#include "cpu/few_rows.h"
 #include "cpu/attention_amx.h"
+#include "cpu/few_rows.h"
 #include "cpu/kernels_amx.h"
 
 namespace headrace {
