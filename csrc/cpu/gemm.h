@@ -109,8 +109,8 @@ template <class V> struct Q4KBlock {
 };
 
 template <class V> struct Q6KBlock {
-    static constexpr int unit = super_block, group = 16, chunk = 8;
-    static constexpr int header_bytes = 288, chunk_bytes = 96;
+    static constexpr int unit = super_block, group = 16, chunk = 16;
+    static constexpr int header_bytes = 288, chunk_bytes = 192;
     static constexpr int num_scales = 1, max_rows = 8;
     struct Scales {
         Scales(const uint8_t *header, int g)
@@ -196,7 +196,7 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
                     __builtin_prefetch(chunk + n * o.block_bytes + o.ahead + b);
                 }
             }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int j = 0; j < steps; ++j) {
                 add_step<V, W, num_rows, num_blocks>(o, chunk, x, j, c / group_chunks, block, sums);
             }
@@ -280,7 +280,7 @@ template <class V, class W> void decode_block(const uint8_t *block, int cols, fl
         for (int c = 0; c < W::unit / W::chunk; ++c) {
             const typename W::Scales scales(block, c / group_chunks);
             const uint8_t *chunk = block + W::header_bytes + c * W::chunk_bytes;
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int j = 0; j < W::chunk; ++j, out += lanes) {
                 V::store(out, W::row(chunk, j, scales));
             }

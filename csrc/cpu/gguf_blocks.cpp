@@ -7,11 +7,11 @@ namespace {
 
 // Column j of the eight that lie in each word.
 void put_nibble(uint8_t *words, int lane, int j, int nibble) {
-    words[(j / 8 * lanes + lane) * 4 + j % 8 / 2] |= uint8_t(nibble << (j % 2 * 4));
+    words[(j / 8 * lanes + lane) * 4 + j % 4] |= uint8_t(nibble << (j % 8 / 4 * 4));
 }
 
 int nibble_at(const uint8_t *words, int lane, int j) {
-    return words[(j / 8 * lanes + lane) * 4 + j % 8 / 2] >> (j % 2 * 4) & 15;
+    return words[(j / 8 * lanes + lane) * 4 + j % 4] >> (j % 8 / 4 * 4) & 15;
 }
 
 float fp16_at(const uint8_t *halves, int lane) {
@@ -29,6 +29,12 @@ const uint8_t *pack_flat(Format format, const uint8_t *source, uint8_t *group, i
     if (format == Format::q8_0) {
         for (int j = 0; j < quantized_group; ++j) {
             group[j * lanes + lane] = source[j];
+        }
+        return source + quantized_group;
+    }
+    if (format == Format::int8) {
+        for (int j = 0; j < quantized_group; ++j) {
+            group[(j / 4 * lanes + lane) * 4 + j % 4] = uint8_t(source[j] + 128);
         }
         return source + quantized_group;
     }
@@ -78,7 +84,7 @@ float q4_k_number(const uint8_t *block, int lane, int j) {
     return scale * float(nibble_at(block + q4_k_words, lane, j)) - minimum;
 }
 
-constexpr int q6_k_chunks = lanes * 2 + 16 * lanes, q6_k_chunk_bytes = lanes * 6;
+constexpr int q6_k_chunks = lanes * 2 + 16 * lanes, q6_k_chunk_bytes = lanes * 12;
 
 // Low nibbles (128 bytes), high two bits (64), scales of sixteen (16), the scale of those.
 const uint8_t *pack_q6_k(const uint8_t *source, uint8_t *block, int lane) {
@@ -90,19 +96,19 @@ const uint8_t *pack_q6_k(const uint8_t *source, uint8_t *block, int lane) {
         const int half = j / 128, run = j / 32 % 4;
         const int low = source[half * 64 + run % 2 * 32 + j % 32] >> (run / 2 * 4) & 15;
         const int high = source[128 + half * 32 + j % 32] >> (run * 2) & 3;
-        uint8_t *chunk = block + q6_k_chunks + j / 8 * q6_k_chunk_bytes;
-        put_nibble(chunk, lane, j % 8, low);
-        chunk[lanes * 4 + 2 * lane + j % 8 / 4] |= uint8_t(high << (j % 4 * 2));
+        uint8_t *chunk = block + q6_k_chunks + j / 16 * q6_k_chunk_bytes;
+        put_nibble(chunk, lane, j % 16, low);
+        chunk[lanes * 8 + 4 * lane + j % 4] |= uint8_t(high << (j % 16 / 4 * 2));
     }
     return source + 210;
 }
 
 float q6_k_number(const uint8_t *block, int lane, int j) {
-    const uint8_t *chunk = block + q6_k_chunks + j / 8 * q6_k_chunk_bytes;
-    const int high = chunk[lanes * 4 + 2 * lane + j % 8 / 4] >> (j % 4 * 2) & 3;
+    const uint8_t *chunk = block + q6_k_chunks + j / 16 * q6_k_chunk_bytes;
+    const int high = chunk[lanes * 8 + 4 * lane + j % 4] >> (j % 16 / 4 * 2) & 3;
     const auto scale = int8_t(block[2 * lanes + j / 16 * lanes + lane]);
     return fp16_at(block, lane) * float(scale) *
-           float((nibble_at(chunk, lane, j % 8) | high << 4) - 32);
+           float((nibble_at(chunk, lane, j % 16) | high << 4) - 32);
 }
 
 constexpr bool is_super(Format format) {

@@ -15,7 +15,7 @@ enum class Gate : int32_t { silu, gelu, gelu_tanh };
 struct Kernels {
     Isa isa;
     void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
-    void (*gemm_int8)(const Int8Operands &, int rows, int num_blocks);
+    void (*gemm_int8)(Format, const Int8Operands &, int rows, int num_blocks);
     void (*quantize_row)(const float *x, int cols, Int8Group *groups);
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);

@@ -91,7 +91,8 @@ struct Avx2 {
             reinterpret_cast<__m128i *>(p),
             _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
     }
-    static Ints dot_start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+    static Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+    static Ints dot_start(int32_t) { return ints(0); }
     struct Weights {
         __m256i low, high;
     };
@@ -112,6 +113,40 @@ struct Avx2 {
         const __m256i repeated = _mm256_set1_epi32(four);
         return {dot_of_eight(sum.low, weights.low, repeated),
                 dot_of_eight(sum.high, weights.high, repeated)};
+    }
+
+    // Of 7 bits at most; two products fit in 16 bits as they are.
+    struct Bytes {
+        __m256i low, high;
+    };
+    static Ints dot(Ints sum, Bytes weights, const int8_t *x) {
+        int32_t four;
+        std::memcpy(&four, x, 4);
+        const __m256i repeated = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
+        const __m256i low = _mm256_maddubs_epi16(weights.low, repeated);
+        const __m256i high = _mm256_maddubs_epi16(weights.high, repeated);
+        return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(low, ones)),
+                _mm256_add_epi32(sum.high, _mm256_madd_epi16(high, ones))};
+    }
+    static __m256i half_nibbles(const uint8_t *p, int i) {
+        const __m256i words = eight_words(p);
+        return _mm256_and_si256(i ? _mm256_srli_epi32(words, 4) : words, _mm256_set1_epi8(15));
+    }
+    // Of the words at `p`, the i-th half of each byte.
+    static Bytes nibbles(const uint8_t *p, int i) {
+        return {half_nibbles(p, i), half_nibbles(p + 32, i)};
+    }
+    static __m256i half_high_bits(const uint8_t *p, int i) {
+        const __m256i words = eight_words(p);
+        const __m256i placed =
+            i < 2 ? _mm256_slli_epi32(words, 4 - 2 * i) : _mm256_srli_epi32(words, 2 * i - 4);
+        return _mm256_and_si256(placed, _mm256_set1_epi8(48));
+    }
+    // Of words with nibbles and, behind two of those, high bits: the i-th four columns of 16.
+    static Bytes six_bit_bytes(const uint8_t *p, int i) {
+        const Bytes low = nibbles(p + i / 2 * 64, i % 2);
+        return {_mm256_or_si256(low.low, half_high_bits(p + 128, i)),
+                _mm256_or_si256(low.high, half_high_bits(p + 160, i))};
     }
 
     static __m256i eight_words(const uint8_t *p) {
@@ -141,22 +176,23 @@ struct Avx2 {
     }
     static Floats uint8(const uint8_t *p) { return {eight_uint8(p), eight_uint8(p + 8)}; }
     static __m256 eight_nibbles(const uint8_t *p, int j) {
-        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), _mm256_set1_epi32(4 * j));
+        const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * 4);
+        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), place);
         return _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32(15)));
     }
     static Floats nibble(const uint8_t *p, int j) {
         return {eight_nibbles(p, j), eight_nibbles(p + 32, j)};
     }
     static __m256 eight_high_bits(const uint8_t *p, int j) { // times 16, less 32
-        const __m256i words =
-            _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
-        const __m256i shifted = _mm256_srlv_epi32(words, _mm256_set1_epi32(2 * j));
+        const __m256i place = _mm256_set1_epi32(j % 4 * 8 + j / 4 * 2);
+        const __m256i shifted = _mm256_srlv_epi32(eight_words(p), place);
         const __m256i bits = _mm256_and_si256(shifted, _mm256_set1_epi32(3));
         const __m256i high = _mm256_sub_epi32(bits, _mm256_set1_epi32(2));
         return _mm256_cvtepi32_ps(_mm256_slli_epi32(high, 4));
     }
     static Floats six_bits(const uint8_t *p, int j) { // less 32
-        return add(nibble(p, j), {eight_high_bits(p + 64, j), eight_high_bits(p + 80, j)});
+        return add(nibble(p + j / 8 * 64, j % 8),
+                   {eight_high_bits(p + 128, j), eight_high_bits(p + 160, j)});
     }
 };
 

@@ -17,6 +17,7 @@ namespace {
 struct Avx512 {
     using Floats = __m512;
     using Ints = __m512i;
+    using Bytes = __m512i;
     static constexpr int max_sums = 24; // of 32 registers; the rest hold weights
     static constexpr int max_dots = 12; // each beside a sum
     static constexpr bool has_bf16 = true;
@@ -44,12 +45,27 @@ struct Avx512 {
     }
     // The instruction multiplies unsigned by signed bytes: weights stay 128 too large, and the
     // sum starts from what that adds.
-    static Ints dot_start(int32_t offset) { return _mm512_set1_epi32(offset); }
-    static Ints weights(const uint8_t *p) { return _mm512_loadu_si512(p); }
-    static Ints dot(Ints sum, Ints weights, const int8_t *x) {
+    static Ints dot_start(int32_t offset) { return ints(offset); }
+    static Bytes weights(const uint8_t *p) { return _mm512_loadu_si512(p); }
+    static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+    static Ints dot(Ints sum, Bytes weights, const int8_t *x) {
         int32_t four;
         std::memcpy(&four, x, 4);
         return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
+    }
+    // Of the words at `p`, one half of each byte.
+    static Bytes nibbles(const uint8_t *p, int half) {
+        const __m512i words = _mm512_loadu_si512(p);
+        return _mm512_and_si512(half ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+    }
+    // Of words with nibbles and, behind two of those, high bits: one byte of each for four of
+    // sixteen columns.
+    static Bytes six_bit_bytes(const uint8_t *p, int i) {
+        const __m512i words = _mm512_loadu_si512(p + 128);
+        const __m512i high =
+            i < 2 ? _mm512_slli_epi32(words, 4 - 2 * i) : _mm512_srli_epi32(words, 2 * i - 4);
+        return _mm512_or_si512(nibbles(p + i / 2 * 64, i % 2),
+                               _mm512_and_si512(high, _mm512_set1_epi8(48)));
     }
     static float sum(Floats x) { return _mm512_reduce_add_ps(x); }
     static float highest(Floats x) { return _mm512_reduce_max_ps(x); }
@@ -86,16 +102,16 @@ struct Avx512 {
     // The permutation reads four bits of each lane, so it masks and converts in one instruction.
     static Floats nibble(const uint8_t *p, int j) {
         const Floats values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i shifted = _mm512_srlv_epi32(_mm512_loadu_si512(p), _mm512_set1_epi32(4 * j));
-        return _mm512_permutexvar_ps(shifted, values);
+        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * 4);
+        return _mm512_permutexvar_ps(_mm512_srlv_epi32(_mm512_loadu_si512(p), place), values);
     }
     static Floats six_bits(const uint8_t *p, int j) { // less 32
         const Floats values =
             _mm512_setr_ps(-32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16, -32, -16, 0, 16);
-        const __m512i high =
-            _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p + 64)));
-        const __m512i shifted = _mm512_srlv_epi32(high, _mm512_set1_epi32(2 * j));
-        return _mm512_add_ps(nibble(p, j), _mm512_permutexvar_ps(shifted, values));
+        const __m512i place = _mm512_set1_epi32(j % 4 * 8 + j / 4 * 2);
+        const __m512i high = _mm512_srlv_epi32(_mm512_loadu_si512(p + 128), place);
+        const Floats low = nibble(p + j / 8 * 64, j % 8);
+        return _mm512_add_ps(low, _mm512_permutexvar_ps(high, values));
     }
 };
 

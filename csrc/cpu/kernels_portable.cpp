@@ -15,6 +15,9 @@ struct Portable {
     struct Ints {
         int32_t lane[lanes];
     };
+    struct Bytes {
+        uint8_t byte[4 * lanes];
+    };
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
     static constexpr int max_dots = 2;
     static constexpr bool has_bf16 = false;
@@ -90,19 +93,38 @@ struct Portable {
             p[i] = int8_t(x.lane[i]);
         }
     }
-    static Ints dot_start(int32_t offset) {
+    static Ints ints(int32_t x) {
         Ints result;
         for (int32_t &lane : result.lane) {
-            lane = offset;
+            lane = x;
         }
         return result;
     }
-    static const uint8_t *weights(const uint8_t *p) { return p; }
-    static Ints dot(Ints sum, const uint8_t *weights, const int8_t *x) {
+    static Ints dot_start(int32_t offset) { return ints(offset); }
+    template <class Body> static Bytes each_byte(const Body &body) {
+        Bytes result;
         for (int i = 0; i < 4 * lanes; ++i) {
-            sum.lane[i / 4] += weights[i] * x[i % 4];
+            result.byte[i] = uint8_t(body(i));
+        }
+        return result;
+    }
+    static Bytes weights(const uint8_t *p) {
+        return each_byte([&](int i) { return p[i]; });
+    }
+    static Ints dot(Ints sum, const Bytes &weights, const int8_t *x) {
+        for (int i = 0; i < 4 * lanes; ++i) {
+            sum.lane[i / 4] += weights.byte[i] * x[i % 4];
         }
         return sum;
+    }
+    // Of the words at `p`, the i-th half of each byte.
+    static Bytes nibbles(const uint8_t *p, int half) {
+        return each_byte([&](int i) { return p[i] >> (4 * half) & 15; });
+    }
+    // Of words with nibbles and, behind two of those, high bits: the i-th four columns of 16.
+    static Bytes six_bit_bytes(const uint8_t *p, int four) {
+        const Bytes low = nibbles(p + four / 2 * 64, four % 2);
+        return each_byte([&](int i) { return low.byte[i] | (p[128 + i] >> (2 * four) & 3) << 4; });
     }
 
     static uint32_t word(const uint8_t *p, int i) {
@@ -130,12 +152,14 @@ struct Portable {
         return each([&](int i) { return float(p[i]); });
     }
     static Floats nibble(const uint8_t *p, int j) {
-        return each([&](int i) { return float(int(word(p, i) >> (4 * j) & 15)); });
+        const int place = j % 4 * 8 + j / 4 * 4;
+        return each([&](int i) { return float(int(word(p, i) >> place & 15)); });
     }
     static Floats six_bits(const uint8_t *p, int j) { // less 32
+        const Floats low = nibble(p + j / 8 * 64, j % 8);
+        const int place = j % 4 * 8 + j / 4 * 2;
         return each([&](int i) {
-            const int high = p[64 + 2 * i + j / 4] >> (j % 4 * 2) & 3;
-            return float(int(word(p, i) >> (4 * j) & 15) + 16 * high - 32);
+            return low.lane[i] + float(16 * int(word(p + 128, i) >> place & 3) - 32);
         });
     }
 };

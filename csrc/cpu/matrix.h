@@ -13,9 +13,11 @@
 //          [8] of { [16] uint8 scale, [16] uint8 minimum } for 32 cols each,
 //          [32][16] uint32 of eight nibbles }
 //   q6_k   [cols / 256] of { [16] fp16 scale, [16][16] int8 scale for 16 cols each,
-//          [32] of { [16] uint32 of eight low nibbles, [16] uint16 of their high two bits } }
+//          [16] of { [2][16] uint32 of eight low nibbles, [16] uint32 of their high two bits } }
 //   int8   [cols / 32, rounded up] of { [16] fp16 scale, [8][16][4] uint8, 128 more than the number
 //   }
+// Of eight columns in a word, the low halves of its bytes are the first four. High bits are those
+// of sixteen columns: two in each byte for every fourth.
 #pragma once
 #include "cpu/bf12.h"
 
@@ -105,8 +107,8 @@ struct Matrix {
 };
 
 // Pack rows [first_row, first_row + num_rows) from row-major `source`, first_row a multiple of 16.
-// For f32, bf16 and int8 the source is fp32, for bf16 also bf16 itself, for bf12 bf16 alone; others
-// are GGUF blocks.
+// For f32, bf16 and int8 the source is fp32, for bf16 also bf16 itself, for bf12 bf16 alone, for
+// int8 also Q8_0; others are GGUF blocks.
 void pack_float(Matrix &matrix, int first_row, int num_rows, const float *source);
 void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source);
 

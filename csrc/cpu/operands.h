@@ -35,14 +35,16 @@ struct Operands {
 // 32 activations of a row: the number is scale * numbers[j]. See gemm_int8.h.
 struct Int8Group {
     float scale;
-    int32_t offset; // -128 times the sum of the numbers
+    float sum;            // of the activations as rounded
+    int32_t offset;       // -128 times the sum of the numbers
+    int32_t first_offset; // likewise, of the first half
     int8_t numbers[quantized_group];
 };
 
 struct Int8Operands {
     const uint8_t *blocks; // the first
     size_t block_bytes;
-    int num_groups;
+    int num_groups;     // along k; see groups_of
     const Int8Group *x; // [rows, num_groups], the first row
     float *out;
     int out_stride;
@@ -61,7 +63,7 @@ struct Int8Operands {
     }
 };
 
-constexpr int decoded_blocks = 2; // at a time, as wide as the widest tile of many rows
+constexpr int decoded_blocks = 2;  // at a time, as wide as the widest tile of many rows
 constexpr int unpacked_blocks = 6; // of bf12 at a time, as wide as that of few
 
 constexpr int block_tokens = 64; // of logits that have their largest noted

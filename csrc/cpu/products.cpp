@@ -35,15 +35,34 @@ bool rounds_to_bf16(const StepState &state, const Matrix &weight) {
     return is_bf16 && state.config.rounds_activations;
 }
 
+bool rounds_to_int8(const StepState &state, const Matrix &weight) {
+    switch (weight.format) {
+    case Format::int8:
+        return true;
+    case Format::q4_0:
+    case Format::q4_1:
+    case Format::q4_k:
+    case Format::q6_k:
+        return state.config.rounds_to_int8;
+    default:
+        return false;
+    }
+}
+
 // Of numbers [first, first + n) of the row; `first` is a multiple of 32.
-void round_columns(const StepState &state, const Activations &x, const Matrix &weight, int row,
+void round_columns(const StepState &state, const Activations &x, Factors weights, int row,
                    int first, int n) {
     const Kernels &kernels = *state.model.kernels;
     const float *numbers = x.row(row) + first;
-    if (weight.format == Format::int8) {
-        Int8Group *groups = x.quantized + size_t(row) * groups_of(weight.cols);
+    const auto any = [&](const auto &rounds) {
+        return std::any_of(weights.begin(), weights.end(),
+                           [&](const Matrix *weight) { return rounds(state, *weight); });
+    };
+    if (any(rounds_to_int8)) {
+        Int8Group *groups = x.quantized + size_t(row) * groups_of((*weights.begin())->cols);
         kernels.quantize_row(numbers, n, groups + first / quantized_group);
-    } else if (rounds_to_bf16(state, weight)) {
+    }
+    if (any(rounds_to_bf16)) {
         float *rounded = x.rounded + size_t(row) * x.stride;
         kernels.round_row(numbers, n, rounded + (kernels.gemm_bf16 ? first / 2 : first));
     }
@@ -88,11 +107,11 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
     float *out = p.out + size_t(row) * p.out_stride + block * lanes;
     const uint8_t *first = weight.block(block);
     const size_t bytes = block_bytes(weight.format, weight.cols);
-    if (weight.format == Format::int8) {
+    if (rounds_to_int8(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int8Group *x = p.x.quantized + size_t(row) * num_groups;
-        state.model.kernels->gemm_int8({first, bytes, num_groups, x, out, p.out_stride}, rows,
-                                       blocks);
+        state.model.kernels->gemm_int8(
+            weight.format, {first, bytes, num_groups, x, out, p.out_stride}, rows, blocks);
     } else {
         const bool is_rounded = rounds_to_bf16(state, weight);
         const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(row) * p.x.stride;
@@ -125,9 +144,8 @@ void finish_logits(const StepState &state, float *logits, int n) {
 
 } // namespace
 
-void round_activations(const StepState &state, const Activations &x, const Matrix &weight,
-                       int row) {
-    round_columns(state, x, weight, row, 0, weight.cols);
+void round_activations(const StepState &state, const Activations &x, Factors weights, int row) {
+    round_columns(state, x, weights, row, 0, (*weights.begin())->cols);
 }
 
 void multiply(StepState &state, int rows, std::initializer_list<Product> products) {
@@ -158,7 +176,8 @@ void multiply_gated(StepState &state, const Product &gate, const Product &up,
                       const int first = block * lanes, n = blocks * lanes;
                       state.model.kernels->gate(state.config.activation, gated.row(i) + first,
                                                 up.out + size_t(i) * up.out_stride + first, n);
-                      round_columns(state, gated, next, i, first, std::min(n, next.cols - first));
+                      round_columns(state, gated, {&next}, i, first,
+                                    std::min(n, next.cols - first));
                   }
               });
 }

@@ -14,9 +14,12 @@ struct Product { // out = x . weight + bias
     const std::vector<float> *bias; // null or empty: none
 };
 
-// Round a row of `x` to what products with `weight` multiply: 8 bits, or bf16 if wanted. Products
-// take it for done: whoever computes a row rounds it in the same phase, while it is in the cache.
-void round_activations(const StepState &state, const Activations &x, const Matrix &weight, int row);
+using Factors = std::initializer_list<const Matrix *>; // of the same width
+
+// Round a row of `x` to what products with `weights` multiply: 8 bits, bf16 or both, if wanted.
+// Products take it for done: whoever computes a row rounds it in the same phase, while it is in
+// the cache.
+void round_activations(const StepState &state, const Activations &x, Factors weights, int row);
 
 // One phase for all, which multiply the same `x`: their blocks are counted through.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);

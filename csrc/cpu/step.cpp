@@ -83,8 +83,7 @@ void embed(StepState &state) {
 
 // normed = norm(residual), or a copy where the placement has no norm before the sublayer, rounded
 // for the sublayer's first products.
-void normalize(const StepState &s, const std::vector<float> &weight, const Matrix &next,
-               int token) {
+void normalize(const StepState &s, const std::vector<float> &weight, Factors next, int token) {
     const float *x = s.residual + size_t(token) * s.hidden_stride;
     if (weight.empty()) {
         std::memcpy(s.normed.row(token), x, s.config.hidden_size * sizeof(float));
@@ -100,16 +99,18 @@ void enter_layer(const StepState &s, int index, int token) {
         return;
     }
     const Layer &layer = s.model.layers[index];
-    normalize(s, layer.vectors[slot_attn_norm], layer.matrices[slot_q], token);
+    const Matrix *of = layer.matrices;
+    normalize(s, layer.vectors[slot_attn_norm], {of + slot_q, of + slot_k, of + slot_v}, token);
 }
 
 // What its MLP reads, which is the same in a parallel placement.
 void enter_mlp(const StepState &s, int index, int token) {
     const Layer &layer = s.model.layers[index];
+    const Matrix *gate = layer.matrices + slot_gate, *up = layer.matrices + slot_up;
     if (s.config.placement == Placement::parallel) {
-        round_activations(s, s.normed, layer.matrices[slot_gate], token);
+        round_activations(s, s.normed, {gate, up}, token);
     } else {
-        normalize(s, layer.vectors[slot_mlp_norm], layer.matrices[slot_gate], token);
+        normalize(s, layer.vectors[slot_mlp_norm], {gate, up}, token);
     }
 }
 
@@ -142,7 +143,7 @@ void run_attention(StepState &s, int index) {
     store_keys_and_values(s, index);
     attend(s, index);
     const Matrix &out = layer.matrices[slot_o];
-    s.each_row([&](int token) { round_activations(s, s.attended, out, token); });
+    s.each_row([&](int token) { round_activations(s, s.attended, {&out}, token); });
     multiply(s, s.num_tokens,
              {{out, s.attended, s.sublayer, s.hidden_stride, &layer.vectors[slot_o_bias]}});
 }
@@ -199,7 +200,7 @@ void own_logits(StepState &s, float *logits, int stride, float *maxima) {
     const Matrix &head = s.model.head.rows ? s.model.head : s.model.embed;
     s.each_row(s.step.num_logit_rows, [&](int row) {
         write_hidden(s, row, s.normed.row(row));
-        round_activations(s, s.normed, head, row);
+        round_activations(s, s.normed, {&head}, row);
     });
     multiply_head(s, {head, s.normed, logits, stride, nullptr}, maxima);
 }

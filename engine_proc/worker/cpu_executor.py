@@ -104,7 +104,8 @@ class Config(Structure):
         *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
         *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
         *((name, c_int32) for name in ("num_pages", "page_tokens", "kv_format")),
-        *((name, c_int32) for name in ("num_threads", "isa", "rounds_activations")),
+        *((name, c_int32) for name in ("num_threads", "isa")),
+        *((name, c_int32) for name in ("rounds_activations", "rounds_to_int8")),
         *((name, c_float) for name in ("norm_eps", "attention_scale")),
         *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
         *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
@@ -191,6 +192,9 @@ class CpuExecutor:
         self.spec = spec
         self.page_tokens = page_tokens
         self.weight_dtype = WeightDtype(weight_dtype)
+        self.rounds_to_int8 = (
+            rounds_activations and self.weight_dtype != WeightDtype.INT8_WEIGHT_ONLY
+        )
         self.core = declare(load_core())
         config = Config(
             vocab_size=spec.vocab_size,
@@ -213,6 +217,7 @@ class CpuExecutor:
             num_threads=threads or len(os.sched_getaffinity(0)),
             isa=ISAS.index(Isa(isa)),
             rounds_activations=rounds_activations,
+            rounds_to_int8=self.rounds_to_int8,
             norm_eps=spec.norm_eps,
             attention_scale=spec.attention_scale,
             attention_softcap=spec.attention_softcap or 0.0,
@@ -270,7 +275,7 @@ class CpuExecutor:
             return []
         slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
         where = (self.model, layer, slot)
-        format = packed_format(tensor, self.weight_dtype)
+        format = packed_format(tensor, self.weight_dtype, self.rounds_to_int8)
         number = BF12 if self.suits_bf12(tensor, format) else FORMATS.index(format)
         if not self.core.headrace_cpu_allocate(*where, number, *tensor.shape):
             raise MemoryError(f"weight {name!r} does not fit")
@@ -281,7 +286,8 @@ class CpuExecutor:
             rows = tensor.rows(first, min(first + step, num_rows)).stored()
             if format == Format.Q8_0 != tensor.format:
                 rows = rows.to_q8_0()
-            if format == rows.format and format != Format.F32:
+            kept = Format.Q8_0 if format is None else format  # what need not be decoded
+            if kept == rows.format and kept != Format.F32:
                 data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
                 store = self.core.headrace_cpu_pack_stored
             else:
@@ -431,8 +437,11 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
             )
 
 
-def packed_format(tensor: Weight, dtype: WeightDtype) -> Format | None:
-    """Return the format in which a stored matrix is held; None is int8, which no file has."""
+def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_int8: bool) -> Format | None:
+    """Return the format in which a stored matrix is held; None is int8, which no file has.
+
+    Q8_0 is int8 as it is, in another order.
+    """
     stored = tensor.format if tensor.format in FORMATS else Format.F32
     match dtype:
         case WeightDtype.INT8:
@@ -441,7 +450,7 @@ def packed_format(tensor: Weight, dtype: WeightDtype) -> Format | None:
             is_wide = stored in (Format.F32, Format.BF16)
             return Format.Q8_0 if is_wide and tensor.shape[1] % Q8_0_GROUP == 0 else stored
         case WeightDtype.PACKED:
-            return stored
+            return None if stored == Format.Q8_0 and rounds_to_int8 else stored
         case WeightDtype.FLOAT32:
             return Format.F32
         case WeightDtype.BFLOAT16:

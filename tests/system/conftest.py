@@ -18,7 +18,7 @@ def server() -> Iterator[RunningServer]:
     """A server with two processes of each kind that can have several."""
     running = RunningServer(
         *("--frontend-procs", "2", "--tokenizer-procs", "2", "--detokenizer-procs", "2"),
-        *("--kv-cache-dtype", "float32"),  # exact, as transformers is
+        *("--dtype", "float32", "--kv-cache-dtype", "float32"),  # exact, as transformers is
         *HELD,
     )
     yield running

@@ -21,7 +21,7 @@ from servers import PATIENCE_S, shared_memory_files, survivors, wait_until
 from headrace import AsyncEngine, Engine, SamplingParams
 from headrace.errors import ApiError, ConfigError, EngineDied, ModelError
 
-EXACT: dict[str, Any] = {"device": "cpu", "kv_cache_dtype": "float32"}
+EXACT: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32"}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 ENDLESS = SamplingParams(max_tokens=8000, ignore_eos=True)
 START_S = 300

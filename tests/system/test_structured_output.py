@@ -43,7 +43,8 @@ HOSTILE = {
 def cramped() -> Iterator[RunningServer]:
     """A server that guesses tokens, and has memory for some 600 of them."""
     running = RunningServer(
-        *("--speculative", "ngram", "--max-model-len", "320", "--kv-cache-dtype", "float32"),
+        *("--speculative", "ngram", "--max-model-len", "320"),
+        *("--dtype", "float32", "--kv-cache-dtype", "float32"),
         *("--kv-cache-memory-bytes", str(20 * 32 * 30 * 2 * 3 * 64 * 4)),
         *HELD,
     )

@@ -414,6 +414,83 @@ def test_int8_is_a_product_of_integers_and_scales() -> None:
     np.testing.assert_allclose(executor.forward(step), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+@pytest.mark.parametrize("format", BLOCKS)
+def test_blocks_multiply_integers_and_scales(format: Format, isa: Isa) -> None:
+    """The very numbers, from a model whose logits are a product with nothing before it."""
+    hidden_size = 512 if BLOCKS[format][0] == 256 else 96
+    spec = dataclasses.replace(SPEC, layers=(), tied_head=False, hidden_size=hidden_size)
+    weights = random_weights(spec, format)
+    step = batch([(0, 0, 30)])
+    try:
+        executor = cpu(spec, weights, rounds_activations=True, isa=isa)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    x = executor.embed(step).reshape(30, -1, 32)
+    largest = np.abs(x).max(-1, keepdims=True)
+    rounded = np.rint(x * (np.float32(127) / largest)) * (largest / np.float32(127)).astype("f8")
+    expected = rounded.reshape(30, -1) @ weights["head"].to_float32().T.astype("f8")
+    logits = executor.forward(step)
+    np.testing.assert_allclose(logits, expected, atol=2e-6 * np.abs(expected).max())
+    cuts = [0, 1, 3, 6, 10, 15, 30]  # every tile's height
+    parts = [executor.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts), logits)
+
+
+@pytest.mark.parametrize("format", BLOCKS)
+def test_blocks_give_the_same_bits_on_each_instruction_set(format: Format) -> None:
+    """But the portable one, which rounds a product before it adds it."""
+    spec = WHOLE_BLOCKS if BLOCKS[format][0] == 256 else SPEC
+    spec = dataclasses.replace(spec, layers=())
+    weights = random_weights(spec, format)
+    try:
+        of_each = [
+            cpu(spec, weights, rounds_activations=True, isa=isa).forward(batch([(0, 0, 30)]))
+            for isa in (Isa.AVX2, Isa.AVX512)
+        ]
+    except UnsupportedSpec:
+        pytest.skip("not both here")
+    np.testing.assert_array_equal(*of_each)
+
+
+@pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
+@pytest.mark.parametrize("format", BLOCKS)
+def test_blocks_round_little_and_no_cut_changes_a_bit(format: Format, isa: Isa) -> None:
+    spec = WHOLE_BLOCKS if BLOCKS[format][0] == 256 else SPEC
+    weights = random_weights(spec, format)
+    try:
+        executor = cpu(spec, weights, rounds_activations=True, isa=isa)
+    except UnsupportedSpec:
+        pytest.skip(f"no {isa} here")
+    whole = executor.forward(batch([(0, 0, 150)]))
+    exact = cpu(spec, weights).forward(batch([(0, 0, 150)]))
+    error = np.linalg.norm(whole - exact) / np.linalg.norm(exact)
+    assert 0 < error < 0.08, error  # of logits, after layers of random weights
+    cuts = [0, 1, 3, 6, 10, 15, 25, 150]
+    parts = [executor.forward(batch([(0, a, b)])) for a, b in itertools.pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("format", [Format.Q4_0, Format.BF16, Format.F32])
+def test_matrices_of_one_product_may_differ_in_format(format: Format) -> None:
+    """Each has activations as its own weights want them."""
+    weights = dict(random_weights(SPEC, Format.Q8_0))
+    others = random_weights(SPEC, format)
+    weights |= {name: others[name] for name in others if name.endswith((".k", ".up"))}
+    logits = cpu(SPEC, weights, rounds_activations=True).forward(batch([(0, 0, 60)]))
+    exact = cpu(SPEC, weights).forward(batch([(0, 0, 60)]))
+    assert 0 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.08
+
+
+@pytest.mark.parametrize("format", BLOCKS)
+def test_weights_alone_are_rounded_where_that_is_asked_for(format: Format) -> None:
+    spec = WHOLE_BLOCKS if BLOCKS[format][0] == 256 else SPEC
+    weights = random_weights(spec, format)
+    executor = cpu(spec, weights, weight_dtype="int8_weight_only", rounds_activations=True)
+    step = batch([(0, 0, 60)])
+    np.testing.assert_array_equal(executor.forward(step), cpu(spec, weights).forward(step))
+
+
 def test_odd_sizes_can_be_had_in_bf16() -> None:
     spec = SPECS["biases, odd sizes"]
     weights = random_weights(spec, Format.BF16)
