@@ -1,8 +1,8 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
 Activations are fp32; factors of a product are rounded only for `int8` weights and, if that is asked
-for, to bf16 for bf16 ones. Every sum has one order, so the logits of a token have the same bits
-whatever its batch mates, its chunking and the number of threads.
+for, to bf16 for bf16 ones and to 8 bits for quantized ones. Every sum has one order, so the logits
+of a token have the same bits whatever its batch mates, its chunking and the number of threads.
 """
 
 import ctypes
@@ -153,7 +153,8 @@ class CpuExecutor:
             `int8` rounds activations, too.
         rounds_activations: to bf16 where they meet weights in bf16, and in attention to keys and
             values in bf16, as other engines do. Twice as fast for many tokens where the processor
-            multiplies bf16. Sums stay fp32.
+            multiplies bf16. To 8 bits, in groups of 32, where they meet quantized weights, but for
+            `int8_weight_only`: twice as fast. Sums stay fp32.
         threads: of one step, the caller's included. By default, one per core we may use.
         peers: the workers that run the other shares of `spec` and `weights`, which are the whole
             model's. All run the same steps in the same order; each returns the same.
