@@ -14,17 +14,23 @@ MAX_BEGUN = 16  # in one turn of the event loop
 class Arrivals:
     """A line of requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, after: Callable[[], None] = lambda: None) -> None:
+        """Call `after` at the end of each turn: it does what is done once for all who began."""
+        self._after = after
         self._line: deque[Callable[[], None]] = deque()
 
-    def add(self, begin: Callable[[], None]) -> None:
-        """Have a request begun when those before it are."""
-        self._line.append(begin)
+    def add(self, begin: Callable[[], None], is_first: bool = False) -> None:
+        """Have a request begun when those before it are, or before all that wait."""
+        if is_first:
+            self._line.appendleft(begin)
+        else:
+            self._line.append(begin)
         if len(self._line) == 1:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
         for _ in range(min(MAX_BEGUN, len(self._line))):
             self._line.popleft()()
+        self._after()
         if self._line:
             asyncio.get_running_loop().call_soon(self._begin)

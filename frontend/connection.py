@@ -138,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._deadlines.start(self, self.loop.time())
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Begin to serve a request, POSTs in turn; `app` is no ASGI application, but our `App`."""
+        """Have a request served, POSTs in turn; `app` is no ASGI application, but our `App`."""
         request = Request(cycle)
         self._served = request
         cycle.keep_alive &= not self._server_is_leaving()
@@ -147,10 +147,7 @@ class Connection(HttpToolsProtocol):
             if not request.is_given_up:
                 app(request)
 
-        if request.method == "POST":
-            self._arrivals.add(begin)
-        else:
-            self.loop.call_soon(begin)
+        self._arrivals.add(begin, is_first=request.method != "POST")
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""

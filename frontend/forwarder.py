@@ -120,6 +120,7 @@ class Forwarder:
             refusal = self._door.refuse_late(request.method, len(body))
             if refusal is None:
                 self._enter(passage, body, key)
+                self._links.flush()
             else:
                 passage.refuse(refusal)
 

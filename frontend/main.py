@@ -104,7 +104,7 @@ class Frontend:
             Connection,
             self._deadlines,
             self._readers,
-            Arrivals(),
+            Arrivals(after=self._links.flush),
             max_connections,
             is_leaving=lambda: self._is_leaving,
             on_parting=partial(self._slot.add, Field.PARTINGS),

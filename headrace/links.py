@@ -59,14 +59,17 @@ class Links:
         return sum([self.backlog(tokenizer) for tokenizer in (self._long, *self._images)])
 
     def forward(self, sent: Sent) -> bool:
-        """Send a request to the least busy tokenizer; False, and not sent, where that is full."""
+        """Give a request to the least busy tokenizer; False, and not given, where that is full.
+
+        It goes with others at the next `flush`: to wake a process costs more than a short request.
+        """
         body = sent.body
         target = min(self._lane(sent.request.path, body), key=self._business)
         if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
             return False
         counter, num_bytes = Field.FORWARDED_BYTES + target, len(body) + 1  # none is work, too
         self._slot.add(counter, num_bytes)  # first: it may be handled before this goes on
-        if not self._tokenizers[target].try_send(sent.request, body):
+        if not self._tokenizers[target].try_put(sent.request, body):
             self._slot.add(counter, -num_bytes)
             return False
         sent.tokenizer = target
@@ -138,7 +141,9 @@ class Links:
             self._renewed_at = now
 
     def flush(self) -> None:
-        """Send the aborts that are still to be sent."""
+        """Send what has been forwarded, and the aborts that are still to be sent."""
+        for tokenizer in self._tokenizers:
+            tokenizer.flush()
         for outbox, aborts in self._aborts.items():
             while aborts and outbox.try_send(aborts[0]):
                 aborts.popleft()

@@ -129,6 +129,7 @@ class Outbox:
         self._on_wait = on_wait
         self._socket.connect(where)
         self._encoder = msgspec.msgpack.Encoder()
+        self._end: Frame | None = None  # of what has been put: something may follow it
 
     def send(self, message: Message, bulk: Frame | None = None) -> None:
         """Send, waiting while the link is full: the receiver sets the pace."""
@@ -147,6 +148,26 @@ class Outbox:
         except zmq.Again:
             return False
         return True
+
+    def try_put(self, message: Message, bulk: Frame) -> bool:
+        """Send as `try_send` does, as one with all that is put until `flush`: that wakes once."""
+        frames: list[Frame] = [self._encoder.encode(message)]
+        if self._end is not None:
+            frames.insert(0, self._end)
+            self._end = None
+        try:
+            for frame in frames:
+                self._send_frame(frame, NOBLOCK | SNDMORE, is_to_copy(frame))
+        except zmq.Again:
+            return False
+        self._end = bulk
+        return True
+
+    def flush(self) -> None:
+        """Let go of what has been put. There is room for it, since there was for its beginning."""
+        if self._end is not None:
+            self._send_frame(self._end, NOBLOCK, is_to_copy(self._end))
+            self._end = None
 
     def _send(self, frames: list[Frame], flags: int, copies: bool) -> None:
         """Send frames as one message: all of them, or none."""

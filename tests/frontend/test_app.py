@@ -46,6 +46,9 @@ class FakeLinks(Links):
             self.forwarded.put_nowait((sent.request, sent.body))
         return not self.full
 
+    def flush(self) -> None:
+        pass
+
     def abort(self, sent: Sent) -> None:
         self.aborted.append(sent.request.id)
 

@@ -7,8 +7,9 @@ from headrace.frontend.arrivals import MAX_BEGUN, Arrivals
 
 
 async def test_many_requests_begin_in_turns() -> None:
-    arrivals = Arrivals()
+    ends: list[int] = []
     begun: list[int] = []
+    arrivals = Arrivals(after=lambda: ends.append(len(begun)))
     for number in range(2 * MAX_BEGUN + 1):
         arrivals.add(partial(begun.append, number))
     assert not begun
@@ -18,6 +19,18 @@ async def test_many_requests_begin_in_turns() -> None:
         sizes.append(len(begun))
     assert sizes == [MAX_BEGUN, 2 * MAX_BEGUN, 2 * MAX_BEGUN + 1]
     assert begun == list(range(2 * MAX_BEGUN + 1))
+    assert ends == sizes, "what is done for all is done once in a turn"
+
+
+async def test_who_is_first_begins_before_all_that_wait() -> None:
+    arrivals = Arrivals()
+    begun: list[int] = []
+    for number in range(MAX_BEGUN + 1):
+        arrivals.add(partial(begun.append, number))
+    arrivals.add(partial(begun.append, -1), is_first=True)
+    while not begun:
+        await asyncio.sleep(0)
+    assert begun == [-1, *range(MAX_BEGUN - 1)]
 
 
 async def test_a_request_that_comes_while_others_begin_is_the_last() -> None:

@@ -165,6 +165,9 @@ class FakeLinks(Links):
         self.forwarded.put_nowait(sent.request.id)
         return True
 
+    def flush(self) -> None:
+        pass
+
     def abort(self, sent: Sent) -> None:
         self.aborted.put_nowait(sent.request.id)
 

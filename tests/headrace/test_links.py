@@ -16,6 +16,7 @@ from headrace.sent import MAX_BLAMED, Sent
 from headrace.sockets import Inbox, address
 
 DEADLINE_MS = 120_000
+TIMEOUT_MS = 20  # in which nothing is to come
 REQUEST = HttpRequest(0, "POST", "/", 0.0)
 SHORT, LONG = b"x" * 100, b"x" * LONG_BODY_BYTES
 
@@ -50,6 +51,7 @@ class Tokenizers:
 
     def received(self, tokenizer: int) -> int:
         """Return the length of the next body that a tokenizer gets."""
+        self.links.flush()
         received = self.inboxes[tokenizer].receive(DEADLINE_MS)
         assert received is not None
         return len(received[1])
@@ -83,6 +85,16 @@ def test_a_body_goes_to_who_has_least_to_do(tokenizers: Tokenizers) -> None:
     tokenizers.board.slot("tokenizer", 0).add(Field.HANDLED_BYTES, 101)
     assert tokenizers.links.forward(Sent(REQUEST, SHORT))
     assert tokenizers.received(0) == 100
+
+
+def test_bodies_wait_for_each_other_until_they_are_flushed(tokenizers: Tokenizers) -> None:
+    for _ in range(4):
+        assert tokenizers.links.forward(Sent(REQUEST, SHORT))
+    assert not tokenizers.inboxes[0].wait(TIMEOUT_MS)
+    tokenizers.links.flush()
+    for inbox in tokenizers.inboxes[:2]:
+        assert inbox.wait(DEADLINE_MS)
+        assert [inbox.receive(0) for _ in range(3)] == [(REQUEST, SHORT)] * 2 + [None]
 
 
 def test_a_long_body_stands_in_nobodys_way(tokenizers: Tokenizers) -> None:

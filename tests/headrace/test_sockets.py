@@ -127,6 +127,29 @@ def test_a_full_link_refuses_without_waiting(where: str) -> None:
     assert accepted == [True] * 4 + [False] * 6
 
 
+def test_what_is_put_arrives_once_it_is_flushed(inbox: Inbox[ToTokenizer], outbox: Outbox) -> None:
+    others = [HttpRequest(id, "POST", "/", 0.0) for id in range(3)]
+    bulks: list[Frame] = [b"a", b"c" * 100_000, b""]
+    assert all([outbox.try_put(*pair) for pair in zip(others, bulks, strict=True)])
+    assert not inbox.wait(20)
+    outbox.flush()
+    outbox.flush()
+    outbox.send(REQUEST, b"x")
+    received = [inbox.receive(DEADLINE_MS) for _ in range(4)]
+    sent = [*zip(others, bulks, strict=True), (REQUEST, b"x")]
+    assert [pair and (pair[0], bytes(pair[1])) for pair in received] == sent
+
+
+def test_a_full_link_refuses_what_is_put(where: str) -> None:
+    outbox = Outbox(where, high_water=4)  # and nobody listens
+    accepted = []
+    for _ in range(5):
+        accepted += [outbox.try_put(REQUEST, b"x") for _ in range(2)]
+        outbox.flush()
+    outbox.close()
+    assert accepted == [True] * 8 + [False] * 2, "what goes together is one message"
+
+
 async def test_an_attached_inbox_calls_for_every_message(
     inbox: Inbox[ToTokenizer], outbox: Outbox
 ) -> None:
