@@ -47,6 +47,7 @@ NUM_WORDS = 61  # in a text before it repeats
 WORD = re.compile(r"[Ġ▁ ][a-z]{3,}")  # as byte-level BPE and SentencePiece write a word
 PAGE_TOKENS = 16  # in which the board counts
 ONE, NONE = array("I", [1]).tobytes(), array("I", [0]).tobytes()
+UNFINISHED = bytes([NOT_FINISHED])
 
 
 def main(config: EngineConfig, context: Context) -> None:
@@ -137,6 +138,7 @@ class MockEngine:
         self._max_num_queued = config.max_num_queued
         self._max_tokens = profile.max_num_batched_tokens or config.max_num_batched_tokens
         self._num_pages = config.max_num_seqs * -(-config.max_model_len // PAGE_TOKENS)
+        self._slot[Field.PAGES_TOTAL] = self._num_pages
         self._vector = unit_vector(config.embedding_size or 1)
         self._sequences: dict[int, MockSequence] = {}
         self._requests: dict[int, list[int]] = {}  # the sequences of each
@@ -258,8 +260,9 @@ class MockEngine:
                 del self._ends[sequence.last_step]
             if not sequence.request.embeds:
                 self._num_generating -= 1
-                start = self._rows[sequence.request.detokenizer].remove(id)
-                self._num_context -= sequence.num_prompt + self._step - start + 1
+                self._rows[sequence.request.detokenizer].remove(id)
+                num_left = sequence.last_step - self._step
+                self._num_context -= sequence.num_prompt + sequence.request.max_tokens - num_left
         siblings = self._requests[request_of(id)]
         siblings.remove(id)
         if not siblings:
@@ -344,11 +347,16 @@ class MockEngine:
     def _tell(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
         """Have a detokenizer told what concerns it."""
         rows = self._rows[index]
+        if not begun and not ended:  # most steps
+            if rows:
+                output = StepOutput({}, rows.ids, ONE * len(rows), UNFINISHED * len(rows))
+                self._detokenizers.hold(index, output, rows.tokens(self._step))
+            return
         mine = [sequence for sequence in begun if sequence.request.detokenizer == index]
         embedded = [s.request.id for s in mine if s.request.embeds]
         if not rows and not embedded:
             return
-        finished = bytearray([NOT_FINISHED]) * len(rows)
+        finished = bytearray(UNFINISHED * len(rows))
         for sequence in ended:
             if sequence.request.detokenizer == index and not sequence.request.embeds:
                 finished[rows.place(sequence.request.id)] = FinishReason.LENGTH
@@ -370,6 +378,5 @@ class MockEngine:
         self._slot[Field.RUNNING] = self._num_generating
         self._slot[Field.WAITING] = len(self._waiting)
         self._slot[Field.WAITING_TOKENS] = self._num_waiting_tokens
-        self._slot[Field.PAGES_TOTAL] = self._num_pages
         used = -(-self._num_context // PAGE_TOKENS)
         self._slot[Field.PAGES_FREE] = max(0, self._num_pages - used)

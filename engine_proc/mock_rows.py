@@ -12,9 +12,11 @@ class Rows:
     def __init__(self, capacity: int, words: Words) -> None:
         """Every text says `words`, token ids, again and again from the first."""
         self._ids = np.zeros(capacity, np.uint64)
-        self._starts = np.zeros(capacity, np.int64)  # the step of the first token
-        self._words = words
+        self._leads = np.zeros(capacity, np.int64)  # words that it is ahead of the step's number
+        self._words = np.concatenate([words, words])  # no text is further ahead than all of them
+        self._num_words = len(words)
         self._places: dict[int, int] = {}
+        self.ids = b""  # the sequences, u64, in the order of the columns
 
     def __len__(self) -> int:
         return len(self._places)
@@ -23,29 +25,24 @@ class Rows:
         """Begin a text in a step."""
         place = len(self._places)
         self._ids[place] = id
-        self._starts[place] = step
+        self._leads[place] = -step % self._num_words
         self._places[id] = place
+        self.ids = self._ids[: place + 1].tobytes()
 
-    def remove(self, id: int) -> int:
-        """End a text; return the step it began in. The last one takes its place."""
+    def remove(self, id: int) -> None:
+        """End a text. The last one takes its place."""
         place, last = self._places.pop(id), len(self._places)
-        start = int(self._starts[place])
         if place != last:
             self._places[int(self._ids[last])] = place
             self._ids[place] = self._ids[last]
-            self._starts[place] = self._starts[last]
-        return start
+            self._leads[place] = self._leads[last]
+        self.ids = self._ids[:last].tobytes()
 
     def place(self, id: int) -> int:
         """Return the place of a text in the columns."""
         return self._places[id]
 
-    @property
-    def ids(self) -> bytes:
-        """The sequences, u64, in the order of the columns."""
-        return self._ids[: len(self)].tobytes()
-
     def tokens(self, step: int) -> bytes:
         """Return each text's token of a step, u32."""
-        said = (step - self._starts[: len(self)]) % len(self._words)
-        return self._words[said].tobytes()
+        said = self._words[step % self._num_words :]
+        return said.take(self._leads[: len(self._places)]).tobytes()
