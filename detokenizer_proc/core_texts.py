@@ -14,6 +14,7 @@ from headrace.messages import FinishReason, ReplyPlan
 
 FIRST = 2
 STOPPED_ROOM = 64
+ROWS = 256  # of a step for which there is room from the beginning
 # As `Opening` in the core.
 OPENING = struct.Struct("<Q3I6B2xI")
 
@@ -113,6 +114,7 @@ class CoreTexts:
         self._interval = stream_interval
         self._frames = FramesView()
         self._text = TextView()
+        self._unknown = (ctypes.c_uint32 * ROWS)()
 
     def __len__(self) -> int:
         """How many requests there are."""
@@ -147,17 +149,12 @@ class CoreTexts:
         num_rows = len(finished)
         assert (len(ids), len(counts)) == (8 * num_rows, 4 * num_rows)
         assert 4 * sum(memoryview(counts).cast("I")) == len(tokens)
-        unknown = array("I", bytes(4 * num_rows))
+        if num_rows > len(self._unknown):
+            self._unknown = (ctypes.c_uint32 * (2 * num_rows))()
         num_unknown = self._core.headrace_texts_feed(
-            self._texts,
-            ids,
-            counts,
-            finished,
-            num_rows,
-            bytes(tokens),
-            (ctypes.c_char * (4 * num_rows)).from_buffer(unknown) if num_rows else None,
+            self._texts, ids, counts, finished, num_rows, bytes(tokens), self._unknown
         )
-        return unknown[:num_unknown].tolist()
+        return self._unknown[:num_unknown]
 
     def stopped(self) -> list[int]:
         """Return the sequences that the engine is to end, since the last time."""
