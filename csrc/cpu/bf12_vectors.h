@@ -9,7 +9,7 @@ namespace {
 
 constexpr int unit_pairs = bf12_cols / 2;
 constexpr int bf16_unit_bytes = bf12_numbers * 2;
-constexpr int bf12_ahead = 1024; // to prefetch, in each block
+constexpr int bf12_ahead = 768; // to prefetch, in each block
 
 // A pair of columns of a block.
 struct Pair {
@@ -45,6 +45,13 @@ inline __attribute__((always_inline)) void unpack_four(const uint8_t *unit, int 
     pairs[1].both = _mm512_unpackhi_epi8(low, high);
     pairs[2].both = _mm512_unpacklo_epi8(low2, high2);
     pairs[3].both = _mm512_unpackhi_epi8(low2, high2);
+}
+
+inline __attribute__((always_inline)) void load_four(const uint8_t *stored, int g,
+                                                     Pair (&pairs)[4]) {
+    for (int i = 0; i < 4; ++i) {
+        pairs[i].both = _mm512_loadu_si512(stored + g * 256 + i * 64);
+    }
 }
 
 void unpack_unit(const Bf12Header &header, const uint8_t *unit, uint8_t *out) {

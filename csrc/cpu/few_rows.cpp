@@ -120,30 +120,35 @@ template <class Sum, int num_rows, int num_blocks> void multiply_bf12(const Oper
             is_packed = is_packed && !header.stored;
         }
         sums.each([](Sum &s, int, int) { s.begin_unit(); });
+        const auto add_four = [&](int g, int n, bool is_stored) {
+            const uint8_t *unit = units + n * o.block_bytes;
+            for (int line = 0; line < 3; ++line) {
+                __builtin_prefetch(unit + bf12_ahead + (3 * g + line) * 64);
+            }
+            Pair pairs[4];
+            if (is_stored) {
+                load_four(header_of(o.blocks + n * o.block_bytes, u).stored, g, pairs);
+            } else {
+                unpack_four(unit, g, tables[n], pairs);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                sums.add(o, u * unit_pairs + 4 * g + i, n, pairs[i]);
+            }
+        };
         if (__builtin_expect(is_packed, true)) {
 #pragma GCC unroll 4
             for (int g = 0; g < unit_pairs / 4; ++g) {
 #pragma GCC unroll 6
                 for (int n = 0; n < num_blocks; ++n) {
-                    const uint8_t *unit = units + n * o.block_bytes;
-                    for (int line = 0; line < 3; ++line) {
-                        __builtin_prefetch(unit + bf12_ahead + (3 * g + line) * 64);
-                    }
-                    Pair pairs[4];
-                    unpack_four(unit, g, tables[n], pairs);
-#pragma GCC unroll 4
-                    for (int i = 0; i < 4; ++i) {
-                        sums.add(o, u * unit_pairs + 4 * g + i, n, pairs[i]);
-                    }
+                    add_four(g, n, false);
                 }
             }
         } else {
             for (int n = 0; n < num_blocks; ++n) {
-                uint8_t unpacked[bf16_unit_bytes];
-                unpack_unit(header_of(o.blocks + n * o.block_bytes, u), units + n * o.block_bytes,
-                            unpacked);
-                for (int i = 0; i < unit_pairs; ++i) {
-                    sums.add(o, u * unit_pairs + i, n, {_mm512_loadu_si512(unpacked + i * 64)});
+                const bool is_stored = header_of(o.blocks + n * o.block_bytes, u).stored;
+                for (int g = 0; g < unit_pairs / 4; ++g) {
+                    add_four(g, n, is_stored);
                 }
             }
         }

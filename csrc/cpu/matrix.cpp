@@ -109,7 +109,7 @@ float bf12_float(const uint8_t *block, int cols, int lane, int k) {
 } // namespace
 
 bool suits_bf12(const uint16_t *source, int num_rows, int cols) {
-    constexpr int max_share = 64; // one unit of so many may lie elsewhere
+    constexpr int max_share = 16; // one unit of so many may lie elsewhere
     if (cols % bf12_cols != 0) {
         return false;
     }

@@ -5,7 +5,8 @@ namespace headrace {
 
 namespace {
 
-constexpr int rows_per_part = 96; // of activations, so that they stay in L2
+// Of activations, so that they stay in L2. For each part, weights are read and unpacked again.
+constexpr int rows_per_part = 96, rounded_rows_per_part = 256;
 
 constexpr int tile_unit = 6;  // a full tile of one row
 constexpr int head_unit = 12; // whole tiles, and whole blocks of logits
@@ -13,19 +14,20 @@ static_assert(head_unit * lanes % block_tokens == 0);
 static_assert(tile_unit * lanes % quantized_group == 0); // see round_columns
 
 // Call body(row, rows, block, blocks, thread) for parts that cover rows x blocks, `unit` or a
-// multiple of it at a time.
+// multiple of it and `most_rows` at a time.
 template <class Body>
-void each_part(ThreadPool &pool, int rows, int num_blocks, int unit, const Body &body) {
+void each_part(ThreadPool &pool, int rows, int most_rows, int num_blocks, int unit,
+               const Body &body) {
     // Six parts per thread let a fast thread take over from a slow one; 24 blocks keep the weights
     // in L2 while all rows pass over them.
     const int wanted = num_blocks / (6 * pool.num_threads());
     const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, 24);
     const int column_parts = (num_blocks + step - 1) / step;
-    const int row_parts = (rows + rows_per_part - 1) / rows_per_part;
+    const int row_parts = (rows + most_rows - 1) / most_rows;
     pool.run(row_parts * column_parts, [&](int task, int thread) {
-        const int row = task % row_parts * rows_per_part;
+        const int row = task % row_parts * most_rows;
         const int block = task / row_parts * step;
-        body(row, std::min(rows_per_part, rows - row), block, std::min(step, num_blocks - block),
+        body(row, std::min(most_rows, rows - row), block, std::min(step, num_blocks - block),
              thread);
     });
 }
@@ -33,6 +35,10 @@ void each_part(ThreadPool &pool, int rows, int num_blocks, int unit, const Body 
 bool rounds_to_bf16(const StepState &state, const Matrix &weight) {
     const bool is_bf16 = weight.format == Format::bf16 || weight.format == Format::bf12;
     return is_bf16 && state.config.rounds_activations;
+}
+
+int most_rows(const StepState &state, const Matrix &weight) {
+    return rounds_to_bf16(state, weight) ? rounded_rows_per_part : rows_per_part;
 }
 
 bool rounds_to_int8(const StepState &state, const Matrix &weight) {
@@ -153,7 +159,7 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
     for (const Product &p : products) {
         total += blocks_of(p.weight.rows);
     }
-    each_part(state.model.pool, rows, total, tile_unit,
+    each_part(state.model.pool, rows, most_rows(state, products.begin()->weight), total, tile_unit,
               [&](int row, int count, int block, int blocks, int thread) {
                   for (const Product &p : products) {
                       const int own = blocks_of(p.weight.rows);
@@ -168,7 +174,8 @@ void multiply(StepState &state, int rows, std::initializer_list<Product> product
 
 void multiply_gated(StepState &state, const Product &gate, const Product &up,
                     const Activations &gated, const Matrix &next) {
-    each_part(state.model.pool, state.num_tokens, blocks_of(gate.weight.rows), tile_unit,
+    each_part(state.model.pool, state.num_tokens, most_rows(state, gate.weight),
+              blocks_of(gate.weight.rows), tile_unit,
               [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, gate, row, rows, block, blocks, thread);
                   multiply_part(state, up, row, rows, block, blocks, thread);
@@ -184,8 +191,8 @@ void multiply_gated(StepState &state, const Product &gate, const Product &up,
 
 void multiply_head(StepState &state, const Product &head, float *maxima) {
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
-    each_part(state.model.pool, num_rows, blocks_of(num_tokens), head_unit,
-              [&](int row, int rows, int block, int blocks, int thread) {
+    each_part(state.model.pool, num_rows, most_rows(state, head.weight), blocks_of(num_tokens),
+              head_unit, [&](int row, int rows, int block, int blocks, int thread) {
                   multiply_part(state, head, row, rows, block, blocks, thread);
                   const int first = block * lanes, n = blocks * lanes;
                   for (int i = row; i < row + rows; ++i) {
