@@ -41,11 +41,6 @@ void softmax_row(float *scores, int num_keys, int first, int last, float softcap
     *sum = V::sum(total);
 }
 
-// Where the page of a token begins.
-inline size_t page_offset(const AttentionTile &tile, int token) {
-    return tile.pages[token / tile.page_tokens] * tile.page_stride;
-}
-
 template <class V>
 void multiply_page(const AttentionTile &tile, const Operands &operands, int num_blocks) {
     if constexpr (V::has_bf16) {
@@ -73,9 +68,9 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
     for (int key = begin, next; key < end; key = next) {
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
         const int stop = next < end ? next : end;
-        const uint8_t *page = tile.keys + page_offset(tile, key);
-        const uint8_t *next_page = next < end ? tile.keys + page_offset(tile, next)
-                                              : tile.values + page_offset(tile, begin);
+        const uint8_t *page = tile.keys + tile.page_offset(key);
+        const uint8_t *next_page =
+            next < end ? tile.keys + tile.page_offset(next) : tile.values + tile.page_offset(begin);
         const Operands operands{page + key % tile.page_tokens / lanes * key_block,
                                 key_block,
                                 tile.head_dim,
@@ -110,9 +105,9 @@ void attend_segment(const AttentionTile &tile, int segment, float *scores, const
     for (int key = begin, next; key < end; key = next) {
         next = (key / tile.page_tokens + 1) * tile.page_tokens;
         const int stop = next < end ? next : end; // rows never written may hold anything
-        const uint8_t *page = tile.values + page_offset(tile, key);
-        const uint8_t *next_page = next < end              ? tile.values + page_offset(tile, next)
-                                   : next <= tile.last_key ? tile.keys + page_offset(tile, next)
+        const uint8_t *page = tile.values + tile.page_offset(key);
+        const uint8_t *next_page = next < end              ? tile.values + tile.page_offset(next)
+                                   : next <= tile.last_key ? tile.keys + tile.page_offset(next)
                                                            : page;
         const size_t token_bytes = block_bytes(tile.format, 2) / 2;
         const Operands operands{page + key % tile.page_tokens * token_bytes,

@@ -40,19 +40,15 @@ struct Span {
     int num_scores() const { return (end - begin + num_steps - 1) / num_steps * num_steps; }
 };
 
-const uint8_t *page_of(const AttentionTile &tile, const uint8_t *in_first_page, int key) {
-    return in_first_page + tile.pages[key / tile.page_tokens] * tile.page_stride;
-}
-
 // The block of 16 keys that begins with `key`.
 const uint8_t *key_block(const AttentionTile &tile, int key) {
-    return page_of(tile, tile.keys, key) +
+    return tile.keys + tile.page_offset(key) +
            key % tile.page_tokens / lanes * block_bytes(Format::bf16, tile.head_dim);
 }
 
 // The pair of values in the first block that begins with `key`.
 const uint8_t *value_pair(const AttentionTile &tile, int key) {
-    return page_of(tile, tile.values, key) + key % tile.page_tokens / 2 * pair_bytes;
+    return tile.values + tile.page_offset(key) + key % tile.page_tokens / 2 * pair_bytes;
 }
 
 // Values of 32 keys, in pages or, where these have not all of them, copied, with zeros for the

@@ -105,6 +105,7 @@ struct AttentionTile {
     int rows() const { return num_tokens * group; }
     int position(int row) const { return first_position + row / group; }
     int last_key_of(int row) const { return last_seen ? last_seen[row / group] : position(row); }
+    size_t page_offset(int token) const { return pages[token / page_tokens] * page_stride; }
     int first_key(int row) const { return position(row) < window ? 0 : position(row) - window + 1; }
 };
 
