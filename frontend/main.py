@@ -30,6 +30,7 @@ from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.loop_lag import LoopLag
+from headrace.heap import return_large
 from headrace.links import Links
 from headrace.messages import ToFrontend
 from headrace.process import DRAIN, LEAVE, Context
@@ -45,6 +46,7 @@ GRACE_S = 1  # connections that do not close by then are cut when the server sto
 
 def main(config: FrontendConfig, context: Context) -> None:
     """Serve HTTP until SIGTERM."""
+    return_large()
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of each client's bad HTTP
     try:
         uvloop.run(Frontend(config, context).serve())

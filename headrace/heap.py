@@ -1,13 +1,16 @@
-"""Memory that is freed stays with the process while it works.
+"""What becomes of memory that is freed, where glibc allots it.
 
-glibc gives large pieces back to the kernel when they are freed, and the kernel clears them when
-they are next wanted: a third of the time that it takes to prepare an image.
+It gives large pieces back to the kernel when they are freed, and the kernel clears them when they
+are next wanted: a third of the time that it takes to prepare an image. But once it has freed one,
+it takes others of that size from its heap, whose end they keep: after a burst of long bodies a
+frontend was twice as large.
 """
 
 import ctypes
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 1 << 30  # of a piece, and of all that is free at the heap's end
+LARGE_BYTES = 1 << 18
 
 
 def keep_freed() -> None:
@@ -16,6 +19,13 @@ def keep_freed() -> None:
     if hasattr(libc, "mallopt"):
         for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):
             libc.mallopt(option, KEPT_BYTES)
+
+
+def return_large() -> None:
+    """Have each large piece given back when it is freed, however many there have been."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def give_back() -> None:

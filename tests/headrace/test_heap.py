@@ -1,4 +1,4 @@
-"""What is freed is kept and used again, until it is given back."""
+"""What is freed is kept and used again, until it is given back, or given back at once."""
 
 import subprocess
 import sys
@@ -40,3 +40,27 @@ def test_what_is_freed_is_used_again_until_it_is_given_back() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["True"] * 5
+
+
+LARGE = """
+from pathlib import Path
+import resource
+from headrace.heap import return_large
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+return_large()
+before = resident()
+for _ in range(3):  # the first to be freed would have the others come from the heap
+    pieces = [bytearray(b"x") * (4 << 20) for _ in range(12)]
+    last = bytearray(b"x") * (200 << 10)  # keeps the heap's end
+    del pieces
+print((resident() - before) < 4 << 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the heap of glibc")
+def test_large_pieces_go_back_when_they_are_freed() -> None:
+    result = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
