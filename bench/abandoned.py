@@ -16,9 +16,7 @@ from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 
 WAVE = 500
-WARM_UP_WAVES = (
-    30  # until the heaps have their full size: 66 MB in a frontend, after 5,000 or 40,000
-)
+WARM_UP_WAVES = 30  # until heaps have their full size: a frontend's 66 MB, after 5,000 or 40,000
 MAX_TOKENS = 4000
 LEASE_S = 10.0  # after which nothing may be left, whatever was lost
 MAX_GROWTH = 5.0  # of a process, per cent
