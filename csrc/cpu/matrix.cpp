@@ -77,8 +77,8 @@ float int8_number(const uint8_t *block, int lane, int col) {
 void gather_unit(const uint8_t *source, int num_rows, int cols, uint16_t *unit) {
     std::memset(unit, 0, bf12_numbers * 2);
     for (int lane = 0; lane < num_rows; ++lane, source += 2 * size_t(cols)) {
-        for (int k = 0; k < bf12_cols; ++k) {
-            std::memcpy(unit + (k / 2 * lanes + lane) * 2 + k % 2, source + 2 * k, 2);
+        for (int k = 0; k < bf12_cols; k += 2) {
+            std::memcpy(unit + (k / 2 * lanes + lane) * 2, source + 2 * k, 4);
         }
     }
 }
