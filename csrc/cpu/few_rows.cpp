@@ -73,7 +73,7 @@ template <class Sum, int num_rows, int num_blocks> struct Sums {
     }
     __attribute__((always_inline)) void add(const Operands &o, int pair, int n,
                                             const Pair &weights) {
-#pragma GCC unroll 2
+#pragma GCC unroll 8
         for (int m = 0; m < num_rows; ++m) {
             of[m][n].add(o.x + size_t(m) * o.x_stride, pair, weights);
         }
@@ -170,12 +170,31 @@ void each_tile(const Operands &o, int num_blocks, int wide, const Wide &multiply
     }
 }
 
-template <class Sum> void bf12_by(const Operands &o, int rows, int num_blocks) {
-    if (rows == 1) {
-        each_tile(o, num_blocks, 6, multiply_bf12<Sum, 1, 6>, multiply_bf12<Sum, 1, 1>);
-    } else {
-        each_tile(o, num_blocks, 4, multiply_bf12<Sum, 2, 4>, multiply_bf12<Sum, 2, 1>);
+// Rows in groups of `num_rows`, blocks in tiles of `wide`, which stay in the cache for all groups.
+// Returns the first row not done.
+template <class Sum, int num_rows, int wide>
+int bf12_groups(const Operands &o, int first_row, int rows, int num_blocks) {
+    const int last_row = first_row + (rows - first_row) / num_rows * num_rows;
+    const auto each_group = [&](const auto &multiply) {
+        return [&](const Operands &tile) {
+            for (int m = first_row; m < last_row; m += num_rows) {
+                multiply(tile.at_row(m));
+            }
+        };
+    };
+    each_tile(o, num_blocks, wide, each_group(multiply_bf12<Sum, num_rows, wide>),
+              each_group(multiply_bf12<Sum, num_rows, 1>));
+    return last_row;
+}
+
+template <class Sum, int max_rows> void bf12_by(const Operands &o, int rows, int num_blocks) {
+    int row = 0;
+    if constexpr (max_rows > 2) {
+        row = bf12_groups<Sum, 8, 2>(o, row, rows, num_blocks);
+        row = bf12_groups<Sum, 4, 4>(o, row, rows, num_blocks);
     }
+    row = bf12_groups<Sum, 2, 4>(o, row, rows, num_blocks);
+    bf12_groups<Sum, 1, 6>(o, row, rows, num_blocks);
 }
 
 // The tiles' mode: denormals are zero.
@@ -191,16 +210,16 @@ private:
 } // namespace
 
 void bf12_by_floats(const Operands &o, int rows, int num_blocks) {
-    bf12_by<FloatSum>(o, rows, num_blocks);
+    bf12_by<FloatSum, max_few_rows>(o, rows, num_blocks);
 }
 
 void bf12_by_dots(const Operands &o, int rows, int num_blocks) {
-    bf12_by<DotSum>(o, rows, num_blocks);
+    bf12_by<DotSum, max_few_rows>(o, rows, num_blocks);
 }
 
 void bf12_as_tiles(const Operands &o, int rows, int num_blocks) {
     const FlushedDenormals flushed;
-    bf12_by<TileSum>(o, rows, num_blocks);
+    bf12_by<TileSum, max_rows_as_tiles>(o, rows, num_blocks);
 }
 
 void bf16_as_tiles(const Operands &o, int rows, int num_blocks) {

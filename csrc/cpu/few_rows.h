@@ -1,5 +1,6 @@
-// out[rows, 16 * blocks] = x[rows, cols] . packed blocks of bf16 or bf12, for one or two rows:
-// memory bounds them, and vectors read it faster than tiles.
+// out[rows, 16 * blocks] = x[rows, cols] . packed blocks of bf16 or bf12, for few rows: memory
+// bounds them, so they are multiplied while weights are unpacked. With more rows than these it is
+// faster to unpack some blocks first, for all rows (products.cpp).
 #pragma once
 #include "cpu/operands.h"
 
@@ -7,7 +8,8 @@ namespace headrace {
 
 #if defined(__x86_64__)
 
-constexpr int max_few_rows = 2;
+constexpr int max_few_rows = 8;
+constexpr int max_rows_as_tiles = 2; // vectors read memory faster than tiles
 
 // The same bits as the products of many rows give: those of fp32 (gemm.h), those of AMD's dot
 // products of bf16, those of Intel's tiles (kernels_amx.cpp). `x` is as it is there.

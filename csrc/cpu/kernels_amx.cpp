@@ -214,7 +214,7 @@ bool may_use_tiles() {
 }
 
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks) {
-    if (rows <= max_few_rows) {
+    if (rows <= max_rows_as_tiles) {
         bf16_as_tiles(o, rows, num_blocks);
     } else {
         multiply_all_rows<StoredUnits>(o, rows, num_blocks);
@@ -222,7 +222,7 @@ void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks) {
 }
 
 void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks) {
-    if (rows <= max_few_rows) {
+    if (rows <= max_rows_as_tiles) {
         bf12_as_tiles(o, rows, num_blocks);
     } else {
         multiply_all_rows<UnpackedUnits>(o, rows, num_blocks);

@@ -64,7 +64,7 @@ struct Int8Operands {
 };
 
 constexpr int decoded_blocks = 2;  // at a time, as wide as the widest tile of many rows
-constexpr int unpacked_blocks = 6; // of bf12 at a time, as wide as that of few
+constexpr int unpacked_blocks = 2; // of bf12, likewise
 
 constexpr int block_tokens = 64; // of logits that have their largest noted
 

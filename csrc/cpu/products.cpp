@@ -74,10 +74,18 @@ void round_columns(const StepState &state, const Activations &x, Factors weights
     }
 }
 
-void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, const Operands &o,
-                     int rows, int num_blocks, float *scratch);
+// Of weights that lie as the kernels read them.
+void multiply_plain(const Kernels &kernels, Format format, bool is_rounded, const Operands &o,
+                    int rows, int num_blocks, float *scratch) {
+    if (is_rounded && kernels.gemm_bf16) {
+        kernels.gemm_bf16(o, rows, num_blocks);
+    } else {
+        kernels.gemm(format, o, rows, num_blocks, scratch);
+    }
+}
 
-// Where the kernel does not take so many rows, some blocks at a time become bf16.
+// Where the kernel does not take so many rows, some blocks at a time become bf16. While they are
+// multiplied, the packed ones behind them are fetched.
 void multiply_bf12(const Kernels &kernels, bool is_rounded, const Operands &o, int rows,
                    int num_blocks, float *scratch) {
     if (rows <= (is_rounded ? kernels.max_rounded_bf12 : max_few_rows)) {
@@ -85,14 +93,18 @@ void multiply_bf12(const Kernels &kernels, bool is_rounded, const Operands &o, i
         return;
     }
     const size_t bytes = block_bytes(Format::bf16, o.cols);
+    auto *const unpacked = reinterpret_cast<uint8_t *>(scratch);
     for (int n = 0; n < num_blocks; n += unpacked_blocks) {
         const int count = std::min(unpacked_blocks, num_blocks - n);
         Operands some = o.at_block(n);
-        kernels.unpack_bf12(some.blocks, o.cols, count, reinterpret_cast<uint8_t *>(scratch));
-        some.blocks = reinterpret_cast<const uint8_t *>(scratch);
+        kernels.unpack_bf12(some.blocks, o.cols, count, unpacked);
+        if (n + count < num_blocks) {
+            some.ahead = some.blocks + count * o.block_bytes - unpacked;
+        }
+        some.blocks = unpacked;
         some.block_bytes = bytes;
-        multiply_floats(kernels, Format::bf16, is_rounded, some, rows, count,
-                        scratch + unpacked_blocks * bytes / sizeof(float));
+        multiply_plain(kernels, Format::bf16, is_rounded, some, rows, count,
+                       scratch + unpacked_blocks * bytes / sizeof(float));
     }
 }
 
@@ -100,10 +112,8 @@ void multiply_floats(const Kernels &kernels, Format format, bool is_rounded, con
                      int rows, int num_blocks, float *scratch) {
     if (format == Format::bf12) {
         multiply_bf12(kernels, is_rounded, o, rows, num_blocks, scratch);
-    } else if (is_rounded && kernels.gemm_bf16) {
-        kernels.gemm_bf16(o, rows, num_blocks);
     } else {
-        kernels.gemm(format, o, rows, num_blocks, scratch);
+        multiply_plain(kernels, format, is_rounded, o, rows, num_blocks, scratch);
     }
 }
 
