@@ -71,11 +71,16 @@ template <class Sum, int num_rows, int num_blocks> struct Sums {
             }
         }
     }
-    __attribute__((always_inline)) void add(const Operands &o, int pair, int n,
-                                            const Pair &weights) {
+    // Of `count` blocks from the n-th on: each factor is read once for all of them.
+    template <class Weights>
+    __attribute__((always_inline)) void add(const Operands &o, int pair, int n, int count,
+                                            const Weights &weights) {
 #pragma GCC unroll 8
         for (int m = 0; m < num_rows; ++m) {
-            of[m][n].add(o.x + size_t(m) * o.x_stride, pair, weights);
+#pragma GCC unroll 2
+            for (int b = 0; b < count; ++b) {
+                of[m][n + b].add(o.x + size_t(m) * o.x_stride, pair, weights(b));
+            }
         }
     }
     void store(const Operands &o) {
@@ -97,7 +102,7 @@ template <class Sum, int num_rows, int num_blocks> void multiply_bf16(const Oper
 #pragma GCC unroll 6
             for (int n = 0; n < num_blocks; ++n, block += o.block_bytes) {
                 __builtin_prefetch(block + o.ahead);
-                sums.add(o, pair, n, {_mm512_loadu_si512(block)});
+                sums.add(o, pair, n, 1, [&](int) { return Pair{_mm512_loadu_si512(block)}; });
             }
         }
         sums.each([](Sum &s, int, int) { s.end_unit(); });
@@ -106,6 +111,8 @@ template <class Sum, int num_rows, int num_blocks> void multiply_bf16(const Oper
 }
 
 template <class Sum, int num_rows, int num_blocks> void multiply_bf12(const Operands &o) {
+    // Blocks that share what is read of the rows, where these are more than the blocks.
+    constexpr int at_once = num_rows > num_blocks ? num_blocks : 1;
     Sums<Sum, num_rows, num_blocks> sums = {};
     const uint8_t *units = o.blocks + bf12_header_bytes(o.cols);
     for (int u = 0; u < o.cols / bf12_cols; ++u, units += bf12_unit_bytes) {
@@ -120,35 +127,39 @@ template <class Sum, int num_rows, int num_blocks> void multiply_bf12(const Oper
             is_packed = is_packed && !header.stored;
         }
         sums.each([](Sum &s, int, int) { s.begin_unit(); });
-        const auto add_four = [&](int g, int n, bool is_stored) {
-            const uint8_t *unit = units + n * o.block_bytes;
-            for (int line = 0; line < 3; ++line) {
-                __builtin_prefetch(unit + bf12_ahead + (3 * g + line) * 64);
-            }
-            Pair pairs[4];
-            if (is_stored) {
-                load_four(header_of(o.blocks + n * o.block_bytes, u).stored, g, pairs);
-            } else {
-                unpack_four(unit, g, tables[n], pairs);
+        const auto add_four = [&](int g, int n, bool is_packed) {
+            Pair pairs[at_once][4];
+#pragma GCC unroll 2
+            for (int b = 0; b < at_once; ++b) {
+                const uint8_t *unit = units + (n + b) * o.block_bytes;
+                for (int line = 0; line < 3; ++line) {
+                    __builtin_prefetch(unit + bf12_ahead + (3 * g + line) * 64);
+                }
+                const auto *stored = header_of(o.blocks + (n + b) * o.block_bytes, u).stored;
+                if (is_packed || !stored) {
+                    unpack_four(unit, g, tables[n + b], pairs[b]);
+                } else {
+                    load_four(stored, g, pairs[b]);
+                }
             }
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) {
-                sums.add(o, u * unit_pairs + 4 * g + i, n, pairs[i]);
+                sums.add(o, u * unit_pairs + 4 * g + i, n, at_once,
+                         [&](int b) { return pairs[b][i]; });
             }
         };
         if (__builtin_expect(is_packed, true)) {
 #pragma GCC unroll 4
             for (int g = 0; g < unit_pairs / 4; ++g) {
 #pragma GCC unroll 6
-                for (int n = 0; n < num_blocks; ++n) {
-                    add_four(g, n, false);
+                for (int n = 0; n < num_blocks; n += at_once) {
+                    add_four(g, n, true);
                 }
             }
         } else {
-            for (int n = 0; n < num_blocks; ++n) {
-                const bool is_stored = header_of(o.blocks + n * o.block_bytes, u).stored;
-                for (int g = 0; g < unit_pairs / 4; ++g) {
-                    add_four(g, n, is_stored);
+            for (int g = 0; g < unit_pairs / 4; ++g) {
+                for (int n = 0; n < num_blocks; n += at_once) {
+                    add_four(g, n, false);
                 }
             }
         }
