@@ -1,20 +1,19 @@
 """Starting servers to be measured, and what they cost: time to start, memory, processor time."""
 
-import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 import httpx
 import psutil
+
+from support.ports import reserved_port
 
 START_S = 400
 LOOK_S = 0.01  # between looks at whether a starting server answers
@@ -119,16 +118,6 @@ class Server:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-
-@contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A port that nobody is given meanwhile, but who asks for it by number."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-        yield port
 
 
 def headrace(*args: str) -> Server:

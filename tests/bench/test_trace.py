@@ -2,12 +2,10 @@
 
 import gzip
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from support.trace import Event, idleness, read_trace
 
 

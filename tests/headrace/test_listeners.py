@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import reserved_port
 
 import headrace.listeners as listeners_module
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError
 from headrace.listeners import Listeners, listen
+from support.ports import reserved_port
 
 
 @pytest.fixture

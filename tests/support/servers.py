@@ -5,11 +5,10 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -143,16 +142,6 @@ class RunningServer:
 def shared_memory_files() -> set[str]:
     """Return the names in /dev/shm, without those of tests that run beside this one."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("headrace-fuzz-")}
-
-
-@contextlib.contextmanager
-def reserved_port() -> Iterator[int]:
-    """A port that nobody is given meanwhile, but who asks for it by number."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port: int = holder.getsockname()[1]
-        yield port
 
 
 def survivors(ring: Iterable[psutil.Process]) -> list[str]:

@@ -18,10 +18,11 @@ import httpx
 import psutil
 import pytest
 from mutants.mutants import mutants
-from servers import PATIENCE_S, START_S, RunningServer, StartFailed, reserved_port, wait_until
+from servers import PATIENCE_S, START_S, RunningServer, StartFailed, wait_until
 
 from headrace.exit_status import ExitStatus
 from headrace.run_directory import is_alive
+from support.ports import reserved_port
 
 LAUNCH = str(Path(sys.executable).parent / "launch_server")
 MOCK = ("--port", "0", "--engine", "mock")

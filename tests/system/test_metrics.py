@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import PATIENCE_S, RunningServer, reserved_port, wait_until
+from servers import PATIENCE_S, RunningServer, wait_until
+
+from support.ports import reserved_port
 
 PROMETHEUS = shutil.which("prometheus")  # Debian's package
 COUNTS = (

@@ -18,10 +18,11 @@ import httpx
 import psutil
 import pytest
 from mutants.mutants import DEADLY_TOKEN, DEADLY_WORD, mutants
-from servers import RunningServer, reserved_port, wait_until
+from servers import RunningServer, wait_until
 
 from headrace.exit_status import ExitStatus
 from headrace.model_card import find_demo_model
+from support.ports import reserved_port
 
 STORY = {"role": "user", "content": "Tell me a story about a fox."}
 SCHEMA = {

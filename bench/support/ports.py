@@ -1,0 +1,15 @@
+"""A free port, for what has to be told one before it starts."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody is given meanwhile, but who asks for it by number."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        yield port
