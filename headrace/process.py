@@ -4,6 +4,7 @@ A child is this module run by a fresh interpreter: nothing is forked or pickled.
 board and a note, a memfd with its role, config and log level.
 """
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -118,35 +120,49 @@ def spawn(
     pass_fds: tuple[int, ...] = (),
     record: str | None = None,
 ) -> Process:
-    """Start the process of `seat`. It dies with the calling process, at the latest."""
-    stacks = StackFile.create()
+    """Start the process of `seat`. It dies with the calling process, at the latest.
+
+    Raises:
+        OSError: the system is short of processes, files or memory.
+    """
     slot = board.slot(seat.role, seat.index)
     slot.beat()  # from now on it may be missed
-    note = Note(
-        role=seat.role,
-        index=seat.index,
-        parent=os.getpid(),
-        fingerprint=fingerprint(),
-        board_fd=board.fd,
-        seats=[slot.seat for slot in board.slots],
-        log_level=log_level,
-        config=msgspec.msgpack.encode(config),
-        record=record,
-        stacks_fd=stacks.fd,
-    )
+    with contextlib.ExitStack() as undo:
+        stacks = StackFile.create()
+        undo.callback(stacks.close)
+        note = Note(
+            role=seat.role,
+            index=seat.index,
+            parent=os.getpid(),
+            fingerprint=fingerprint(),
+            board_fd=board.fd,
+            seats=[slot.seat for slot in board.slots],
+            log_level=log_level,
+            config=msgspec.msgpack.encode(config),
+            record=record,
+            stacks_fd=stacks.fd,
+        )
+        with written(note) as fd:
+            process = Process(
+                [sys.executable, "-m", "headrace.process", str(fd)],
+                pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
+            )
+        process.stacks = stacks
+        undo.pop_all()
+    slot[Field.PID] = process.pid  # before it says so itself
+    return process
+
+
+@contextlib.contextmanager
+def written(note: Note) -> Iterator[int]:
+    """A file in memory with a note, for a child to inherit."""
     fd = os.memfd_create("headrace-note")
     try:
         os.write(fd, msgspec.msgpack.encode(note))
         os.lseek(fd, 0, os.SEEK_SET)
-        process = Process(
-            [sys.executable, "-m", "headrace.process", str(fd)],
-            pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
-        )
-        process.stacks = stacks
-        slot[Field.PID] = process.pid  # before it says so itself
-        return process
+        yield fd
     finally:
         os.close(fd)
 

@@ -243,6 +243,7 @@ class Supervisor:
         except OSError:
             process.kill()
             process.wait()
+            process.stacks.close()
             raise
 
     def _is_drained(self) -> bool:

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from servers import wait_until
 
 from headrace.board import Board, Field, Seat, State
@@ -71,6 +73,28 @@ def test_what_the_system_refuses_ends_a_start_with_a_word_and_no_traceback() -> 
     words = board.slots[0].last_words
     assert words.startswith("[Errno 2] No such file or directory")
     assert "ipc:///missing/tokenizer-0.sock" in words
+
+
+@pytest.mark.parametrize("is_short_of_files", [True, False])
+def test_who_cannot_be_started_leaves_no_file_open(
+    is_short_of_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board.create([SEAT])
+    create = os.memfd_create
+
+    def refuse_notes(name: str, *flags: int) -> int:
+        if name == "headrace-note":
+            raise OSError(errno.EMFILE, "too many open files")
+        return create(name, *flags)
+
+    if is_short_of_files:
+        monkeypatch.setattr(os, "memfd_create", refuse_notes)
+    else:
+        monkeypatch.setattr(sys, "executable", "/missing")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="open files" if is_short_of_files else "/missing"):
+        spawn(SEAT, CONFIG, board, "info")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
