@@ -12,6 +12,7 @@ from pathlib import Path
 KB = 1 << 10
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
 NAME = re.compile(r"[\w.-]+")
+VISIBLE = "CUDA_VISIBLE_DEVICES"  # of CUDA: the GPUs that programs may see
 TILES = {"amx_tile", "amx_bf16", "avx512_bf16"}
 
 
@@ -27,7 +28,7 @@ class Machine:
     memory_bytes: int
     free_bytes: int  # for new things, of the container's share if it has one
     num_numa_nodes: int
-    gpus: list[str]
+    gpus: list[str]  # unless all are hidden
     driver: str | None
     shm_bytes: int | None  # of /dev/shm; None is that there is none
     max_files: int  # open at once; -1 is no limit
@@ -52,7 +53,7 @@ class Machine:
             memory_bytes=kilobytes(memory, "MemTotal"),
             free_bytes=min([free, *container_bytes(root / "sys/fs/cgroup")]),
             num_numa_nodes=max(len(nodes), 1),
-            gpus=[field(read(path), "Model") for path in gpus],
+            gpus=[] if are_gpus_hidden() else [field(read(path), "Model") for path in gpus],
             driver=driver and driver[1],
             shm_bytes=free_space(shm) if shm.is_dir() else None,
             max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -61,7 +62,12 @@ class Machine:
 
 def has_gpus() -> bool:
     """Whether there may be GPUs; whether they can run a model, workers find out."""
-    return NVIDIA.exists()
+    return NVIDIA.exists() and not are_gpus_hidden()
+
+
+def are_gpus_hidden() -> bool:
+    """Whether whoever started this has it see no GPU."""
+    return os.environ.get(VISIBLE) in ("", "-1")
 
 
 def read(path: Path) -> str:

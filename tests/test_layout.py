@@ -172,7 +172,7 @@ def test_the_environment_says_nothing_but_keys_and_where_things_are() -> None:
             read.update(names)
             assert "getenv" not in path.read_text(), path
     keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
-    assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET"}
+    assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET", "VISIBLE"}
 
 
 def test_nothing_is_pickled() -> None:

@@ -14,7 +14,7 @@ from headrace.engine_proc.worker.model import Model, read_json
 from headrace.engine_proc.worker.spec import Placement
 from headrace.engine_proc.worker.weights import Format
 from headrace.errors import ModelError
-from headrace.machine import has_gpus
+from headrace.machine import VISIBLE, are_gpus_hidden, has_gpus
 from headrace.vision import vision_family
 
 IN_MODULES = "transformers' modules do"  # why a model runs on the CPU
@@ -143,6 +143,8 @@ def find_gpus(asked: str, num: int) -> str:
     """Return why this machine has not `num` GPUs for `--device asked`; "" is that it has."""
     if os.environ.get(INTERPRET) == "1":
         return "" if asked == "cuda" else f"{INTERPRET}=1 is for tests, which say --device cuda"
+    if are_gpus_hidden():
+        return f"{VISIBLE} hides all GPUs"
     if not has_gpus():
         return "this machine has no NVIDIA GPU"
     for package in ("torch", "triton"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import doctor
+from headrace import doctor, machine
 from headrace.all_reduce_policy import Topology
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import HeadraceError
@@ -59,7 +59,10 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_a_machine_is_seen_as_its_kernel_says(tmp_path: Path) -> None:
+def test_a_machine_is_seen_as_its_kernel_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seen = Machine.look(
         write(
             tmp_path,
@@ -84,6 +87,20 @@ def test_a_machine_is_seen_as_its_kernel_says(tmp_path: Path) -> None:
     table = dict(doctor.facts(seen))
     assert table["GPUs"] == "NVIDIA H200, driver 570.86.15"
     assert table["memory"] == "2.0 GiB free of 8.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("visible", "sees"), [(None, True), ("0,1", True), ("", False), ("-1", False)]
+)
+def test_gpus_that_are_hidden_are_none(
+    visible: str | None, sees: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    write(tmp_path, {"proc/driver/nvidia/gpus/0000:01/information": "Model: \t NVIDIA H200\n"})
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    assert machine.has_gpus() == bool(Machine.look(tmp_path).gpus) == sees
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def test_it_is_foreseen_what_transformers_cannot_do(flag: str, value: str, tmp_p
 
 
 def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert find_gpus("cuda", 1) == ""
     assert "is for tests" in find_gpus("auto", 1)
@@ -148,6 +149,8 @@ def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(machine, "NVIDIA", tmp_path)
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
     assert find_gpus("auto", 1) == "the package torch is missing"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_gpus("auto", 1) == "CUDA_VISIBLE_DEVICES hides all GPUs"
 
 
 @pytest.mark.parametrize(
