@@ -29,8 +29,10 @@ class Arrivals:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        for _ in range(min(MAX_BEGUN, len(self._line))):
-            self._line.popleft()()
-        self._after()
-        if self._line:
-            asyncio.get_running_loop().call_soon(self._begin)
+        try:
+            for _ in range(min(MAX_BEGUN, len(self._line))):
+                self._line.popleft()()
+        finally:  # where one fails, which the loop logs, the others go on
+            if self._line:
+                asyncio.get_running_loop().call_soon(self._begin)
+            self._after()

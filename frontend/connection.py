@@ -144,8 +144,12 @@ class Connection(HttpToolsProtocol):
         cycle.keep_alive &= not self._server_is_leaving()
 
         def begin() -> None:
-            if not request.is_given_up:
-                app(request)
+            try:
+                if not request.is_given_up:
+                    app(request)
+            except BaseException:
+                self.cut()  # nobody will answer
+                raise
 
         self._arrivals.add(begin, is_first=request.method != "POST")
 

@@ -5,6 +5,8 @@ from functools import partial
 
 from headrace.frontend.arrivals import MAX_BEGUN, Arrivals
 
+DEADLINE_S = 120
+
 
 async def test_many_requests_begin_in_turns() -> None:
     ends: list[int] = []
@@ -31,6 +33,28 @@ async def test_who_is_first_begins_before_all_that_wait() -> None:
     while not begun:
         await asyncio.sleep(0)
     assert begun == [-1, *range(MAX_BEGUN - 1)]
+
+
+async def test_those_behind_one_that_fails_begin() -> None:
+    failures: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, failed: failures.append(failed["exception"]))
+    begun: list[int] = []
+    sent: list[int] = []
+    arrivals = Arrivals(after=lambda: sent.extend(begun))
+    error = ValueError("nobody has foreseen it")
+
+    def fail() -> None:
+        raise error
+
+    arrivals.add(partial(begun.append, 1))
+    arrivals.add(fail)
+    arrivals.add(partial(begun.append, 2))
+    async with asyncio.timeout(DEADLINE_S):
+        while len(begun) < 2:
+            await asyncio.sleep(0)
+    assert sent == [1, 1, 2], "and what is done once in a turn is done"
+    assert failures == [error]
 
 
 async def test_a_request_that_comes_while_others_begin_is_the_last() -> None:

@@ -91,6 +91,8 @@ class Site:
         if request.path in ("/pour", "/large", "/brim"):
             self._answer_much(request)
             return
+        if request.path == "/fail":
+            raise ValueError("nobody has foreseen it")
         task = asyncio.create_task(self._answer(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -233,6 +235,18 @@ async def test_requests_are_served_one_after_the_other(site: Site) -> None:
     for body in (b"one", b"", b"three"):
         client.say(b"POST /echo HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         assert await client.response() == (200, body)
+
+
+async def test_who_asks_what_fails_is_parted_with_and_others_are_served(site: Site) -> None:
+    failures: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, failed: failures.append(failed["exception"]))
+    failing, other = await site.connect(), await site.connect()
+    failing.say(b"GET /fail HTTP/1.1\r\n\r\n")
+    other.say(b"GET /refuse HTTP/1.1\r\n\r\n")
+    assert await failing.end() == b""
+    assert (await other.response())[0] == 429
+    assert [str(error) for error in failures] == ["nobody has foreseen it"]
 
 
 async def test_a_connection_on_which_nothing_comes_is_closed(site: Site) -> None:
