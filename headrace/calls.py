@@ -11,6 +11,7 @@ from headrace.answers import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    ChatMessage,
     Completion,
     EmbeddingList,
     Messages,
@@ -43,22 +44,42 @@ class RequestOutput(msgspec.Struct):
 
 def prompt_list(prompts: TextOrIds | Sequence[TextOrIds]) -> list[TextOrIds]:
     """Return one prompt or several, each text or token ids, as a list."""
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]  # a sequence that starts with an id is all ids
-    return list(prompts)  # type: ignore[arg-type]
+    match prompts:
+        case str() | [int(), *_]:  # what starts with an id is all ids
+            return [prompts]  # type: ignore[list-item]
+    return several(prompts, "a prompt is a text or a list of token ids")
 
 
 def conversation_list(messages: Messages | Sequence[Messages]) -> list[Messages]:
     """Return one conversation or several, each messages or what the user says, as a list."""
-    if isinstance(messages, str) or (messages and isinstance(messages[0], dict)):
-        return [messages]  # type: ignore[list-item]
-    return list(messages)  # type: ignore[arg-type]
+    match messages:
+        case str() | [dict() | ChatMessage(), *_]:
+            return [messages]  # type: ignore[list-item]
+    return several(messages, "a conversation is a text or a list of messages")
+
+
+def several(items: Any, what: str) -> list[Any]:
+    """Return a list of what are texts or lists.
+
+    Raises:
+        TypeError: it is none, or something else is in it. `what` says what it should be.
+    """
+    match items:
+        case [*found]:
+            others = [item for item in found if not isinstance(item, str | list | tuple)]
+        case _:
+            others = [items]
+    if others:
+        raise TypeError(f"{what}, not {type(others[0]).__name__}; several are a list of such")
+    return list(items)
 
 
 def params_list(params: Params, num_prompts: int) -> list[SamplingParams]:
     """Return the parameters of each prompt; one may do for all."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if not isinstance(params, list | tuple):
+        raise not_params(params)
     if len(params) != num_prompts:
         raise ValueError(
             f"{len(params)} sampling_params for {num_prompts} prompts; give one for each, or one "
@@ -71,11 +92,19 @@ def call_of(
     path: str, body: dict[str, Any], params: SamplingParams | None, options: dict[str, Any]
 ) -> Call:
     """Return the request of one prompt. Options go before parameters."""
+    if not isinstance(params, SamplingParams | None):
+        raise not_params(params)
     fields = {} if params is None else msgspec.to_builtins(params)
     fields |= options
     n = fields.get("n")
     num_sequences = n if isinstance(n, int) and n > 0 else 1  # the server refuses what is not
     return Call(path, msgspec.json.encode(fields | body), num_sequences)
+
+
+def not_params(params: object) -> TypeError:
+    """The error for what are no parameters."""
+    name = type(params).__name__
+    return TypeError(f"sampling_params must be SamplingParams, or a list of such, not {name}")
 
 
 def completion_calls(
@@ -96,6 +125,14 @@ def chat_calls(
         call_of(CHAT, chat_body(messages, {"stream": False}), p, options)
         for messages, p in zip(conversations, params_list(params, len(conversations)), strict=True)
     )
+
+
+def stream_call(prompt: TextOrIds, params: SamplingParams | None, options: dict[str, Any]) -> Call:
+    """Return the request of a prompt whose continuation is wanted as it comes."""
+    listed = prompt_list(prompt)
+    if len(listed) != 1:
+        raise TypeError(f"a stream is of one prompt, not of {len(listed)}; generate takes several")
+    return call_of(COMPLETIONS, {"prompt": listed[0], "stream": True}, params, options)
 
 
 def embedding_calls(texts: list[TextOrIds], options: dict[str, Any]) -> Iterator[Call]:

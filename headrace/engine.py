@@ -20,7 +20,6 @@ from typing import Any, Self
 
 from headrace.answers import (
     CHAT,
-    COMPLETIONS,
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -42,6 +41,7 @@ from headrace.calls import (
     prompt_list,
     request_outputs,
     stack,
+    stream_call,
 )
 from headrace.config import ServerConfig, config_of
 from headrace.errors import ConfigError, EngineDied
@@ -148,8 +148,7 @@ class Engine:
         **options: Any,
     ) -> Generator[str, None, None]:
         """Yield a prompt's continuation as it comes. Close the iterator early to end its work."""
-        body = {"prompt": prompt, "stream": True}
-        return self._stream(call_of(COMPLETIONS, body, sampling_params, options), Completion)
+        return self._stream(stream_call(prompt, sampling_params, options), Completion)
 
     def stream_chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
@@ -270,8 +269,7 @@ class AsyncEngine:
         **options: Any,
     ) -> AsyncGenerator[str, None]:
         """Yield a prompt's continuation as it comes. Close the iterator early to end its work."""
-        body = {"prompt": prompt, "stream": True}
-        return self._stream(call_of(COMPLETIONS, body, sampling_params, options), Completion)
+        return self._stream(stream_call(prompt, sampling_params, options), Completion)
 
     def stream_chat(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any

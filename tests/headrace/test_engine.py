@@ -16,7 +16,14 @@ import pytest
 from peers import EVENTS, USAGE, Object, PlayedRing, event
 
 from headrace import ring as ring_module
-from headrace.calls import conversation_list, params_list, prompt_list
+from headrace.answers import ChatMessage
+from headrace.calls import (
+    completion_calls,
+    conversation_list,
+    params_list,
+    prompt_list,
+    stream_call,
+)
 from headrace.config import ServerConfig
 from headrace.embedded import Failed
 from headrace.engine import AsyncEngine, Engine, embedded_config
@@ -465,11 +472,34 @@ def test_forms_of_prompts_and_conversations() -> None:
     message = {"role": "user", "content": "a"}
     assert conversation_list([message]) == [[message]]
     assert conversation_list([[message], "a"]) == [[message], "a"]
+    said = ChatMessage("user", "a")
+    assert conversation_list([said]) == [[said]]
+    assert prompt_list([]) == conversation_list([]) == []
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"a", {"a"}, {"prompt": "a"}, iter("a")])
+def test_what_is_no_prompt_is_named(prompts: Any) -> None:
+    name = type(prompts).__name__
+    for listed in (prompts, ["a", prompts]):
+        with pytest.raises(TypeError, match=f"a text or a list of token ids, not {name}"):
+            prompt_list(listed)
+        with pytest.raises(TypeError, match=f"a text or a list of messages, not {name}"):
+            conversation_list(listed)
+
+
+def test_a_stream_is_of_one_prompt() -> None:
+    prompts: Any = ["a", "b"]
+    with pytest.raises(TypeError, match="one prompt, not of 2; generate takes several"):
+        stream_call(prompts, None, {})
 
 
 def test_parameters_are_one_for_all_or_one_for_each() -> None:
     with pytest.raises(ValueError, match="2 sampling_params for 3 prompts"):
         params_list([SamplingParams(), SamplingParams()], 3)
+    no_params: Any = {"max_tokens": 1}
+    for params in (no_params, [no_params]):
+        with pytest.raises(TypeError, match=r"sampling_params must be SamplingParams, .* not dict"):
+            list(completion_calls(["a"], params, {}))
 
 
 def test_every_sampling_parameter_is_one_the_server_knows() -> None:
