@@ -5,9 +5,12 @@ Processes never see it; each gets the few values it needs in a config of its own
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from headrace.board import MAX_FRONTENDS, MAX_PREPROCESSORS, MAX_TOKENIZERS
 from headrace.chaos import parse_chaos
@@ -219,15 +222,31 @@ class ServerConfig:
             )
 
 
+TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
+
+
 def config_of(flags: Mapping[str, Any], has_gpus: bool) -> ServerConfig:
     """Return the configuration with these flags, the others as suits where the model will run.
 
     Args:
         has_gpus: whether `--device auto` finds some.
+
+    Raises:
+        ConfigError: a flag has a value that cannot work; the text names it.
     """
-    device = flags.get("device", "auto")
+    values = {name: typed(name, value) for name, value in flags.items()}
+    device = values.get("device", "auto")
     on_gpus = device == "cuda" or (device == "auto" and has_gpus)
-    return ServerConfig(**({**ON_GPUS, **flags} if on_gpus else flags))
+    return ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))
+
+
+def typed(name: str, value: Any) -> Any:
+    """Return a flag's value in the flag's type. A program may give lists, paths, or anything."""
+    try:
+        plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return msgspec.convert(plain, TYPES[name])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{flag_name(name)}: {error}") from None
 
 
 def flag_name(name: str) -> str:

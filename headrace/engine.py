@@ -68,8 +68,7 @@ def embedded_config(model: str | os.PathLike[str] | None, flags: dict[str, Any])
         if name not in ServerConfig.__dataclass_fields__:
             raise ConfigError(f"{name} is not a flag; `launch_server --help` lists them")
     defaults: dict[str, Any] = {"log_level": "warning", "max_num_queued": UNBOUNDED}
-    path = None if model is None else os.fspath(model)
-    return config_of(defaults | flags | {"model": path}, has_gpus())
+    return config_of(defaults | flags | {"model": model}, has_gpus())
 
 
 class Engine:

@@ -28,8 +28,7 @@ class LocalServer:
                 raise ConfigError(
                     f"{name} is not a flag of this; `launch_server --help` lists them"
                 )
-        path = None if model is None else os.fspath(model)
-        config = config_of(DEFAULTS | dict(flags) | {"model": path}, has_gpus())
+        config = config_of(DEFAULTS | dict(flags) | {"model": model}, has_gpus())
         keys = read_api_keys(config, {})
         read_admin_key(config, {}, keys)
         self.api_key = keys[0] if keys else None

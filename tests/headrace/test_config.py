@@ -1,5 +1,6 @@
 """A configuration can work, or one line says why not."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,20 @@ def test_steps_are_larger_on_gpus_unless_flags_say_otherwise(
 ) -> None:
     config = config_of(flags, has_gpus)
     assert (config.max_num_seqs, config.max_num_batched_tokens) == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("max_num_seqs", "many", "int"), ("tp", 1.5, "int"), ("api_key", "a key", "array")],
+)
+def test_a_value_of_another_type_is_refused(name: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag_name(name)}: Expected `{expected}`, got "):
+        config_of({name: value}, has_gpus=False)
+
+
+def test_values_come_from_programs_too() -> None:
+    config = config_of({"api_key": ["a"], "chat_template": Path("a")}, has_gpus=False)
+    assert (config.api_key, config.chat_template) == (("a",), "a")
 
 
 def test_there_are_1_to_16_workers() -> None:
