@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from reference import NUM_TOKENS, NUM_TOP, Expected, assert_likely
+from reference import NUM_TEXTS, NUM_TOKENS, Expected, assert_likely
 from servers import HELD, RunningServer
 
 TIMEOUT_S = 300
@@ -49,7 +49,7 @@ def complete(server: RunningServer, case: Expected) -> Any:
     Where it is known how likely each token was, that is asked for, too.
     """
     body = {"prompt": case.prompt_ids, "temperature": 0, "max_tokens": NUM_TOKENS}
-    body |= {"logprobs": NUM_TOP} if case.likely else {}
+    body |= {"logprobs": NUM_TEXTS} if case.likely else {}
     response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]
@@ -61,8 +61,8 @@ def check_logprobs(case: Expected, told: Any) -> None:
     assert count >= len(case.ids) - 1, "all but the stop token"
     rows = told["token_logprobs"], told["top_logprobs"], case.likely[first : first + count]
     for logprob, top, it in zip(*rows, strict=True):
-        listed = sorted(top.items(), key=lambda item: -item[1])[:NUM_TOP]
-        assert_likely(case, logprob, listed, it, TOLERANCE)
+        listed = sorted(top.items(), key=lambda item: -item[1])[:NUM_TEXTS]
+        assert_likely(case, logprob, listed, it, TOLERANCE, NUM_TEXTS)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -75,8 +75,11 @@ def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> Non
     assert LIBRARIES["tokenizers"] in tokenizer, "the check sees what is loaded"
 
 
-@pytest.mark.parametrize("process", ["supervisor", "engine", "tokenizer 0", "detokenizer 0"])
-def test_only_the_worker_may_load_torch(server: RunningServer, process: str) -> None:
+@pytest.mark.parametrize(
+    "process", ["supervisor", "engine", "worker 0", "tokenizer 0", "detokenizer 0"]
+)
+def test_nobody_loads_torch_for_what_the_core_runs(server: RunningServer, process: str) -> None:
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2})
     assert LIBRARIES["torch"] not in loaded_files(server.ring[f"headrace: {process}"])
 
 

@@ -12,6 +12,7 @@ import openai
 import pytest
 from reference import (
     NUM_PENALIZED,
+    NUM_TEXTS,
     NUM_TOKENS,
     NUM_TOP,
     REPETITION_PENALTY,
@@ -70,15 +71,15 @@ def test_an_echo_has_the_logprobs_of_the_prompt(
     server: RunningServer, expected: list[Expected]
 ) -> None:
     case = expected[0]
-    fields = {"prompt": case.prompt_ids, "echo": True, "logprobs": NUM_TOP, "max_tokens": 4}
+    fields = {"prompt": case.prompt_ids, "echo": True, "logprobs": NUM_TEXTS, "max_tokens": 4}
     (choice,) = ask(server, TEXT, skip_special_tokens=False, **fields)["choices"]
     logprobs = choice["logprobs"]
     assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0]) == (None, None)
     assert len(logprobs["tokens"]) == len(case.prompt_ids) + 4
     rows = zip(logprobs["token_logprobs"][1:], logprobs["top_logprobs"][1:], strict=True)
     for (logprob, top), it in zip(rows, case.likely, strict=False):
-        listed = sorted(top.items(), key=lambda item: -item[1])[:NUM_TOP]
-        assert_likely(case, logprob, listed, it, TOLERANCE)
+        listed = sorted(top.items(), key=lambda item: -item[1])[:NUM_TEXTS]
+        assert_likely(case, logprob, listed, it, TOLERANCE, NUM_TEXTS)
 
 
 def test_tokens_are_where_the_text_has_them(server: RunningServer) -> None:
@@ -190,6 +191,16 @@ def test_a_text_does_not_end_before_min_tokens(
     assert text_of(ask(server, TEXT, **body, stop=stop, min_tokens=4)) != ""
 
 
+def test_a_stop_token_ends_a_text(server: RunningServer, expected: list[Expected]) -> None:
+    case = expected[0]
+    stop = next(i for i, id in enumerate(case.ids) if i > 2 and id not in case.ids[:i])
+    body = {"prompt": case.prompt_ids, "max_tokens": NUM_TOKENS}
+    answer = ask(server, TEXT, **body, stop_token_ids=[case.ids[stop]])
+    assert text_of(answer) == case.text(stop)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == stop + 1
+
+
 def test_min_p_of_one_leaves_the_likeliest(server: RunningServer, expected: list[Expected]) -> None:
     case = expected[1]
     answer = ask(server, TEXT, prompt=case.prompt_ids, min_p=1, temperature=2, max_tokens=24)
@@ -251,23 +262,55 @@ def test_openai_client_reads_logprobs(server: RunningServer, expected: list[Expe
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def narrow_server() -> Iterator[RunningServer]:
-    """A server where one sequence runs and one waits."""
-    running = RunningServer("--max-num-seqs", "1", "--max-num-queued", "1")
+    """A server where one sequence runs and three wait."""
+    flags = ("--max-num-seqs", "1", "--max-num-queued", "3", "--scheduling-policy", "priority")
+    running = RunningServer(*flags)
     yield running
     running.close()
+
+
+def await_waiting(server: RunningServer, count: int) -> None:
+    wait_until(lambda: server.metric("num_requests_waiting") == count, f"{count} wait")
+
+
+ENDLESS = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+
+
+def test_the_important_run_first_then_whose_key_has_had_less(narrow_server: RunningServer) -> None:
+    server = narrow_server
+    url = f"{server.url}{TEXT}"
+    order = []
+
+    def run(name: str, priority: int = 0) -> None:
+        """Take the one place, when it is free, and leave it with the first token."""
+        headers = {"Authorization": f"Bearer {name[0]}"}
+        body = ENDLESS | {"priority": priority}
+        with httpx.stream("POST", url, json=body, headers=headers, timeout=TIMEOUT_S) as response:
+            next(response.iter_bytes())
+            order.append(name)
+
+    with ThreadPoolExecutor(3) as pool:
+        with httpx.stream("POST", url, json=ENDLESS, timeout=TIMEOUT_S) as holder:
+            assert holder.status_code == 200
+            runs = []
+            for name, priority in (("a1", 0), ("a2", -1), ("b1", 0)):
+                runs.append(pool.submit(run, name, priority))
+                await_waiting(server, len(runs))
+        for one in runs:
+            one.result()
+    assert order == ["a2", "b1", "a1"]
 
 
 def test_a_full_queue_is_a_429(narrow_server: RunningServer) -> None:
     server = narrow_server
     url = f"{server.url}{TEXT}"
-    endless = {"prompt": "x", "max_tokens": 8000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", url, json=endless, timeout=TIMEOUT_S) as response:
+    with httpx.stream("POST", url, json=ENDLESS, timeout=TIMEOUT_S) as response:
         assert response.status_code == 200
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(ask, server, TEXT, prompt="y", max_tokens=1)
-            wait_until(lambda: server.metric("num_requests_waiting") == 1, "one waits")
+            waiting = pool.submit(ask, server, TEXT, prompt=["y"] * 3, max_tokens=1)
+            await_waiting(server, 3)
             for streams in (False, True):
                 body = {"prompt": ["z", "z"], "max_tokens": 1, "stream": streams}
                 refused = httpx.post(url, json=body, timeout=TIMEOUT_S)
@@ -278,5 +321,5 @@ def test_a_full_queue_is_a_429(narrow_server: RunningServer) -> None:
                 assert "--max-num-queued" in error["message"]
                 assert error["code"] == "rate_limit_exceeded"
             response.close()
-            assert waiting.result()["usage"]["completion_tokens"] == 1
+            assert waiting.result()["usage"]["completion_tokens"] == 3
     assert ask(server, TEXT, prompt=["z"], max_tokens=1)["usage"]["completion_tokens"] == 1
