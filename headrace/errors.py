@@ -24,6 +24,13 @@ def anthropic_type(status: int) -> str:
     return ANTHROPIC_TYPES.get(status, "api_error")
 
 
+def in_a_line(error: Exception) -> str:
+    """Return the first line of an error that may fill a page; what it announces, too."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    num_lines = 2 if lines and lines[0].endswith(":") else 1
+    return " ".join(lines[:num_lines]) or type(error).__name__
+
+
 class HeadraceError(Exception):
     """Anything Headrace reports in one line rather than with a traceback.
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import ModelCard, ServerConfig
-from headrace.errors import BAD_JSON, ConfigError, ModelError
+from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.gguf import read_metadata
 from headrace.output_formats import thought_format, tool_format
 from headrace.pooling import Pooling, PoolingKind, read_pooling
@@ -64,9 +64,8 @@ def download(hub_id: str, *, has_weights: bool) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except Exception as error:  # the hub's errors have no common base
-        reason = str(error).splitlines()[0]
         raise ModelError(
-            f"{hub_id}: not a file or folder here, and the hub gave: {reason}"
+            f"{hub_id}: not a file or folder here, and the hub gave: {in_a_line(error)}"
         ) from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
-from headrace.errors import InvalidValue, ModelError
+from headrace.errors import InvalidValue, ModelError, in_a_line
 from headrace.memory_limit import MemoryLimit
 from headrace.tokenizer_proc.image_sources import Source
 from headrace.tokenizer_proc.image_spelling import Spelling
@@ -68,7 +68,7 @@ class ImageProcessor:
         try:
             self._process: Any = load(Path(model), backend="pil", local_files_only=True)
         except (OSError, ValueError, ImportError) as error:
-            why = str(error).splitlines()[0]
+            why = in_a_line(error)
             raise ModelError(f"{model}: its image processor cannot be loaded: {why}") from error
         self._low_detail = spelling.low_detail(self._process)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.engine_proc.collectives import CollectiveFailed
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.model import NO_DUMMY, Model, NotLowered, open_model, read_json
-from headrace.errors import ModelError
+from headrace.errors import ModelError, in_a_line
 from headrace.pooling import PoolingKind, read_pooling
 
 if TYPE_CHECKING:
@@ -102,18 +102,18 @@ def open_with_transformers(
     except CollectiveFailed:
         raise
     except Exception as error:  # whatever transformers and the model's code raise
-        raise ModelError(f"{path}: {CANNOT_RUN}: {first_line(error)}") from error
+        raise ModelError(f"{path}: {CANNOT_RUN}: {reason_of(error)}") from error
     if pooling is not None and model.is_causal and pooling.kind != PoolingKind.LAST:
         raise wrong_pooling(path, pooling.kind)
     log.info("%s runs in transformers, on the CPU", model.architecture)
     return model
 
 
-def first_line(error: Exception) -> str:
-    """Return what fits in one line of an error that may fill a page."""
+def reason_of(error: Exception) -> str:
+    """Return in one line why transformers cannot run a model."""
     if isinstance(error, KeyError):  # a model that looks its attention up in a table of its own
         return f"it does not know {error}; its attention is of its own kind"
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return in_a_line(error)
 
 
 def wrong_pooling(path: Path, kind: PoolingKind) -> ModelError:

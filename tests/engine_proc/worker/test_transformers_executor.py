@@ -273,6 +273,16 @@ def test_a_gguf_file_is_not_for_transformers(tmp_path: Path) -> None:
         open_it(tmp_path / "tiny.gguf", impl="transformers")
 
 
+def test_a_config_that_transformers_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    config = (tmp_path / "config.json").read_text().replace('"n_embd": 64', '"n_embd": "64"')
+    (tmp_path / "config.json").write_text(config)
+    says = r"run it: Validation error for field 'n_embd': TypeError: .* expected int, got str"
+    with pytest.raises(ModelError, match=says) as refused:
+        open_it(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
 NORM = "transformer.h.1.ln_1.weight"
 
 
