@@ -1,4 +1,5 @@
-"""Lower, then check: every family's spec, executed, gives the logits of transformers.
+"""Lower, then check: every family's spec, executed by torch and by the core, gives the logits of
+transformers.
 
 The models are random and tiny, but odd: fewer KV heads than heads, heads wider than hidden / heads
 where the family allows it, windows shorter than the prompt, multipliers away from 1.
@@ -6,6 +7,7 @@ where the family allows it, windows shorter than the prompt, multipliers away fr
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,18 @@ import pytest
 import torch
 import transformers
 
+from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.lower import lower_config
 from headrace.engine_proc.worker.model import open_model
 from headrace.engine_proc.worker.torch_executor import TorchExecutor
 from headrace.errors import ModelError
 
-PAGE_TOKENS = 4
 PAGES = [5, 2, 7, 0, 3, 6]  # of the one sequence: neither first, nor in order
+EXECUTORS = {
+    "torch": partial(TorchExecutor, page_tokens=4),
+    "core": partial(CpuExecutor, page_tokens=16),
+}
 PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12, 70, 5, 64, 29]
 
 TINY: dict[str, Any] = {
@@ -150,10 +156,10 @@ def batch(tokens: Sequence[int], start: int) -> Batch:
     )
 
 
-def run(folder: Path) -> Floats:
+def run(folder: Path, by: str) -> Floats:
     """Execute the prompt in two chunks and a decode step; return all logits."""
     model = open_model(folder)
-    executor = TorchExecutor(model.spec, model.weights, num_pages=8, page_tokens=PAGE_TOKENS)
+    executor = EXECUTORS[by](model.spec, model.weights, num_pages=8)
     cuts = [0, 9, len(PROMPT) - 1, len(PROMPT)]
     steps = [batch(PROMPT[a:b], a) for a, b in itertools.pairwise(cuts)]
     return np.concatenate([executor.forward(step) for step in steps])
@@ -170,7 +176,8 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path, case.split()[0], **CASES[case])
     expected = reference(model)
     assert np.abs(expected).max() > 1  # a model that says nothing agrees with anything
-    np.testing.assert_allclose(run(tmp_path), expected, atol=2e-5, rtol=0)
+    for by in EXECUTORS:
+        np.testing.assert_allclose(run(tmp_path, by), expected, atol=2e-5, rtol=0, err_msg=by)
 
 
 def config_of(model_type: str, **differences: Any) -> dict[str, Any]:
