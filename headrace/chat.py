@@ -76,8 +76,10 @@ def answer(conversation: Conversation, text: str, write: Callable[[str], object]
     except KeyboardInterrupt:
         pieces.close()
         write(" …")
-    except (HeadraceError, httpx.HTTPError) as error:
+    except HeadraceError as error:
         write(f"error: {error}")
+    except httpx.HTTPError as error:  # whose texts do not say where
+        write(f"error: {error.request.url.netloc.decode()}: {error}")
     write("\n")
 
 

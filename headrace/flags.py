@@ -121,7 +121,7 @@ def server_parser() -> Parser:
 
 
 def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]") -> None:
-    """Add the flag of a field."""
+    """Add the flag of a field. What it may be `ServerConfig` checks."""
     hint, name, help = HINTS[field.name], flag_name(field.name), help_of(field)
     if field.name == "model":
         group.add_argument("model", metavar="MODEL", nargs="?", help=help)
@@ -132,8 +132,7 @@ def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]")
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
     else:
         read, metavar = READERS[plain_type(hint)]
-        choices = field.metadata["choices"]
-        group.add_argument(name, metavar=metavar, type=read, choices=choices, help=help)
+        group.add_argument(name, metavar=metavar, type=read, help=help)
 
 
 def from_flags(argv: Sequence[str], has_gpus: bool = False) -> ServerConfig:

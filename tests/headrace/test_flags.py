@@ -78,7 +78,11 @@ def test_sizes_may_be_short_and_underscores_hyphens() -> None:
         (["--cuda-graph-bs", "--port", "1"], "argument --cudagraph-capture-sizes: --port is not a"),
         (["--cuda-graph-bs"], "--cuda-graph-bs needs a value"),
         (["--cuda-graph-bs", "0"], "--cudagraph-capture-sizes 0 is too small; it must be at "),
-        (["--log-level", "loud"], "argument --log-level: invalid choice: 'loud' (choose from "),
+        (["--log-level", "loud"], "--log-level loud is not known; it must be one of debug, info, "),
+        (
+            ["--tool-call-parser", "x"],
+            "--tool-call-parser x is not known; it must be one of auto, none, hermes, ",
+        ),
     ],
 )
 def test_what_is_no_flag_is_refused_with_the_nearest(argv: list[str], text: str) -> None:
