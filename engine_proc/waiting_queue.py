@@ -7,7 +7,7 @@ least goes first. With one key, that is first come, first served.
 import enum
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 
 from headrace.engine_proc.fair_share import FairShare
@@ -72,33 +72,30 @@ class WaitingQueue:
     @property
     def has_ready(self) -> bool:
         """Whether somebody waits for nothing but a turn."""
-        return any(not sequence.is_blocked for sequence in self)
+        return any(True for _ in ready(self))
 
     def first(self, step: int) -> Sequence | None:
         """Return who runs next, with `step` the number of steps so far, if anybody can."""
-        ready: Iterable[Sequence] = (s for s in self if not s.is_blocked)
-        if self._policy is not Policy.LPM:
-            firsts = (
-                next((s for s in line if not s.is_blocked), None) for line in self._lines.values()
-            )
-            ready = (s for s in firsts if s is not None)
-        return min(ready, key=lambda sequence: self._rank(sequence, step), default=None)
+        num = None if self._policy is Policy.LPM else 1  # of each line
+        candidates = (s for line in self._lines.values() for s in islice(ready(line), num))
+        return min(candidates, key=lambda sequence: self._rank(sequence, step), default=None)
 
     def _line_of(self, sequence: Sequence) -> tuple[int, int]:
         return self.importance(sequence)[0], sequence.request.key
 
     def _rank(self, sequence: Sequence, step: int) -> tuple[int, int, int]:
-        served = self._shares.served(sequence.request.key)
-        match self._policy:
-            case Policy.FCFS:
-                return 0, served, sequence.arrival
-            case Policy.PRIORITY:
-                return sequence.request.priority, served, sequence.arrival
-            case Policy.LPM:
-                known = self._pool.count_known(sequence.digests) * self._pool.page_tokens
-                waited = step - sequence.queued_at
-                return -(known + AGE_TOKENS * waited), served, sequence.arrival
+        priority, arrival = self.importance(sequence)
+        if self._policy is Policy.LPM:
+            known = self._pool.count_known(sequence.digests) * self._pool.page_tokens
+            waited = step - sequence.queued_at
+            priority = -(known + AGE_TOKENS * waited)
+        return priority, self._shares.served(sequence.request.key), arrival
 
     def importance(self, sequence: Sequence) -> tuple[int, int]:
         """Return the order in which running sequences keep their pages, the first for longest."""
         return self._policy.importance(sequence)
+
+
+def ready(sequences: Iterable[Sequence]) -> Iterator[Sequence]:
+    """Yield those that wait for nothing but a turn."""
+    return (sequence for sequence in sequences if not sequence.is_blocked)
