@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,6 +27,25 @@ HOW_TO_GET_ONE = (
 )
 
 QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
+
+
+class AddedToken(msgspec.Struct):
+    """A token as `tokenizer_config.json` may have it."""
+
+    content: str
+
+
+class NamedTemplate(msgspec.Struct):
+    """A chat template beside others."""
+
+    name: str
+    template: str
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+TokenIds = int | list[int] | None
+Token = str | AddedToken | None
+Template = str | list[NamedTemplate] | None
 
 
 def find_demo_model() -> Path | None:
@@ -122,7 +141,7 @@ def read_gguf(path: Path) -> ModelCard:
     return ModelCard(
         path=str(path),
         name=QUANTIZATION_SUFFIX.sub("", path.stem),
-        max_model_len=_need(metadata, f"{architecture}.context_length", path, int),
+        max_model_len=_need(metadata, f"{architecture}.context_length", path, Count),
         vocab_size=len(tokens),
         eos_token_ids=sorted({id for id in eos if isinstance(id, int)}),
         chat_template=template if isinstance(template, str) else None,
@@ -142,7 +161,7 @@ def read_folder(path: Path) -> ModelCard:
     return replace(
         card,
         image_token=_need(config, family.image_token, path / "config.json", int),
-        image_row_size=_need(text, "hidden_size", path / "config.json", int),
+        image_row_size=_need(text, "hidden_size", path / "config.json", Count),
         image_run=config.get("mm_tokens_per_image", 256) if family.sees_whole else 0,
     )
 
@@ -151,31 +170,35 @@ def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> Mode
     """Read what a card says of text, of a config and what it says of the decoder."""
     tokenizer = read_json(path / "tokenizer_config.json", optional=True)
     generation = read_json(path / "generation_config.json", optional=True)
-    eos = generation.get("eos_token_id", text.get("eos_token_id", config.get("eos_token_id")))
     pooling = read_pooling(path, text)
-    positions = text.get("n_positions")  # GPT-2 and its kin
+    positions = _read(text, "n_positions", path / "config.json", Count | None)  # GPT-2 and its kin
     if positions is None:
-        positions = _need(text, "max_position_embeddings", path / "config.json", int)
+        positions = _need(text, "max_position_embeddings", path / "config.json", Count)
     return ModelCard(
         path=str(path),
         name=path.resolve().name,
         max_model_len=(pooling and pooling.max_tokens) or positions,
-        vocab_size=_need(text, "vocab_size", path / "config.json", int),
-        eos_token_ids=sorted(set(eos))
-        if isinstance(eos, list)
-        else [eos]
-        if eos is not None
-        else [],
+        vocab_size=_need(text, "vocab_size", path / "config.json", Count),
+        eos_token_ids=_ends(path, generation, text, config),
         chat_template=_folder_template(path, tokenizer),
         special_tokens={
-            kind: token["content"] if isinstance(token, dict) else token
+            kind: token.content if isinstance(token, AddedToken) else token
             for kind in ("bos_token", "eos_token")
-            if (token := tokenizer.get(kind))
+            if (token := _read(tokenizer, kind, path / "tokenizer_config.json", Token))
         },
         pooling=pooling,
         embedding_size=vector_size(pooling, text),
         sampling_defaults=read_defaults(path / "generation_config.json", generation),
     )
+
+
+def _ends(path: Path, generation: dict[str, Any], *configs: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that end a text: as the first file says that says it."""
+    key = "eos_token_id"
+    file = path / ("generation_config.json" if key in generation else "config.json")
+    said = next((values for values in (generation, *configs) if key in values), {})
+    ids = _read(said, key, file, TokenIds)
+    return sorted(set(ids)) if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def vector_size(pooling: Pooling | None, config: Mapping[str, Any]) -> int | None:
@@ -207,12 +230,17 @@ def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"{file}: cannot be read: {error}") from None
-    processor = read_json(path / "chat_template.json", optional=True)  # older, beside images
-    template = processor.get("chat_template") or tokenizer.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    return template
+    older = path / "chat_template.json"  # beside images
+    for values, where in (
+        (read_json(older, optional=True), older),
+        (tokenizer, path / "tokenizer_config.json"),
+    ):
+        template = _read(values, "chat_template", where, Template)
+        if isinstance(template, list):
+            template = next((one.template for one in template if one.name == "default"), None)
+        if template:
+            return str(template)
+    return None
 
 
 def read_template(path: Path) -> str:
@@ -223,9 +251,16 @@ def read_template(path: Path) -> str:
         raise ConfigError(f"--chat-template {path} cannot be read: {error}") from None
 
 
-def _need(values: Mapping[str, Any], key: str, path: Path, kind: type) -> Any:
+def _need(values: Mapping[str, Any], key: str, path: Path, kind: Any) -> Any:
+    """Return a field that has to be there, as msgspec reads its kind."""
     if key not in values:
         raise ModelError(f"{path}: {key} is missing")
-    if not isinstance(values[key], kind):
-        raise ModelError(f"{path}: {key} is {values[key]!r:.40}, not of type {kind.__name__}")
-    return values[key]
+    return _read(values, key, path, kind)
+
+
+def _read(values: Mapping[str, Any], key: str, path: Path, kind: Any) -> Any:
+    """Return a field; None where it is missing."""
+    try:
+        return msgspec.convert(values.get(key), kind)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path}: {key} is {values[key]!r:.40}: {error}") from None

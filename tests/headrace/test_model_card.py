@@ -89,6 +89,34 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         read_folder(write_folder(tmp_path, {"max_position_embeddings": 64}))
 
 
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("config", "vocab_size", 0),
+        ("config", "vocab_size", True),
+        ("config", "max_position_embeddings", -5),
+        ("config", "max_position_embeddings", 10**30),
+        ("config", "n_positions", "many"),
+        ("config", "eos_token_id", "</s>"),
+        ("generation_config", "eos_token_id", [1, "</s>"]),
+        ("generation_config", "eos_token_id", 1.5),
+        ("tokenizer_config", "bos_token", 5),
+        ("tokenizer_config", "bos_token", {"id": 5}),
+        ("tokenizer_config", "chat_template", 5),
+        ("tokenizer_config", "chat_template", ["x"]),
+        ("chat_template", "chat_template", {"default": "x"}),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_its_file(
+    file: str, field: str, value: object, tmp_path: Path
+) -> None:
+    files: dict[str, object] = {file: {field: value}}
+    if file == "config":
+        files = {file: CONFIG | {field: value}}
+    with pytest.raises(ModelError, match=rf"/{file}\.json: {field} is .*: (Expected|Object) "):
+        read_folder(write_folder(tmp_path, **files))
+
+
 def test_the_context_can_be_shortened_but_not_stretched(tmp_path: Path) -> None:
     model = str(write_folder(tmp_path / "tiny"))
     assert read_card(ServerConfig(model=model, max_model_len=10)).max_model_len == 10
@@ -166,7 +194,7 @@ def write_gguf(path: Path, length: object, bos: int) -> Path:
 def test_metadata_of_another_type_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", "long", 0)
     with pytest.raises(
-        ModelError, match=r"x\.gguf: llama\.context_length is 'long', not of type int"
+        ModelError, match=r"x\.gguf: llama\.context_length is 'long': Expected `int`, got `str`"
     ):
         read_gguf(path)
 
