@@ -1,52 +1,44 @@
 """How long does a decode step take on a GPU, with CUDA graphs and without, beside its floor?
 
-Method: a decoder of Qwen2.5-1.5B's shape with random weights, bf16. A step has one token of each of
-        B sequences, whose caches hold `context` tokens: sent, computed up to its logits, which stay
-        on the GPU. A round is 20 steps one after the other without waiting, between two events; its
+Method: a decoder of Qwen2.5-1.5B's shape, or another's, with random weights, bf16. A step has one
+        token of each of B sequences, whose caches hold `context` tokens: sent, computed up to its
+        logits, which stay on the GPU. A round is 20 steps one after the other without waiting; its
         figure is for one step. "floor" is what reading weights, keys and values once would take.
 Run:    python bench/cuda_decode.py --rounds 20
+        python bench/cuda_decode.py --rounds 20 --shape qwen2.5-7b --sequences 1
 """
 
-from typing import TYPE_CHECKING
+import argparse
+import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
+from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.dummy_weights import dummy_weights
 from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.model import open_model
 from headrace.engine_proc.worker.names import weight_shapes
-from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, RopeTable
-from support.report import Quantity, Report, parser
+from headrace.engine_proc.worker.spec import DecoderSpec
+from support.report import Quantity, Report
+from support.serving import lacks_gpu, serving_parser
+from support.shapes import shape_folder
 
-if TYPE_CHECKING:
-    from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
-
-SPEC = DecoderSpec(
-    architecture="Qwen2ForCausalLM",
-    vocab_size=151936,
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_heads=12,
-    num_kv_heads=2,
-    head_dim=128,
-    max_position=32768,
-    layers=(LayerSpec(),) * 28,
-    ropes=(RopeTable(inv_freq=tuple(1_000_000 ** (-i / 64) for i in range(64))),),
-    norm_eps=1e-6,
-    qkv_bias=True,
-    attention_scale=128**-0.5,
-)
 PAGE_TOKENS = 32
 NUMBER_BYTES = 2
-CHAIN = 20
 WARM_UPS = 3
 GRAPH, EAGER, FLOOR = "graphs", "eager", "floor"
 
 
-def floor_ms(num_sequences: int, context: int, bytes_per_s: float) -> float:
-    """Return what reading all that a step needs takes."""
-    matrices = sum(int(np.prod(shape)) for shape in weight_shapes(SPEC).values())
-    per_token = len(SPEC.layers) * 2 * SPEC.num_kv_heads * SPEC.head_dim
+def floor_ms(spec: DecoderSpec, num_sequences: int, context: int, bytes_per_s: float) -> float:
+    """Return what reading all that a step needs takes: of an embedding only what is the head."""
+    shapes = weight_shapes(spec)
+    is_read = {name: name != "embed" or "head" not in shapes for name in shapes}
+    matrices = sum(int(np.prod(shape)) for name, shape in shapes.items() if is_read[name])
+    per_token = len(spec.layers) * 2 * spec.num_kv_heads * spec.head_dim
     numbers = matrices + num_sequences * context * per_token
     return 1e3 * NUMBER_BYTES * numbers / bytes_per_s
 
@@ -59,59 +51,66 @@ def decode_batch(num_sequences: int, context: int) -> Batch:
     return Batch(ids + 1, np.full(num_sequences, context, np.int32), ids, table, ids)
 
 
-def make_executor(sizes: list[int], context: int) -> "CudaExecutor":
+def make_executor(spec: DecoderSpec, sizes: list[int], context: int, device: str) -> CudaExecutor:
     """Load the decoder, with pages for the largest batch."""
-    from headrace.engine_proc.worker.cuda.buckets import Sizes
-    from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
-
     most = max(sizes)
     return CudaExecutor(
-        SPEC,
-        dummy_weights(SPEC),
+        spec,
+        dummy_weights(spec),
         num_pages=most * (context // PAGE_TOKENS + 1),
         page_tokens=PAGE_TOKENS,
+        device=device,
         largest=Sizes(most, most, most),
     )
 
 
-def measure(executor: "CudaExecutor", batch: Batch, rounds: int) -> list[float]:
-    """Return the milliseconds of a step, round by round."""
+def measure(
+    executor: CudaExecutor, batch: Batch, args: argparse.Namespace, wait: Callable[[], None]
+) -> list[float]:
+    """Return the milliseconds of a step, round by round.
+
+    Args:
+        wait: returns when the device is done.
+    """
     times = []
-    for _ in range(WARM_UPS + rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(CHAIN):
+    for _ in range(WARM_UPS + args.rounds):
+        wait()
+        began = time.perf_counter()
+        for _ in range(args.steps):
             executor.logits(batch)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / CHAIN)
+        wait()
+        times.append(1e3 * (time.perf_counter() - began) / args.steps)
     return times[WARM_UPS:]
 
 
 def main() -> None:
     """Run."""
-    options = parser(__doc__, rounds=20)
+    options = serving_parser(__doc__, rounds=20, shape="qwen2.5-1.5b")
     options.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256])
     options.add_argument("--context", type=int, default=512, help="tokens in each cache")
+    options.add_argument("--steps", type=int, default=20, help="of a round")
     options.add_argument("--tb-per-s", type=float, default=4.3, help="of the GPU's memory, read")
     args = options.parse_args()
     report = Report("cuda_decode", args)
-    if not torch.cuda.is_available():
-        report.miss("a decode step on a GPU: this machine has none")
+    if lacks_gpu(report, args.device, "a decode step on a GPU"):
         report.finish()
         return
-    from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
-    from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-
-    executor = make_executor(args.sequences, args.context)
+    spec = open_model(shape_folder(args.shape), "dummy").spec
+    executor = make_executor(spec, args.sequences, args.context, args.device)
     batches = {size: decode_batch(size, args.context) for size in args.sequences}
-    eager = {size: measure(executor, batch, args.rounds) for size, batch in batches.items()}
-    executor.capture(Buckets(Sizes(size, size, size) for size in batches), CudaGraphs)
+    is_gpu = args.device == "cuda"
+    wait = torch.cuda.synchronize if is_gpu else lambda: None
+    samples = {
+        size: {EAGER: measure(executor, batch, args, wait)} for size, batch in batches.items()
+    }
+    if is_gpu:
+        executor.capture(Buckets(Sizes(size, size, size) for size in batches), CudaGraphs)
     for size, batch in batches.items():
-        floor = floor_ms(size, args.context, args.tb_per_s * 1e12)
-        samples = {GRAPH: measure(executor, batch, args.rounds), EAGER: eager[size]}
-        samples[FLOOR] = [floor] * args.rounds
-        report.add(Quantity(f"decode B={size} context {args.context}", "ms", samples))
+        if is_gpu:
+            samples[size][GRAPH] = measure(executor, batch, args, wait)
+        floor = floor_ms(spec, size, args.context, args.tb_per_s * 1e12)
+        samples[size][FLOOR] = [floor] * args.rounds
+        report.add(Quantity(f"decode B={size} context {args.context}", "ms", samples[size]))
     report.finish()
 
 

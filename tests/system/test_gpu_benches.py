@@ -17,7 +17,9 @@ RUNS = {
     "cuda_trickle": ("--tokens", "65", "--at-once", "4"),
     "cuda_idle": ("--streams", "2", "--tokens", "200", "--seconds", "0.2", "--rounds", "2"),
     "cuda_prefill": ("--tokens", "8", "--shape", "micro"),
+    "cuda_decode": ("--sequences", "2", "--context", "3", "--steps", "1", "--shape", "micro"),
 }
+KERNELS = {"cuda_prefill", "cuda_decode"}  # that run in this process
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def run(cache: Path, name: str, *args: str, **env: str) -> Any:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_benchmark_measures_a_tiny_model(name: str, cache: Path) -> None:
-    env = {"TRITON_INTERPRET": "1"} if name == "cuda_prefill" else {}
+    env = {"TRITON_INTERPRET": "1"} if name in KERNELS else {}
     told = run(cache, name, *TINY, *RUNS[name], **env)
     assert not told["not_measured"]
     assert told["quantities"]
