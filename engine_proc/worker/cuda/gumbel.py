@@ -1,8 +1,7 @@
 """Draws a token for each row of logits: the same tokens as `csrc/sampler_row.cpp`.
 
 The noise is that of the C++ sampler, a function of (seed, position, token), and numbers are
-doubles as there. What top-k and top-p leave is found without a sort: tokens are ordered by numbers
-that no two have in common, and the limit above which there are enough is found bit by bit.
+doubles as there. As there, most tokens need none: a bound says that they cannot win.
 """
 
 from dataclasses import dataclass
@@ -12,15 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.limit import MINUS_INFINITY, find_limit, load_block, rank_of
+
 BLOCK = 2048
-MINUS_INFINITY = tl.constexpr(float("-inf"))
-ORDER_BITS = tl.constexpr(32)  # of a logit
-SIGN = tl.constexpr(0x80000000)
+NUM_WARPS = 16  # a program has a whole row
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How each row is drawn, [rows]."""
+    """How each row is drawn, [rows]. Numbers of one size lie equally far apart."""
 
     seeds: Tensor  # int64, the bits of a u64
     positions: Tensor  # the same
@@ -30,31 +29,41 @@ class Draws:
     min_p: Tensor  # fp32, 0 is all
 
 
-def draw(logits: Tensor, draws: Draws) -> Tensor:
+def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
     """Return a token per row, [rows], int32. A row with nothing but minus infinity gets token 0.
 
     Args:
         logits: [rows, vocab_size], fp32, rows may lie apart; not changed.
+        out: where to write them.
     """
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
-    tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
+    wide, narrow = draws.seeds.stride(0), draws.top_k.stride(0)
+    assert draws.positions.stride(0) == wide
+    assert all(
+        column.stride(0) == narrow for column in (draws.temperatures, draws.top_p, draws.min_p)
+    )
+    tokens = logits.new_empty(num_rows, dtype=torch.int32) if out is None else out
     if num_rows:
+        block = min(BLOCK, triton.next_power_of_2(vocab_size))
         draw_kernel[(num_rows,)](
             tokens,
             logits,
+            logits.new_empty(num_rows, block, dtype=torch.int64),
             logits.stride(0),
             draws.seeds,
             draws.positions,
             draws.temperatures,
-            1 / draws.temperatures.double(),
-            draws.min_p.double().log().clamp(max=0),
             draws.top_k,
-            draws.top_p.double(),
+            draws.top_p,
+            draws.min_p,
+            wide,
+            narrow,
             VOCAB_SIZE=vocab_size,
-            BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
+            BLOCK=block,
             TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
+            num_warps=NUM_WARPS,
             enable_fp_fusion=False,
         )
     return tokens
@@ -64,14 +73,16 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
 def draw_kernel(
     tokens: tl.tensor,
     logits: tl.tensor,
+    brackets: tl.tensor,
     stride: tl.tensor,
     seeds: tl.tensor,
     positions: tl.tensor,
     temperatures: tl.tensor,
-    inverse_temperatures: tl.tensor,
-    floors: tl.tensor,
     top_ks: tl.tensor,
     top_ps: tl.tensor,
+    min_ps: tl.tensor,
+    wide: tl.tensor,
+    narrow: tl.tensor,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
@@ -80,53 +91,63 @@ def draw_kernel(
     logits += row * stride
     highest, likeliest = find_likeliest(logits, VOCAB_SIZE, BLOCK)
     is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
-    if (tl.load(temperatures + row) <= 0) | (is_finite == 0):
+    temperature = tl.load(temperatures + row * narrow)
+    if (temperature <= 0) | (is_finite == 0):
         tl.store(tokens + row, likeliest)
         return
-    inverse, floor = tl.load(inverse_temperatures + row), tl.load(floors + row)
-    highest_score = highest.to(tl.float64) * inverse
+    inverse = 1.0 / temperature.to(tl.float64)
+    min_p = tl.load(min_ps + row * narrow).to(tl.float64)
+    floor = tl.minimum(tl.log(tl.where(min_p > 0, min_p, 1.0)), 0.0)
+    floor = tl.where(min_p > 0, floor, MINUS_INFINITY)
+    bracket = brackets.to(tl.pointer_type(tl.uint64)) + row * BLOCK
     limit = tl.zeros([], tl.uint64)
-    k, p = tl.load(top_ks + row), tl.load(top_ps + row)
+    k = tl.load(top_ks + row * narrow)
     if (k > 0) & (k < VOCAB_SIZE):
         limit = find_limit(
-            logits, limit, k.to(tl.float64), 0.0, 0.0, 0.0, VOCAB_SIZE, BLOCK, TOKEN_BITS, False
+            logits,
+            bracket,
+            highest,
+            limit,
+            k.to(tl.float64),
+            inverse,
+            floor,
+            VOCAB_SIZE,
+            BLOCK,
+            TOKEN_BITS,
+            False,
         )
+    p = tl.load(top_ps + row * narrow).to(tl.float64)
     if p < 1:
-        total = weigh(
-            logits, limit, inverse, highest_score, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, True
-        )
         limit = find_limit(
             logits,
+            bracket,
+            highest,
             limit,
-            p * total,
+            p,
             inverse,
-            highest_score,
             floor,
             VOCAB_SIZE,
             BLOCK,
             TOKEN_BITS,
             True,
         )
-        best = rank_of(highest, likeliest, VOCAB_SIZE, TOKEN_BITS)
-        limit = tl.minimum(limit, best)
     key = mix(
-        mix(tl.load(seeds + row).to(tl.uint64, bitcast=True))
-        + tl.load(positions + row).to(tl.uint64, bitcast=True)
+        mix(tl.load(seeds + row * wide).to(tl.uint64, bitcast=True))
+        + tl.load(positions + row * wide).to(tl.uint64, bitcast=True)
     )
     drawn = find_drawn(
-        logits, limit, key, inverse, highest_score, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS
+        logits,
+        highest,
+        likeliest,
+        limit,
+        key,
+        inverse,
+        floor,
+        VOCAB_SIZE,
+        BLOCK,
+        TOKEN_BITS,
     )
     tl.store(tokens + row, drawn)
-
-
-@triton.jit
-def load_block(
-    logits: tl.tensor, first: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return tokens and their logits; NaN and what is beyond the vocabulary are minus infinity."""
-    token = first + tl.arange(0, BLOCK)
-    x = tl.load(logits + token, mask=token < VOCAB_SIZE, other=MINUS_INFINITY)
-    return token, tl.where(x == x, x, MINUS_INFINITY)
 
 
 @triton.jit
@@ -134,114 +155,67 @@ def find_likeliest(
     logits: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return the highest logit and the first token that has it."""
-    highest = tl.full([], MINUS_INFINITY, tl.float32)
-    likeliest = tl.zeros([], tl.int32)
-    for first in range(0, VOCAB_SIZE, BLOCK):
+    best = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
+    at = tl.zeros([BLOCK], tl.int32)
+    for first in tl.range(0, VOCAB_SIZE, BLOCK, num_stages=3):
         token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
-        of_block = tl.max(x, 0)
-        if of_block > highest:
-            highest = of_block
-            likeliest = tl.min(tl.where(x == of_block, token, VOCAB_SIZE), 0)
-    return highest, likeliest
-
-
-@triton.jit
-def rank_of(
-    x: tl.tensor, token: tl.tensor, VOCAB_SIZE: tl.constexpr, TOKEN_BITS: tl.constexpr
-) -> tl.tensor:
-    """Return a number that is larger the better a token is: by logit, then the lower token."""
-    bits = (x + 0.0).to(tl.uint32, bitcast=True)  # -0 equals 0
-    order = tl.where(bits >= SIGN, ~bits, bits | SIGN)
-    return (order.to(tl.uint64) << TOKEN_BITS) | (VOCAB_SIZE - 1 - token).to(tl.uint64)
-
-
-@triton.jit
-def weigh(
-    logits: tl.tensor,
-    limit: tl.tensor,
-    inverse: tl.tensor,
-    highest_score: tl.tensor,
-    floor: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKEN_BITS: tl.constexpr,
-    BY_SOFTMAX: tl.constexpr,
-) -> tl.tensor:
-    """Return the softmax's weight of all tokens from a limit on, the likeliest's being 1; or count
-    them."""
-    weight = tl.zeros([], tl.float64)
-    for first in range(0, VOCAB_SIZE, BLOCK):
-        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
-        is_in = (token < VOCAB_SIZE) & (rank_of(x, token, VOCAB_SIZE, TOKEN_BITS) >= limit)
-        if BY_SOFTMAX:
-            below = x.to(tl.float64) * inverse - highest_score
-            weight += tl.sum(tl.where(is_in & (below >= floor), tl.exp(below), 0.0), 0)
-        else:
-            weight += tl.sum(is_in.to(tl.int32), 0).to(tl.float64)
-    return weight
-
-
-@triton.jit
-def find_limit(
-    logits: tl.tensor,
-    lowest: tl.tensor,
-    target: tl.tensor,
-    inverse: tl.tensor,
-    highest_score: tl.tensor,
-    floor: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKEN_BITS: tl.constexpr,
-    BY_SOFTMAX: tl.constexpr,
-) -> tl.tensor:
-    """Return the highest limit from which on tokens weigh the target, no lower than `lowest`."""
-    limit = tl.zeros([], tl.uint64)
-    for place in range(0, ORDER_BITS + TOKEN_BITS):
-        bit = (tl.zeros([], tl.uint64) + 1) << (ORDER_BITS + TOKEN_BITS - 1 - place)
-        trial = limit | bit
-        weight = weigh(
-            logits,
-            tl.maximum(trial, lowest),
-            inverse,
-            highest_score,
-            floor,
-            VOCAB_SIZE,
-            BLOCK,
-            TOKEN_BITS,
-            BY_SOFTMAX,
-        )
-        limit = tl.where(weight >= target, trial, limit)
-    return tl.maximum(limit, lowest)
+        at = tl.where(x > best, token, at)
+        best = tl.maximum(x, best)
+    highest = tl.max(best, 0)
+    return highest, tl.min(tl.where(best == highest, at, VOCAB_SIZE), 0)
 
 
 @triton.jit
 def find_drawn(
     logits: tl.tensor,
+    highest: tl.tensor,
+    likeliest: tl.tensor,
     limit: tl.tensor,
     key: tl.tensor,
     inverse: tl.tensor,
-    highest_score: tl.tensor,
     floor: tl.tensor,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Return the token whose score and noise add up to most, the lower one among equals."""
-    best = tl.full([], MINUS_INFINITY, tl.float64)
-    drawn = tl.zeros([], tl.int32)
-    for first in range(0, VOCAB_SIZE, BLOCK):
+    """Return the token whose score and noise add up to most, the lower one among equals.
+
+    A token can win only if 1 - u <= -log(u) <= exp(score - best): all else is skipped, block by
+    block, by a bound in fp32 that leaves room for what is rounded.
+    """
+    highest_score = highest.to(tl.float64) * inverse
+    best = highest_score + noise_of(uniform_of(key, likeliest))
+    drawn = likeliest
+    for first in tl.range(0, VOCAB_SIZE, BLOCK, num_stages=3):
         token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
         score = x.to(tl.float64) * inverse
         is_in = (token < VOCAB_SIZE) & (rank_of(x, token, VOCAB_SIZE, TOKEN_BITS) >= limit)
         is_in = is_in & (score - highest_score >= floor)
-        bits = mix(key + token.to(tl.uint64)) >> 12
-        uniform = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2 ** -52
-        value = tl.where(is_in, score - tl.log(-tl.log(uniform)), MINUS_INFINITY)
-        of_block = tl.max(value, 0)
-        if of_block > best:
-            best = of_block
-            drawn = tl.min(tl.where(value == of_block, token, VOCAB_SIZE), 0)
+        uniform = uniform_of(key, token)
+        ahead = score - best + tl.abs(best) * 4.440892098500626e-16  # 2 ** -51
+        reach = tl.exp(tl.minimum(ahead, 1.0).to(tl.float32)) * 1.001 + 1e-37
+        can_win = is_in & ((1.0 - uniform).to(tl.float32) <= reach)
+        if tl.max(can_win.to(tl.int32), 0) > 0:
+            value = tl.where(can_win, score + noise_of(uniform), MINUS_INFINITY)
+            of_block = tl.max(value, 0)
+            winner = tl.min(tl.where(value == of_block, token, VOCAB_SIZE), 0)
+            is_better = (of_block > best) | ((of_block == best) & (winner < drawn))
+            drawn = tl.where(is_better, winner, drawn)
+            best = tl.maximum(best, of_block)
     return drawn
+
+
+@triton.jit
+def uniform_of(key: tl.tensor, token: tl.tensor) -> tl.tensor:
+    """Return a token's random number, between 0 and 1."""
+    bits = mix(key + token.to(tl.uint64)) >> 12
+    return (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2 ** -52
+
+
+@triton.jit
+def noise_of(uniform: tl.tensor) -> tl.tensor:
+    """Return Gumbel noise."""
+    return -tl.log(-tl.log(uniform))
 
 
 @triton.jit

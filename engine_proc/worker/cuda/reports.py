@@ -5,14 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.gumbel import (
-    BLOCK,
-    MINUS_INFINITY,
-    find_likeliest,
-    load_block,
-    rank_of,
-    weigh,
-)
+from headrace.engine_proc.worker.cuda.gumbel import BLOCK, NUM_WARPS, find_likeliest
+from headrace.engine_proc.worker.cuda.limit import MINUS_INFINITY, load_block, rank_of, weight_of
 
 HEAD_NUMBERS = 2  # of a report: logprob and rank; then pairs of token and logprob
 
@@ -40,6 +34,7 @@ def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tenso
             VOCAB_SIZE=vocab_size,
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
             TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
+            num_warps=NUM_WARPS,
             enable_fp_fusion=False,
         )
     return out
@@ -63,18 +58,16 @@ def report_kernel(
     highest = find_likeliest(logits, VOCAB_SIZE, BLOCK)[0].to(tl.float64)
     is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
     highest = tl.where(is_finite, highest, 0.0)
-    nothing = tl.zeros([], tl.uint64)
-    below_all = tl.full([], MINUS_INFINITY, tl.float64)
-    one = tl.full([], 1.0, tl.float64)
-    total = weigh(logits, nothing, one, highest, below_all, VOCAB_SIZE, BLOCK, TOKEN_BITS, True)
-    log_sum = tl.where(is_finite, highest + tl.log(tl.maximum(total, 1e-300)), -MINUS_INFINITY)
     own = tl.load(logits + tl.load(tokens + row))
-    num_above = tl.zeros([], tl.int32)
+    total, num_above = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
     for first in range(0, VOCAB_SIZE, BLOCK):
-        num_above += tl.sum((load_block(logits, first, VOCAB_SIZE, BLOCK)[1] > own).to(tl.int32), 0)
+        x = load_block(logits, first, VOCAB_SIZE, BLOCK)[1]
+        total += tl.sum(weight_of(x, 1.0, highest, MINUS_INFINITY), 0)
+        num_above += tl.sum((x > own).to(tl.int32), 0)
+    log_sum = tl.where(is_finite, highest + tl.log(tl.maximum(total, 1e-300)), -MINUS_INFINITY)
     tl.store(out, logprob_bits(own, log_sum))
     tl.store(out + 1, 1 + num_above)
-    before = nothing - 1  # the largest of all
+    before = tl.zeros([], tl.uint64) - 1  # the largest of all
     for place in range(0, tl.load(num_tops + row)):
         best = find_next(logits, before, VOCAB_SIZE, BLOCK, TOKEN_BITS)
         before = best

@@ -64,7 +64,7 @@ class RowDraws:
     def compute(self, logits: Tensor) -> None:
         """Draw for some rows, [rows, vocab_size]."""
         num_rows = len(logits)
-        self._buffers.drawn[:num_rows] = draw(logits, draws_of(self._columns(num_rows)))
+        draw(logits, draws_of(self._columns(num_rows)), self._buffers.drawn[:num_rows])
 
     def runs(self, sizes: Collection[int]) -> dict[int, Run]:
         """Return what is to be captured for these numbers of rows, the largest first."""
@@ -91,10 +91,10 @@ def draws_of(columns: Tensor) -> Draws:
     """
     wide, real = columns.view(torch.int64), columns.view(torch.float32)
     return Draws(
-        seeds=wide[:, PLACES["seed"] // 2].contiguous(),
-        positions=wide[:, PLACES["position"] // 2].contiguous(),
-        temperatures=real[:, PLACES["temperature"]].contiguous(),
-        top_k=columns[:, PLACES["top_k"]].contiguous(),
-        top_p=real[:, PLACES["top_p"]].contiguous(),
-        min_p=real[:, PLACES["min_p"]].contiguous(),
+        seeds=wide[:, PLACES["seed"] // 2],
+        positions=wide[:, PLACES["position"] // 2],
+        temperatures=real[:, PLACES["temperature"]],
+        top_k=columns[:, PLACES["top_k"]],
+        top_p=real[:, PLACES["top_p"]],
+        min_p=real[:, PLACES["min_p"]],
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from reference_sampler import Rows, make_rows
 
+from headrace.engine_proc.worker.cuda import gumbel
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw, reference
 from headrace.engine_proc.worker.executor import Floats
 from headrace.engine_proc.worker.sampler import Sampler
@@ -70,6 +71,18 @@ def test_equals_and_impossible_tokens(fields: dict[str, Any], device: torch.devi
 def test_small_and_large_vocabularies(vocab_size: int, device: torch.device) -> None:
     logits = np.random.default_rng(1).normal(0, 1, (2, vocab_size)).astype(np.float32)
     assert_same(logits, make_rows(2, top_p=0.9), device)
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 90}, {"top_p": 0.7}, {"top_k": 150, "top_p": 0.4}])
+def test_limits_among_more_tokens_than_a_program_holds(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.setattr(gumbel, "BLOCK", 16)
+    logits = np.random.default_rng(2).normal(0, 1, (4, VOCAB_SIZE)).astype(np.float32)
+    logits[1] = 1.0  # by the order of tokens alone
+    logits[2] = logits[2].round()
+    logits[3] *= 1e-6
+    assert_same(logits, make_rows(4, temperature=2, **fields), device)
 
 
 def test_no_rows_draw_nothing(device: torch.device) -> None:
