@@ -21,6 +21,7 @@ from headrace.engine_proc.worker.cuda.bias import add_biases
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3, Fp8Matrix
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
 from headrace.engine_proc.worker.cuda.int4_matrix import Int4Matrix
+from headrace.engine_proc.worker.cuda.linear import linear, new_turns
 from headrace.engine_proc.worker.cuda.norm import square_sums
 from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.reports import report
@@ -89,7 +90,8 @@ if __name__ == "__main__":
             kv_dtype=kv_dtype,
             tiling=Tiling(split_keys=64, enough_programs=enough),  # in splits, then without
         )
-        executor.forward(batch([(0, 0, 80), (1, 0, 2)]))
+        for length in (80, 20):  # in larger tiles, and in the smallest
+            executor.forward(batch([(0, 0, length), (1, 0, 2)]))
     num_variants = len(compiled)
     for length in (1, 7, 16):
         executor.forward(batch([(0, 0, length)]))
@@ -98,6 +100,9 @@ if __name__ == "__main__":
     fp8_weight = torch.zeros(64, 256).to(E4M3)
     rows = torch.zeros(3, 256, dtype=torch.bfloat16)
     Fp8Matrix(fp8_weight, torch.ones(64, 2), 128).apply(rows)
+    for num_rows, num_terms in ((3, 512), (130, 64), (130, 512), (300, 64), (300, 512)):
+        many = torch.zeros(num_rows, num_terms, dtype=torch.bfloat16)  # in each tile, and in parts
+        linear(many, many[:64].contiguous(), turns=new_turns(many.device))
     for size in (32, 128):
         num_groups = 256 // size
         zeros = torch.zeros(64, num_groups, dtype=torch.uint8)

@@ -1,10 +1,10 @@
 """A matrix whose numbers are of the type that it is multiplied in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.linear import linear
+from headrace.engine_proc.worker.cuda.linear import linear, new_turns
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,11 @@ class DenseMatrix:
 
     weight: Tensor  # [columns, terms]
     bias: Tensor | None = None  # [columns]
+    turns: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", new_turns(self.weight.device))
 
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, columns]."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self.turns)

@@ -4,7 +4,7 @@ Both ways multiply the same tiles in the same order, so a row has the same bits 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,7 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.linear import BLOCK, finish, linear
+from headrace.engine_proc.worker.cuda.linear import (
+    BLOCK,
+    ENOUGH_PROGRAMS,
+    GROUP_ROWS,
+    add_parts,
+    find_tile,
+    finish,
+    leave,
+    linear,
+    new_turns,
+    part_terms,
+)
 from headrace.engine_proc.worker.cuda.numbers import dot, rounded
 from headrace.engine_proc.worker.cuda.pieces import send
 from headrace.engine_proc.worker.int4_packings import Codes
@@ -34,6 +45,10 @@ class Int4Matrix:
     order: Tensor | None = None  # [terms], int64, which number of a row each term is taken from
     bias: Tensor | None = None  # [columns]
     many_rows: int = MANY_ROWS
+    turns: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "turns", new_turns(self.codes.device))
 
     @classmethod
     def of(
@@ -66,29 +81,39 @@ class Int4Matrix:
         if self.order is not None:
             x = x.index_select(1, self.order)
         if len(x) >= self.many_rows:
-            return linear(x, self.decoded(x.dtype), self.bias)
+            return linear(x, self.decoded(x.dtype), self.bias, self.turns)
         num_rows, num_terms = x.shape
+        num_columns = len(self.codes)
         assert x.stride(1) == 1
-        out = x.new_empty(num_rows, len(self.codes))
-        if num_rows:
-            grid = (triton.cdiv(len(self.codes), BLOCK), triton.cdiv(num_rows, BLOCK))
-            int4_kernel[grid](
-                out,
-                x,
-                self.codes,
-                self.zeros,
-                self.scales,
-                out if self.bias is None else self.bias,
-                num_rows,
-                x.stride(0),
-                NUM_COLUMNS=len(self.codes),
-                NUM_TERMS=num_terms,
-                GROUP=self.group_size,
-                HAS_BIAS=self.bias is not None,
-                BLOCK=BLOCK,
-                num_warps=4,
-                enable_fp_fusion=False,
-            )
+        out = x.new_empty(num_rows, num_columns)
+        if num_rows == 0:
+            return out
+        num_part = part_terms(num_columns, num_terms)
+        num_parts = triton.cdiv(num_terms, num_part)
+        num_tiles = triton.cdiv(num_columns, BLOCK) * triton.cdiv(num_rows, BLOCK)
+        num_sharing = num_parts if num_tiles < ENOUGH_PROGRAMS else 1
+        num_sums = num_parts * num_rows if num_sharing > 1 else 0
+        int4_kernel[(num_tiles, num_sharing)](
+            out,
+            out.new_empty(num_sums, num_columns, dtype=torch.float32),
+            self.turns,
+            x,
+            self.codes,
+            self.zeros,
+            self.scales,
+            out if self.bias is None else self.bias,
+            num_rows,
+            x.stride(0),
+            NUM_COLUMNS=num_columns,
+            NUM_TERMS=num_terms,
+            PART_TERMS=num_part,
+            GROUP=self.group_size,
+            HAS_BIAS=self.bias is not None,
+            BLOCK=BLOCK,
+            GROUP_ROWS=GROUP_ROWS,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
         return out
 
     def decoded(self, dtype: torch.dtype) -> Tensor:
@@ -132,6 +157,8 @@ def int4_reference(matrix: Int4Matrix, dtype: torch.dtype) -> Tensor:
 @triton.jit(do_not_specialize=["num_rows"])
 def int4_kernel(
     out: tl.tensor,
+    sums_of_parts: tl.tensor,
+    turns: tl.tensor,
     x: tl.tensor,
     codes: tl.tensor,
     zeros: tl.tensor,
@@ -141,23 +168,31 @@ def int4_kernel(
     x_stride: tl.tensor,
     NUM_COLUMNS: tl.constexpr,
     NUM_TERMS: tl.constexpr,
+    PART_TERMS: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
 ) -> None:
-    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
-    is_row = rows < num_rows
+    NUM_PARTS: tl.constexpr = (NUM_TERMS + PART_TERMS - 1) // PART_TERMS
+    rows, columns = find_tile(num_rows, NUM_COLUMNS, BLOCK, BLOCK, GROUP_ROWS)
     sums = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for first in range(0, NUM_TERMS, BLOCK):
-        terms = first + tl.arange(0, BLOCK)
-        a = tl.load(
-            x + rows[:, None] * x_stride + terms[None, :],
-            mask=is_row[:, None] & (terms < NUM_TERMS)[None, :],
-            other=0.0,
-        )
-        b = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
-        sums = dot(a, tl.trans(rounded(b, a.dtype)), sums)
+    for begin in range(tl.program_id(1) * PART_TERMS, NUM_TERMS, tl.num_programs(1) * PART_TERMS):
+        part = tl.zeros([BLOCK, BLOCK], tl.float32)
+        for first in range(begin, tl.minimum(begin + PART_TERMS, NUM_TERMS), BLOCK):
+            terms = first + tl.arange(0, BLOCK)
+            a = tl.load(
+                x + rows[:, None] * x_stride + terms[None, :],
+                mask=(rows < num_rows)[:, None] & (terms < NUM_TERMS)[None, :],
+                other=0.0,
+            )
+            b = decode(codes, zeros, scales, columns, first, NUM_COLUMNS, NUM_TERMS, GROUP, BLOCK)
+            part = dot(a, tl.trans(rounded(b, a.dtype)), part)
+        sums += part
+    if tl.num_programs(1) > 1:
+        if not leave(sums_of_parts, turns, sums, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS):
+            return
+        sums = add_parts(sums_of_parts, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS)
     finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)
 
 

@@ -28,6 +28,7 @@ from headrace.engine_proc.worker.cuda.gpu_group import open_group
 from headrace.engine_proc.worker.cuda.gpus import has_fp8
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
+from headrace.engine_proc.worker.cuda.linear import TILE_ROWS
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED
 from headrace.engine_proc.worker.cuda.phases import phases
@@ -207,7 +208,11 @@ def count_pages(
     all_bytes = [own_bytes] if host is None else host.gather_number(own_bytes)
     if memory is None:
         return config.cpu_kv_bytes // sum(all_bytes)
-    step = largest_step_of(config, embeds=isinstance(runner, EmbeddingRunner))
+    embeds = isinstance(runner, EmbeddingRunner)
+    for num_tokens in TILE_ROWS:  # smaller tiles are other kernels, which no step is to wait for
+        if num_tokens < config.max_num_batched_tokens:
+            runner.run(largest_step_of(config, embeds, num_tokens))
+    step = largest_step_of(config, embeds)
     num_tokens = step.num_tokens
     sizes = [bucket.num_tokens for bucket in buckets]
     figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes)
@@ -228,11 +233,11 @@ def count_pages(
     return num_pages
 
 
-def largest_step_of(config: WorkerConfig, embeds: bool) -> Step:
-    """Return the largest step that the flags allow."""
+def largest_step_of(config: WorkerConfig, embeds: bool, num_tokens: int | None = None) -> Step:
+    """Return the largest step that the flags allow, or that has no more tokens than given."""
     return largest_step(
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=num_tokens or config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         page_tokens=PAGE_TOKENS,
         embeds=embeds,

@@ -39,9 +39,12 @@ def test_products_are_those_of_what_it_decodes_to(
     torch.testing.assert_close(matrix.apply(x), expected, atol=0, rtol=0)
 
 
-def test_a_row_has_the_same_bits_in_every_place_and_either_way(device: torch.device) -> None:
-    matrix = random_matrix(20, 192, 64, device)
-    x = torch.randn(70, 192, device=device)
+@pytest.mark.parametrize("terms", [192, 576])  # in one part, and in three
+def test_a_row_has_the_same_bits_in_every_place_and_either_way(
+    terms: int, device: torch.device
+) -> None:
+    matrix = random_matrix(20, terms, 64, device)
+    x = torch.randn(70, terms, device=device)
     out = replace(matrix, many_rows=70).apply(x)  # decoded before
     for part in (slice(0, 70), slice(69, 70), slice(13, 24), slice(0, 0)):
         torch.testing.assert_close(matrix.apply(x[part]), out[part], atol=0, rtol=0)

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.linear import linear, reference
+from headrace.engine_proc.worker.cuda.linear import (
+    ENOUGH_PROGRAMS,
+    linear,
+    new_turns,
+    part_terms,
+    reference,
+    tile_of,
+)
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -32,3 +39,37 @@ def test_a_row_has_the_same_bits_in_every_place(device: torch.device) -> None:
     out = linear(x, weight)
     for part in (slice(69, 70), slice(13, 24), slice(5, 69)):
         torch.testing.assert_close(linear(x[part], weight), out[part], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("terms", [70, 600])  # in one part, and in three
+def test_tiles_of_any_size_shared_or_not_give_the_same_bits(
+    dtype: torch.dtype, terms: int, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(280, terms).to(device, dtype)
+    weight, bias = torch.randn(70, terms).to(device, dtype), torch.randn(70).to(device, dtype)
+    turns = new_turns(device)
+    out = linear(x, weight, bias)
+    for part in (slice(0, 280), slice(7, 107), slice(279, 280)):
+        torch.testing.assert_close(linear(x[part], weight, bias), out[part], atol=0, rtol=0)
+        shared = linear(x[part], weight, bias, turns)
+        torch.testing.assert_close(shared, out[part], atol=0, rtol=0)
+        assert not turns.any()
+
+
+@pytest.mark.parametrize(
+    ("columns", "terms", "num_parts"),
+    [(1536, 8960, 6), (1536, 1536, 6), (2048, 1536, 5), (17920, 1536, 1), (9, 300, 2), (9, 9, 1)],
+)
+def test_parts_follow_from_the_matrix(columns: int, terms: int, num_parts: int) -> None:
+    assert -(-terms // part_terms(columns, terms)) == num_parts
+    tiles = -(-columns // 64)
+    assert tiles * num_parts >= ENOUGH_PROGRAMS or part_terms(columns, terms) == 256
+
+
+def test_many_rows_have_larger_tiles(device: torch.device) -> None:
+    widest = 4 if device.type == "cpu" else 8
+    for num_parts, areas in ((1, [1, 2, widest]), (6, [1, 2, 4])):
+        tiles = [tile_of(rows, num_parts, torch.bfloat16) for rows in (1, 65, 257)]
+        assert [tile.rows * tile.columns // 4096 for tile in tiles] == areas

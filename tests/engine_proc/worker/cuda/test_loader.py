@@ -233,13 +233,16 @@ def count(folder: Path, free: int, **changes: Any) -> int:
     num_pages = cuda_loader.count_pages(
         config, executor, steps, Buckets(()), None, Gpu(free), 9 * GIB
     )
-    assert steps.num_tokens == [8, 8]
+    most = config.max_num_batched_tokens
+    assert steps.num_tokens == [*(size for size in (64, 256) if size < most), most, most]
     return num_pages
 
 
 def test_pages_take_what_the_largest_step_leaves(folder: Path) -> None:
     assert count(folder, 7 * GIB, kv_cache_memory_bytes=None, gpu_memory_utilization=0.5) == 2048
     assert count(folder, 7 * GIB, kv_cache_memory_bytes=GIB) == 1024
+    many = {"max_num_seqs": 20, "max_num_batched_tokens": 300}
+    assert count(folder, 7 * GIB, kv_cache_memory_bytes=GIB, **many) == 1024
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes asks for 8"):
         count(folder, 7 * GIB, kv_cache_memory_bytes=8 * GIB)
     with pytest.raises(ConfigError, match="less than one sequence"):
