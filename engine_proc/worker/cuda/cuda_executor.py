@@ -251,47 +251,52 @@ class CudaExecutor:
         for rope, inv_freq, axes in zip(self.spec.ropes, self.inv_freqs, self.axes, strict=True):
             of_pairs = positions[:, :1] if axes is None else positions.index_select(1, axes)
             angles = of_pairs.float() * inv_freq
-            cos, sin = angles.cos() * rope.scale, angles.sin() * rope.scale
+            cos, sin = angles.cos(), angles.sin()
+            if rope.scale != 1:
+                cos, sin = cos * rope.scale, sin * rope.scale
             rotations.append(Rotations(cos, sin, rope.interleaved))
         return rotations
 
     def hidden(self, step: Step) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
         x = self.team.embed(step.token_ids, self.weights["embed"])
-        x = x * self.multiplier
+        if self.spec.embedding_multiplier != 1:
+            x = x * self.multiplier
         if step.images is not None and len(step.images.tokens):
             x[step.images.tokens] = step.images.rows
+        added: Tensor | None = None
         for index, layer in enumerate(self.spec.layers):
-            x = self.layer(index, layer, x, step)
-        return self.norm("norm", x.index_select(0, step.logit_rows))
+            x, added = self.layer(index, layer, x, added, step)
+        rows = step.logit_rows
+        added = None if added is None else added.index_select(0, rows)
+        return self.norm_sum("norm", x.index_select(0, rows), added)
 
-    def layer(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
-        """Run one layer, [tokens, hidden] -> [tokens, hidden], in place where that is quicker."""
+    def layer(
+        self, index: int, layer: LayerSpec, x: Tensor, added: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run one layer, [tokens, hidden] -> [tokens, hidden], in place where that is quicker.
+
+        Args:
+            added: what is still to be added to `x`, by the norm that comes next; and so returned.
+        """
         name = f"layers.{index}"
         placement, multiplier = self.spec.placement, self.spec.residual_multiplier
         before = placement != Placement.POST
-        normed = self.norm(f"{name}.attn_norm", x) if before else x
+        normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.attention(index, layer, normed, step)
         if placement == Placement.PARALLEL:
-            return x + attended * multiplier + self.mlp(name, normed) * multiplier
+            return x + attended * multiplier + self.mlp(name, normed) * multiplier, None
         after = placement in (Placement.POST, Placement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         if before:
-            normed = add_norm(
-                attended,
-                x,
-                self.weights[f"{name}.mlp_norm"],
-                scaling=self.scaling,
-                eps=self.spec.norm_eps,
-                multiplier=multiplier,
-            )
+            normed = self.norm_sum(f"{name}.mlp_norm", x, attended)
         else:
             x = normed = x + attended * multiplier
         out = self.mlp(name, normed)
         if after:
             out = self.norm(f"{name}.mlp_post_norm", out)
-        return x + out * multiplier
+        return (x, out) if before else (x + out * multiplier, None)
 
     def attention(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
         """Write keys and values to their pages, then attend to them, [tokens, hidden]."""
@@ -349,3 +354,16 @@ class CudaExecutor:
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self.weights[name]
         return norm(x, weight, scaling=self.scaling, eps=self.spec.norm_eps, out=out)
+
+    def norm_sum(self, name: str, x: Tensor, added: Tensor | None) -> Tensor:
+        """Add to the residual `x`, in place, and return the norm of the sum."""
+        if added is None:
+            return self.norm(name, x)
+        return add_norm(
+            added,
+            x,
+            self.weights[name],
+            scaling=self.scaling,
+            eps=self.spec.norm_eps,
+            multiplier=self.spec.residual_multiplier,
+        )

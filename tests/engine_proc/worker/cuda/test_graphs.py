@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from random_decoders import NUM_PAGES, SPEC, batch, random_weights
-from recorded_graphs import NotCapturable, RecordedGraphs, device_tensors
+from recorded_graphs import NotCapturable, RecordedGraph, RecordedGraphs, device_tensors
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.attention import Tiling
@@ -116,6 +116,20 @@ def test_a_draw_in_a_graph_is_that_without(device: torch.device) -> None:
     assert drawn[:2] == drawn[2:]
     assert drawn[0][0] == drawn[1][0] >= 50
     assert graphs.buffers.drawn[0] == drawn[1][0]
+
+
+def test_a_layer_is_ten_launches(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("CUDA's graphs do not say what they launch")
+    counts = []
+    for num_layers in (1, 2):
+        executor = make(dataclasses.replace(TINY, layers=TINY.layers * num_layers), device)
+        capture(executor, [(4, 4, 4)])
+        (graph,) = executor.graphs.values()
+        assert isinstance(graph, RecordedGraph)
+        counts.append(len(graph.launches))
+    # Two norms, four products, the gate, RoPE, attention, and the merge of its splits.
+    assert counts[1] - counts[0] == 10
 
 
 def test_a_thousand_replays_are_one(device: torch.device) -> None:
