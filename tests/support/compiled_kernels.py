@@ -21,11 +21,12 @@ from headrace.engine_proc.worker.cuda.bias import add_biases
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3, Fp8Matrix
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
 from headrace.engine_proc.worker.cuda.int4_matrix import Int4Matrix
-from headrace.engine_proc.worker.cuda.linear import linear, new_turns
+from headrace.engine_proc.worker.cuda.linear import ENOUGH_PROGRAMS, linear
 from headrace.engine_proc.worker.cuda.norm import square_sums
 from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.reports import report
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
+from headrace.engine_proc.worker.cuda.turns import new_turns
 from headrace.engine_proc.worker.spec import LayerSpec, QKNorm
 
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
@@ -102,7 +103,7 @@ if __name__ == "__main__":
     Fp8Matrix(fp8_weight, torch.ones(64, 2), 128).apply(rows)
     for num_rows, num_terms in ((3, 512), (130, 64), (130, 512), (300, 64), (300, 512)):
         many = torch.zeros(num_rows, num_terms, dtype=torch.bfloat16)  # in each tile, and in parts
-        linear(many, many[:64].contiguous(), turns=new_turns(many.device))
+        linear(many, many[:64].contiguous(), turns=new_turns(ENOUGH_PROGRAMS, many.device))
     for size in (32, 128):
         num_groups = 256 // size
         zeros = torch.zeros(64, num_groups, dtype=torch.uint8)

@@ -2,8 +2,9 @@
 
 A program takes a tile: some consecutive tokens of one sequence, with the query heads of one KV
 head. It takes keys in splits that begin at fixed positions, and splits are merged in order, be it
-by the program itself or, where there are few tiles, by a second kernel after several programs per
-tile. So what a token gets has the same bits whatever its batch mates, its chunk and the launch.
+by a program that has taken all of them or, where there are few tiles and several programs share
+one, by the last that is done. So what a token gets has the same bits whatever its batch mates, its
+chunk and the launch.
 """
 
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.numbers import dot, rounded, tanh
+from headrace.engine_proc.worker.cuda.turns import comes_last, new_turns
 from headrace.engine_proc.worker.torch_attention import Reach
 from headrace.engine_proc.worker.torch_attention import attend as attend_densely
 
 MINUS_INFINITY = tl.constexpr(float("-inf"))
+TAIL = tl.constexpr(4)  # of what a split leaves: a maximum, a sum, and room, to end at 16 bytes
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Tiling:
 
     rows: int = 64  # of a tile, a token having one per query head; more where it has more heads
     keys: int = 64  # that are loaded together
-    split_keys: int = 512
+    split_keys: int = 256
     enough_programs: int = 264  # to fill a GPU; with fewer tiles, splits run side by side,
     max_partial_bytes: int = 256 << 20  # if what they leave to be merged is no more than this
 
@@ -66,7 +69,6 @@ class Stretches:
     """
 
     query_starts: Tensor  # [sequences + 1], int32, each sequence's first token in the batch
-    positions: Tensor  # [tokens], int32; -1 has no keys
     num_keys: Tensor  # [sequences], int32, up to its last token in the batch, that one included
     page_table: Tensor  # [sequences, max_pages], int32
     max_keys: int  # no less than any of `num_keys`; in a graph, than any that are to come
@@ -84,6 +86,7 @@ def attend(
     sinks: Tensor | None = None,
     kv_scales: tuple[float, float] = (1.0, 1.0),
     tiling: Tiling = TILING,
+    turns: Tensor | None = None,
 ) -> Tensor:
     """Attend with every token to its own sequence, itself included.
 
@@ -94,6 +97,7 @@ def attend(
         softcap: scores become `softcap * tanh(score / softcap)`; None is no cap.
         sinks: [heads], scores of a key that has no value.
         kv_scales: what stored keys and values are multiplied with.
+        turns: as many as `tiling.enough_programs`, of `new_turns`, nobody else's while this runs.
     Returns:
         [tokens, heads, head_dim]
     """
@@ -108,27 +112,20 @@ def attend(
     num_sequences, max_keys = len(stretches.num_keys), stretches.max_keys
     num_tiles = tiling.num_tiles(num_tokens, num_sequences, group)
     num_splits = tiling.num_splits(max_keys)
-    split_bytes = 4 * num_tokens * num_heads * (head_dim + 2)
+    split_bytes = 4 * num_tokens * num_heads * (head_dim + int(TAIL))
     num_sharing = tiling.num_sharing(num_tiles * num_kv_heads, max_keys, split_bytes)
     is_split = num_sharing > 1
     num_rows = num_tokens * num_heads * num_splits if is_split else 0
-    outputs = out, q.new_empty(num_rows, head_dim + 2, dtype=torch.float32)
-    fixed = {
-        "NUM_HEADS": num_heads,
-        "HEAD_DIM": head_dim,
-        "BLOCK_DIM": max(16, triton.next_power_of_2(head_dim)),
-        "SPLIT_KEYS": tiling.split_keys,
-        "WINDOW": window or 0,
-        "HAS_SINKS": sinks is not None,
-        "enable_fp_fusion": False,
-    }
-    sinks = q if sinks is None else sinks
+    if turns is None:
+        turns = new_turns(tiling.enough_programs, q.device)
     attention_kernel[(num_tiles, num_kv_heads, num_sharing)](
-        *outputs,
+        out,
+        q.new_empty(num_rows, head_dim + int(TAIL), dtype=torch.float32),
+        turns,
         q,
         keys,
         values,
-        sinks,
+        q if sinks is None else sinks,
         stretches.query_starts,
         stretches.num_keys,
         stretches.page_table,
@@ -137,6 +134,12 @@ def attend(
         num_splits,
         scale * kv_scales[0],
         kv_scales[1],
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        SPLIT_KEYS=tiling.split_keys,
+        WINDOW=window or 0,
+        HAS_SINKS=sinks is not None,
         GROUP=group,
         PAGE_TOKENS=keys.shape[1],
         BLOCK_ROWS=tiling.num_rows(group),
@@ -144,13 +147,9 @@ def attend(
         SOFTCAP=softcap or 0.0,
         IS_SPLIT=is_split,
         num_warps=4,
-        num_stages=2,
-        **fixed,
+        num_stages=3,
+        enable_fp_fusion=False,
     )
-    if is_split:
-        merge_kernel[(num_tokens, num_heads)](
-            *outputs, sinks, stretches.positions, num_splits, kv_scales[1], **fixed
-        )
     return out
 
 
@@ -158,6 +157,7 @@ def attend(
 def attention_kernel(
     out: tl.tensor,
     partial: tl.tensor,
+    turns: tl.tensor,
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
@@ -188,16 +188,15 @@ def attention_kernel(
     if first_query >= count:
         return
     first_position = tl.load(num_keys + sequence) - count
-    row = tl.arange(0, BLOCK_ROWS)
-    query = first_query + row // GROUP
-    head = tl.program_id(1) * GROUP + row % GROUP
+    row, dim = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
+    query, head = first_query + row // GROUP, tl.program_id(1) * GROUP + row % GROUP
     is_row = (row < TILE_TOKENS * GROUP) & (query < count)
-    dim = tl.arange(0, BLOCK_DIM)
     is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     place = (start + query).to(tl.int64) * NUM_HEADS + head
     queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
     begin = tl.maximum(first_position + first_query - WINDOW + 1, 0) if WINDOW > 0 else 0
     end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
+    partial += place * num_splits * (HEAD_DIM + TAIL)
     maxima, sums, mixed = attend_splits(
         queries,
         keys + tl.program_id(1) * HEAD_DIM,
@@ -209,7 +208,7 @@ def attention_kernel(
         begin,
         end,
         scale,
-        partial + place * num_splits * (HEAD_DIM + 2),
+        partial,
         is_row,
         (NUM_HEADS // GROUP) * HEAD_DIM,
         HEAD_DIM,
@@ -223,53 +222,18 @@ def attention_kernel(
         IS_SPLIT,
     )
     if IS_SPLIT:
-        return
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if not comes_last(turns, tile, tl.num_programs(2)):
+            return
+        for split in tl.range(begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS + 1, num_stages=3):
+            more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, HEAD_DIM)
+            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
         maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
     attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
-    attended = rounded(attended, out.dtype.element_ty)
-    tl.store(out + place[:, None] * HEAD_DIM + dim[None, :], attended, mask=is_number)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def merge_kernel(
-    out: tl.tensor,
-    partial: tl.tensor,
-    sinks: tl.tensor,
-    positions: tl.tensor,
-    num_splits: tl.tensor,
-    value_scale: tl.tensor,
-    NUM_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
-    SPLIT_KEYS: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-) -> None:
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(positions + token)
-    first_split = 0
-    if WINDOW > 0:
-        first_split = tl.maximum(position - WINDOW + 1, 0) // SPLIT_KEYS
-    dim = tl.arange(0, BLOCK_DIM)
-    row = tl.arange(0, 1)
-    is_number = (row[:, None] == 0) & (dim < HEAD_DIM)[None, :]
-    maxima = tl.full([1], MINUS_INFINITY, tl.float32)
-    sums = tl.zeros([1], tl.float32)
-    mixed = tl.zeros([1, BLOCK_DIM], tl.float32)
-    for split in range(first_split, (position + SPLIT_KEYS) // SPLIT_KEYS):
-        at = ((token * NUM_HEADS + head) * num_splits + split) * (HEAD_DIM + 2)
-        numbers = tl.load(partial + at + dim[None, :], mask=is_number, other=0.0)
-        maximum = tl.load(partial + at + HEAD_DIM + row)
-        total = tl.load(partial + at + HEAD_DIM + 1 + row)
-        maxima, sums, mixed = merge(maxima, sums, mixed, maximum, total, numbers)
-    if HAS_SINKS:
-        sink = tl.load(sinks + head + row).to(tl.float32)
-        maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
-    at = (token * NUM_HEADS + head) * HEAD_DIM
-    attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
-    tl.store(out + at + dim[None, :], rounded(attended, out.dtype.element_ty), mask=is_number)
+    to = out + place[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)
 
 
 @triton.jit
@@ -278,9 +242,10 @@ def find_tile(
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Return whose tile it is, where his tokens start, their count, and the tile's first.
 
-    Sequence s has tiles from `query_starts[s] // TILE_TOKENS + s` on.
+    Sequence s has tiles from `query_starts[s] // TILE_TOKENS + s` on. The last begin first: of a
+    prompt they have the most keys.
     """
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     low, high = 0, num_sequences
     while low < high:
         middle = (low + high) // 2
@@ -347,11 +312,7 @@ def attend_splits(
             SOFTCAP,
         )
         if IS_SPLIT:
-            at = partial + split * (HEAD_DIM + 2)
-            is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
-            tl.store(at[:, None] + dim[None, :], more_mixed, mask=is_number)
-            tl.store(at + HEAD_DIM, more_maxima, mask=is_row)
-            tl.store(at + HEAD_DIM + 1, more_sums, mask=is_row)
+            store_split(partial, split, is_row, dim, HEAD_DIM, more_maxima, more_sums, more_mixed)
         else:
             maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
     return maxima, sums, mixed
@@ -412,6 +373,42 @@ def attend_split(
         ).to(queries.dtype)
         mixed = dot(rounded(weights, queries.dtype), of_values, mixed * decay[:, None])
         maxima = highest
+    return maxima, sums, mixed
+
+
+@triton.jit
+def store_split(
+    partial: tl.tensor,
+    split: tl.tensor,
+    is_row: tl.tensor,
+    dim: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    mixed: tl.tensor,
+) -> None:
+    """Store what a split has seen, for who merges."""
+    at = partial + split * (HEAD_DIM + TAIL)
+    is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(at[:, None] + dim[None, :], mixed, mask=is_number)
+    tl.store(at + HEAD_DIM, maxima, mask=is_row)
+    tl.store(at + HEAD_DIM + 1, sums, mask=is_row)
+
+
+@triton.jit
+def load_split(
+    partial: tl.tensor,
+    split: tl.tensor,
+    is_row: tl.tensor,
+    dim: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return what a split has seen, from the cache that all processors share."""
+    at = partial + split * (HEAD_DIM + TAIL)
+    is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    mixed = tl.load(at[:, None] + dim[None, :], mask=is_number, other=0.0, cache_modifier=".cg")
+    maxima = tl.load(at + HEAD_DIM, mask=is_row, other=MINUS_INFINITY, cache_modifier=".cg")
+    sums = tl.load(at + HEAD_DIM + 1, mask=is_row, other=0.0, cache_modifier=".cg")
     return maxima, sums, mixed
 
 

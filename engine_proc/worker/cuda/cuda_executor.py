@@ -28,6 +28,7 @@ from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.cuda.team import Team
+from headrace.engine_proc.worker.cuda.turns import new_turns
 from headrace.engine_proc.worker.executor import Batch, Floats
 from headrace.engine_proc.worker.peers import Peers
 from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, Norm, Placement, QKNorm
@@ -99,6 +100,7 @@ class CudaExecutor:
         is_scaled = self.kv_dtype == E4M3 and len(kv_scales) > 0
         self.kv_scales = kv_scales if is_scaled else [(1.0, 1.0)] * len(spec.layers)
         self.tiling = tiling
+        self.turns = new_turns(tiling.enough_programs, self.device)
         assert (self.device.type == "cpu") == bool(INTERPRETED.value), "is TRITON_INTERPRET set?"
         self.scaling = SCALINGS[spec.norm]
         loaded = load_weights(
@@ -226,7 +228,6 @@ class CudaExecutor:
         )
         stretches = Stretches(
             query_starts=inputs.query_starts,
-            positions=inputs.positions,
             num_keys=inputs.num_keys,
             page_table=inputs.page_table,
             max_keys=max_keys,
@@ -331,6 +332,7 @@ class CudaExecutor:
                 sinks=self.weights.get(f"{name}.sinks"),
                 kv_scales=self.kv_scales[index],
                 tiling=self.tiling,
+                turns=self.turns,
             )
         return self.team.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.linear import linear, new_turns
+from headrace.engine_proc.worker.cuda.linear import ENOUGH_PROGRAMS, linear
+from headrace.engine_proc.worker.cuda.turns import new_turns
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class DenseMatrix:
     turns: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "turns", new_turns(self.weight.device))
+        object.__setattr__(self, "turns", new_turns(ENOUGH_PROGRAMS, self.weight.device))
 
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, columns]."""

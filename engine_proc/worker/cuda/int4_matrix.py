@@ -21,11 +21,11 @@ from headrace.engine_proc.worker.cuda.linear import (
     finish,
     leave,
     linear,
-    new_turns,
     part_terms,
 )
 from headrace.engine_proc.worker.cuda.numbers import dot, rounded
 from headrace.engine_proc.worker.cuda.pieces import send
+from headrace.engine_proc.worker.cuda.turns import comes_last, new_turns
 from headrace.engine_proc.worker.int4_packings import Codes
 from headrace.engine_proc.worker.int4_weight import Int4Weight
 from headrace.engine_proc.worker.weights import Weight
@@ -48,7 +48,7 @@ class Int4Matrix:
     turns: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "turns", new_turns(self.codes.device))
+        object.__setattr__(self, "turns", new_turns(ENOUGH_PROGRAMS, self.codes.device))
 
     @classmethod
     def of(
@@ -190,7 +190,8 @@ def int4_kernel(
             part = dot(a, tl.trans(rounded(b, a.dtype)), part)
         sums += part
     if tl.num_programs(1) > 1:
-        if not leave(sums_of_parts, turns, sums, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS):
+        leave(sums_of_parts, sums, rows, columns, num_rows, NUM_COLUMNS)
+        if not comes_last(turns, tl.program_id(0), tl.num_programs(1)):
             return
         sums = add_parts(sums_of_parts, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS)
     finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)

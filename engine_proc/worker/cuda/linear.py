@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, dot, rounded
+from headrace.engine_proc.worker.cuda.turns import comes_last
 
 BLOCK = 64  # terms that are multiplied at once: the same for all tiles, or bits would differ
 ENOUGH_PROGRAMS = 132  # to keep a GPU's memory busy: one for each processor of an H100
@@ -60,11 +61,6 @@ def tile_of(num_rows: int, num_parts: int, dtype: torch.dtype) -> Tile:
     return MANY if num_parts > 1 or INTERPRETED else WIDE
 
 
-def new_turns(device: torch.device) -> Tensor:
-    """Return what programs that share tiles of a matrix count with: zeros, between launches."""
-    return torch.zeros(ENOUGH_PROGRAMS, dtype=torch.int32, device=device)
-
-
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, turns: Tensor | None = None
 ) -> Tensor:
@@ -74,7 +70,8 @@ def linear(
         x: [rows, terms]
         weight: [columns, terms]
         bias: [columns]
-        turns: of `new_turns`, nobody else's while this runs; without, no tile is shared.
+        turns: ENOUGH_PROGRAMS of `new_turns`, nobody else's while this runs; without, no tile is
+            shared.
     """
     num_rows, num_terms = x.shape
     num_columns = len(weight)
@@ -168,10 +165,8 @@ def linear_kernel(
                 BLOCK,
             )
         if tl.num_programs(1) > 1:
-            is_last = leave(
-                sums_of_parts, turns, sums, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS
-            )
-            if not is_last:
+            leave(sums_of_parts, sums, rows, columns, num_rows, NUM_COLUMNS)
+            if not comes_last(turns, tl.program_id(0), tl.num_programs(1)):
                 return
             sums = add_parts(sums_of_parts, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS)
     finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)
@@ -234,24 +229,16 @@ def multiply(
 @triton.jit
 def leave(
     sums_of_parts: tl.tensor,
-    turns: tl.tensor,
     sums: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     num_rows: tl.tensor,
     NUM_COLUMNS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
-) -> tl.tensor:
-    """Leave a part's sums; return whether all parts of the tile are there now."""
+) -> None:
+    """Store a part's sums."""
     at = (tl.program_id(1) * num_rows + rows)[:, None] * NUM_COLUMNS + columns[None, :]
-    tl.store(
-        sums_of_parts + at, sums, mask=(rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
-    )
-    tl.debug_barrier()  # the whole program has, before one of its threads says so
-    turn = turns + tl.program_id(0)
-    is_last = tl.atomic_add(turn, 1, sem="acq_rel") == NUM_PARTS - 1
-    tl.store(turn, 0, mask=is_last)
-    return is_last
+    is_number = (rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
+    tl.store(sums_of_parts + at, sums, mask=is_number)
 
 
 @triton.jit
@@ -263,7 +250,7 @@ def add_parts(
     NUM_COLUMNS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
 ) -> tl.tensor:
-    """Add what programs have left, in order; first-level caches know nothing of it."""
+    """Add what programs have left, in order."""
     is_number = (rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
     at = rows[:, None] * NUM_COLUMNS + columns[None, :]
     sums = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)

@@ -6,11 +6,11 @@ import torch
 from headrace.engine_proc.worker.cuda.linear import (
     ENOUGH_PROGRAMS,
     linear,
-    new_turns,
     part_terms,
     reference,
     tile_of,
 )
+from headrace.engine_proc.worker.cuda.turns import new_turns
 
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -49,7 +49,7 @@ def test_tiles_of_any_size_shared_or_not_give_the_same_bits(
     torch.manual_seed(0)
     x = torch.randn(280, terms).to(device, dtype)
     weight, bias = torch.randn(70, terms).to(device, dtype), torch.randn(70).to(device, dtype)
-    turns = new_turns(device)
+    turns = new_turns(ENOUGH_PROGRAMS, device)
     out = linear(x, weight, bias)
     for part in (slice(0, 280), slice(7, 107), slice(279, 280)):
         torch.testing.assert_close(linear(x[part], weight, bias), out[part], atol=0, rtol=0)

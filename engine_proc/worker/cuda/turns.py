@@ -1,0 +1,24 @@
+"""Programs that share a tile: each leaves its part in memory, and who comes last takes them all.
+
+Which one that is changes nothing, as parts are taken in their order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def new_turns(num_tiles: int, device: torch.device) -> Tensor:
+    """Return what is counted with: zeros, but for while a kernel runs."""
+    return torch.zeros(num_tiles, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def comes_last(turns: tl.tensor, tile: tl.tensor, num_sharing: tl.tensor) -> tl.tensor:
+    """Return whether all who share a tile have stored their parts. First-level caches may not know
+    of them."""
+    tl.debug_barrier()  # the whole program has, before one of its threads says so
+    is_last = tl.atomic_add(turns + tile, 1, sem="acq_rel") == num_sharing - 1
+    tl.store(turns + tile, 0, mask=is_last)
+    return is_last
