@@ -71,6 +71,9 @@ def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: An
         source = ASTSource(kernel, signature, constants, attributes)
         result = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
         assert result.asm["cubin"][:4] == b"\x7fELF"
+        if kernel.__name__ == "linear_kernel" and values["x"].dtype != torch.float32:
+            ptx = result.asm["ptx"]  # other instructions may have other bits
+            assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx, constants
         print(kernel.__name__)
 
 

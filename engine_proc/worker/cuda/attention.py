@@ -146,7 +146,7 @@ def attend(
         BLOCK_KEYS=tiling.keys,
         SOFTCAP=softcap or 0.0,
         IS_SPLIT=is_split,
-        num_warps=4,
+        num_warps=8 if head_dim > 128 and q.element_size() == 2 else 4,  # registers would not do
         num_stages=3,
         enable_fp_fusion=False,
     )
