@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_memory import (
     LESS_CACHE,
+    SMALLER_STEP,
     SMALLER_WEIGHTS,
     DeviceMemory,
     TorchMemory,
@@ -209,9 +210,10 @@ def count_pages(
     if memory is None:
         return config.cpu_kv_bytes // sum(all_bytes)
     embeds = isinstance(runner, EmbeddingRunner)
-    for num_tokens in TILE_ROWS:  # smaller tiles are other kernels, which no step is to wait for
+    for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
         if num_tokens < config.max_num_batched_tokens:
-            runner.run(largest_step_of(config, embeds, num_tokens))
+            with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
+                runner.run(largest_step_of(config, embeds, num_tokens))
     step = largest_step_of(config, embeds)
     num_tokens = step.num_tokens
     sizes = [bucket.num_tokens for bucket in buckets]
