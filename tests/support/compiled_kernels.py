@@ -19,6 +19,8 @@ from headrace.engine_proc.worker.cuda import cuda_executor
 from headrace.engine_proc.worker.cuda.attention import Tiling
 from headrace.engine_proc.worker.cuda.bias import add_biases
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3, Fp8Matrix
+from headrace.engine_proc.worker.cuda.gate import act_mul
+from headrace.engine_proc.worker.cuda.gated_linear import gated_linear
 from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
 from headrace.engine_proc.worker.cuda.int4_matrix import Int4Matrix
 from headrace.engine_proc.worker.cuda.linear import ENOUGH_PROGRAMS, linear
@@ -27,7 +29,7 @@ from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.reports import report
 from headrace.engine_proc.worker.cuda.token_mask import apply_mask
 from headrace.engine_proc.worker.cuda.turns import new_turns
-from headrace.engine_proc.worker.spec import LayerSpec, QKNorm
+from headrace.engine_proc.worker.spec import Activation, LayerSpec, QKNorm
 
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 DECODER = dataclasses.replace(  # of sizes that make few variants
@@ -71,7 +73,7 @@ def compile_launch(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: An
         source = ASTSource(kernel, signature, constants, attributes)
         result = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options)
         assert result.asm["cubin"][:4] == b"\x7fELF"
-        if kernel.__name__ == "linear_kernel" and values["x"].dtype != torch.float32:
+        if "linear" in kernel.__name__ and values["x"].dtype != torch.float32:
             ptx = result.asm["ptx"]  # other instructions may have other bits
             assert "wgmma.mma_async" in ptx and "mma.sync" not in ptx, constants
         print(kernel.__name__)
@@ -106,7 +108,11 @@ if __name__ == "__main__":
     Fp8Matrix(fp8_weight, torch.ones(64, 2), 128).apply(rows)
     for num_rows, num_terms in ((3, 512), (130, 64), (130, 512), (300, 64), (300, 512)):
         many = torch.zeros(num_rows, num_terms, dtype=torch.bfloat16)  # in each tile, and in parts
-        linear(many, many[:64].contiguous(), turns=new_turns(ENOUGH_PROGRAMS, many.device))
+        turns = new_turns(ENOUGH_PROGRAMS, many.device)
+        act_mul(linear(many, many[:64].contiguous(), turns=turns), Activation.SILU)
+    for num_rows in (130, 300):
+        many = torch.zeros(num_rows, 64, dtype=torch.bfloat16)
+        gated_linear(many, many[:64].contiguous(), None, Activation.SILU)
     for size in (32, 128):
         num_groups = 256 // size
         zeros = torch.zeros(64, num_groups, dtype=torch.uint8)

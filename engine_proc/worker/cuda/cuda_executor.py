@@ -15,6 +15,7 @@ from torch import Tensor
 from headrace.engine_proc.collectives import Collectives
 from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
+from headrace.engine_proc.worker.cuda.dense_matrix import DenseMatrix
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, is_for
 from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gate import act_mul
@@ -349,8 +350,12 @@ class CudaExecutor:
         self.norm(f"{name}.k_norm", k, out=k)
 
     def mlp(self, name: str, x: Tensor) -> Tensor:
-        gate_up = self.matrices[f"{name}.gate_up"].apply(x)
-        down = self.matrices[f"{name}.down"].apply(act_mul(gate_up, self.spec.activation))
+        gate_up, activation = self.matrices[f"{name}.gate_up"], self.spec.activation
+        if isinstance(gate_up, DenseMatrix):
+            inner = gate_up.apply_gated(x, activation)
+        else:
+            inner = act_mul(gate_up.apply(x), activation)
+        down = self.matrices[f"{name}.down"].apply(inner)
         return self.team.sum(down)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -4,8 +4,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.gate import act_mul
+from headrace.engine_proc.worker.cuda.gated_linear import can_be_gated, gated_linear
 from headrace.engine_proc.worker.cuda.linear import ENOUGH_PROGRAMS, linear
 from headrace.engine_proc.worker.cuda.turns import new_turns
+from headrace.engine_proc.worker.spec import Activation
 
 
 @dataclass(frozen=True)
@@ -22,3 +25,9 @@ class DenseMatrix:
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, columns]."""
         return linear(x, self.weight, self.bias, self.turns)
+
+    def apply_gated(self, x: Tensor, activation: Activation) -> Tensor:
+        """Return `act(gate) * up`, [rows, columns / 2], where gates are the first columns."""
+        if can_be_gated(self.weight):
+            return gated_linear(x, self.weight, self.bias, activation)
+        return act_mul(self.apply(x), activation)

@@ -50,6 +50,16 @@ def gate_kernel(
     place = gate_up + row * (2 * NUM) + at
     gate = tl.load(place, mask=is_number, other=0.0).to(tl.float32)
     up = tl.load(place + NUM, mask=is_number, other=0.0).to(tl.float32)
+    tl.store(
+        out + row * NUM + at,
+        rounded(activate(gate, KIND) * up, out.dtype.element_ty),
+        mask=is_number,
+    )
+
+
+@triton.jit
+def activate(gate: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """Return `act(gate)`, of fp32."""
     if KIND == SILU:
         gate = gate / (1.0 + tl.exp(-gate))
     elif KIND == GELU:
@@ -57,7 +67,7 @@ def gate_kernel(
     else:
         inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
         gate = 0.5 * gate * (1.0 + tanh(inner))
-    tl.store(out + row * NUM + at, rounded(gate * up, out.dtype.element_ty), mask=is_number)
+    return gate
 
 
 def reference(gate_up: Tensor, activation: Activation) -> Tensor:
