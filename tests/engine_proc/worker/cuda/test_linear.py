@@ -16,7 +16,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "terms"), [(0, 5, 8), (1, 70, 3), (5, 64, 64), (66, 17, 130)]
+    ("rows", "columns", "terms"),
+    [(0, 5, 8), (1, 70, 3), (5, 64, 64), (66, 17, 130), (1030, 130, 5)],
 )
 @pytest.mark.parametrize(
     ("has_bias", "dtype"),
