@@ -156,6 +156,11 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""
         self._num_bodiless = 0
+        cycle: Any = self.cycle
+        if not cycle.body:
+            cycle.body = b""  # and not uvicorn's bytearray: a piece that comes alone is not copied
+        elif isinstance(cycle.body, bytes):
+            cycle.body = bytearray(cycle.body)
         super().on_body(body)
         if self.cycle.response_complete:
             self._ignore(body)

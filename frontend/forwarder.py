@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from functools import partial
+from io import BytesIO
 from typing import Any
 
 from starlette.types import Receive
@@ -126,7 +127,7 @@ class Forwarder:
 
     async def _body_of(self, receive: Receive) -> bytes:
         """Receive a body, which counts as held until it is whole, and not beyond what it may be."""
-        chunks: list[bytes] = []
+        body = BytesIO()  # grows without being copied; joined at the end, others would wait for it
         size = 0
         try:
             while True:
@@ -136,9 +137,9 @@ class Forwarder:
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 self._slot.add(Field.HELD_BYTES, len(chunk))
-                chunks.append(chunk)
+                body.write(chunk)
                 if size > self._max_body_bytes or not message.get("more_body"):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    return body.getvalue()
                 refusal = self._door.refuse_more(size)
                 if refusal is not None:
                     raise BodyRefused(refusal)

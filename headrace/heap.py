@@ -11,6 +11,9 @@ import ctypes
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 1 << 30  # of a piece, and of all that is free at the heap's end
 LARGE_BYTES = 1 << 18
+END_BYTES = (
+    2 << 20
+)  # free at the heap's end, for pieces that come and go by the quarter of a megabyte
 
 
 def keep_freed() -> None:
@@ -22,10 +25,15 @@ def keep_freed() -> None:
 
 
 def return_large() -> None:
-    """Have each large piece given back when it is freed, however many there have been."""
+    """Have each large piece given back when it is freed, however many there have been.
+
+    Of others a little is kept: to have the kernel clear memory for each piece of a body that comes
+    in takes a frontend longer than all else it does with it.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(MMAP_THRESHOLD, LARGE_BYTES)
+        libc.mallopt(TRIM_THRESHOLD, END_BYTES)
 
 
 def give_back() -> None:

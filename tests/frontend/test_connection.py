@@ -279,6 +279,13 @@ async def test_a_body_that_comes_fast_enough_has_time(site: Site) -> None:
     assert (await client.response())[0] == 200
 
 
+async def test_pieces_that_come_together_are_one_body(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n")
+    client.say(b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n0\r\n\r\n")
+    assert await client.response() == (200, b"abcdef")
+
+
 async def test_a_head_too_long_is_refused(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /echo HTTP/1.1\r\na: " + b"x" * (MAX_HEAD_BYTES + (1 << 19)))

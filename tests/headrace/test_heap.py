@@ -64,3 +64,27 @@ print((resident() - before) < 4 << 20)
 def test_large_pieces_go_back_when_they_are_freed() -> None:
     result = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
+
+
+PIECES = """
+import resource
+from headrace.heap import return_large
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+return_large()
+last = bytearray(b"x") * 1000
+piece = bytearray(b"x") * 250_000
+before = faults()
+for _ in range(100):
+    del piece
+    piece = bytearray(b"x") * 250_000
+print((faults() - before) < 100)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the heap of glibc")
+def test_smaller_pieces_are_used_again() -> None:
+    result = subprocess.run([sys.executable, "-c", PIECES], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr
