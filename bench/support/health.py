@@ -1,16 +1,25 @@
-"""How soon /health answers: asked some time after each answer, by a process of its own."""
+"""How soon /health answers: asked some time after each answer, by a process of its own.
+
+An answer is there when the kernel has it (`SO_TIMESTAMPING`): where all cores are taken, who asked
+may have to wait for one before he sees it, and that is not the server's time.
+"""
 
 import json
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Self
-
-from support.blocking import Client
+from urllib.parse import urlsplit
 
 PAUSE_S = 0.002
+SO_TIMESTAMPING, ON_ARRIVAL, TELL = 37, 1 << 3, 1 << 4  # <linux/net_tstamp.h>
+TIMES = struct.Struct("6q")  # three `timespec`; the first is when the kernel had it
+REQUEST = b"GET /health HTTP/1.1\r\nHost: %s\r\n\r\n"
+ROOM = 64 << 10  # for an answer
 
 
 class HealthProbe:
@@ -38,14 +47,36 @@ def main(url: str, pause_s: str) -> None:
     """Ask until standard input ends; print each answer's milliseconds."""
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-    client, latencies = Client(url), []
+    where = urlsplit(url)
+    connection = socket.create_connection((where.hostname, where.port))
+    connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, ON_ARRIVAL | TELL)
+    request, latencies = REQUEST % where.netloc.encode(), []
     while not stop.is_set():
-        begun = time.perf_counter()
-        client.send("GET", "/health")
-        assert client.response() == 200
-        latencies.append((time.perf_counter() - begun) * 1e3)
+        begun = time.time_ns()
+        connection.sendall(request)
+        latencies.append((arrival_ns(connection) - begun) / 1e6)
         time.sleep(float(pause_s))
     print(json.dumps(latencies))
+
+
+def arrival_ns(connection: socket.socket) -> int:
+    """Read an answer; return when the last of it came in."""
+    answer = b""
+    while not is_whole(answer):
+        piece, found, _, _ = connection.recvmsg(ROOM, socket.CMSG_SPACE(TIMES.size))
+        assert piece, "the server closed the connection"
+        answer += piece
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    (times,) = (data for _, kind, data in found if kind == SO_TIMESTAMPING)
+    seconds, nanoseconds, *_ = TIMES.unpack(times)
+    return int(seconds) * 1_000_000_000 + int(nanoseconds)
+
+
+def is_whole(answer: bytes) -> bool:
+    """Whether all of a response with a length is there."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+    return bool(length) and len(body) == int(length)
 
 
 if __name__ == "__main__":
