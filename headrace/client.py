@@ -1,7 +1,7 @@
 """The Python client: `Client`, and `AsyncClient` for asyncio.
 
     with Client() as client:
-        for text in client.stream_chat("What is the capital of Germany?", temperature=0):
+        for text in client.stream_chat("What is the capital of France?", temperature=0):
             print(text, end="")
 
 Options are the fields of OpenAI's requests (and `top_k`, `ignore_eos`, ... as in vLLM), sent as
@@ -182,16 +182,16 @@ class Client:
     def chat(self, messages: Messages, **options: Any) -> ChatCompletion:
         """Return the answer to a conversation, or to a string from the user.
 
-        >>> answer = client.chat("What is the capital of Germany?", temperature=0, max_tokens=8)
+        >>> answer = client.chat("What is the capital of France?", temperature=0, max_tokens=8)
         >>> answer.text, answer.choices[0].finish_reason, answer.usage.completion_tokens
-        ('The capital of Germany is Berlin.', 'stop', 8)
+        ('The capital of France is Paris.', 'stop', 8)
         """
         return self._post(CHAT, chat_body(messages, options), ChatCompletion)
 
     def stream_chat(self, messages: Messages, **options: Any) -> TextStream:
         """Return an iterator of the answer's text as it comes; it can be canceled.
 
-        >>> texts = client.stream_chat("What is the capital of Germany?", temperature=0)
+        >>> texts = client.stream_chat("What is the capital of France?", temperature=0)
         >>> next(texts), next(texts)
         ('The', ' capital')
         >>> texts.cancel()

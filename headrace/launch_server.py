@@ -51,7 +51,7 @@ def greeting(url: str, model: str, seconds: float, has_keys: bool) -> str:
     return (
         f"Headrace serves {model} on {url} (ready in {seconds:.1f} s). Try:\n\n"
         f"  curl {where}/v1/chat/completions -H 'Content-Type: application/json'{key} -d "
-        '\'{"messages": [{"role": "user", "content": "What is the capital of Germany?"}], '
+        '\'{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
         '"temperature": 0}\'\n'
     )
 

@@ -350,7 +350,7 @@ void gemm(Format format, const Operands &o, int rows, int num_blocks, float *dec
         return gemm_encoded<V, Q4KBlock<V>>(o, rows, num_blocks, decoded);
     case Format::q6_k:
         return gemm_encoded<V, Q6KBlock<V>>(o, rows, num_blocks, decoded);
-    case Format::int8: // rounds activations too: gemm_int8.h
+    case Format::int8: // rounds activations too: gemm_int16.h
     case Format::bf12: // is bf16 for all but few rows: few_rows.h
         return;
     }

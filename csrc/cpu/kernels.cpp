@@ -8,14 +8,15 @@ namespace headrace {
 #if defined(__x86_64__)
 namespace {
 
-// What this processor has of AVX-512: before Cascade Lake the 8-bit products are AVX2's. Those of
+// What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. Those of
 // bf16 are the tiles' where there are any; else they are AVX2's but on AMD, for Intel's vectors of
 // bf16 run at half the flops of fp32 (Xeon, family 6 model 207).
 const Kernels &avx512_here() {
     static const Kernels kernels = [] {
         Kernels mixed = avx512_kernels;
         if (!__builtin_cpu_supports("avx512vnni")) {
-            mixed.gemm_int8 = avx2_kernels.gemm_int8;
+            mixed.gemm_int16 = avx2_kernels.gemm_int16;
+            mixed.quantize_row = avx2_kernels.quantize_row;
         }
         const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
         if (has_bf16 && may_use_tiles()) {

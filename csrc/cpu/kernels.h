@@ -4,7 +4,7 @@
 // templates over them; everything else is compiled once, for the oldest processor.
 #pragma once
 #include "cpu/attention.h"
-#include "cpu/gemm_int8.h"
+#include "cpu/gemm_int16.h"
 #include "cpu/rows.h"
 
 namespace headrace {
@@ -15,8 +15,8 @@ enum class Gate : int32_t { silu, gelu, gelu_tanh };
 struct Kernels {
     Isa isa;
     void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
-    void (*gemm_int8)(Format, const Int8Operands &, int rows, int num_blocks);
-    void (*quantize_row)(const float *x, int cols, Int8Group *groups);
+    void (*gemm_int16)(Format, const Int16Operands &, int rows, int num_blocks);
+    void (*quantize_row)(const float *x, int cols, Int16Group *groups);
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
     void (*round_row)(const float *x, int cols, float *out);
@@ -94,7 +94,7 @@ template <class V> constexpr Kernels kernels_over(Isa isa) {
     Kernels kernels{};
     kernels.isa = isa;
     kernels.gemm = gemm<V>;
-    kernels.gemm_int8 = gemm_int8<V>;
+    kernels.gemm_int16 = gemm_int16<V>;
     kernels.quantize_row = quantize_row<V>;
     if constexpr (V::has_bf16) {
         kernels.gemm_bf16 = gemm_bf16<V>;

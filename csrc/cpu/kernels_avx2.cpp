@@ -15,11 +15,11 @@ struct Avx2 {
     struct Floats {
         __m256 low, high;
     };
-    struct Ints {
+    struct Dots {
         __m256i low, high;
     };
     static constexpr int max_sums = 6; // two of 16 registers each
-    static constexpr int max_dots = 2;
+    static constexpr int num_unpacked = 1;
     static constexpr bool has_bf16 = false;
 
     static Floats set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -81,60 +81,49 @@ struct Avx2 {
         return _mm_cvtss_f32(_mm_max_ss(four, _mm_shuffle_ps(four, four, 1)));
     }
 
-    static Floats to_floats(Ints x) {
+    static Floats to_floats(Dots x) {
         return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
     }
-    static void store_int8(int8_t *p, Floats x) {
-        const __m256i pairs = _mm256_permute4x64_epi64(
+    // Numbers are 16 bits each, in the order of `Fours`.
+    static void store_steps(Int16Group &group, int first, Floats x) {
+        const __m256i fours = _mm256_permute4x64_epi64(
             _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)), 0xd8);
-        _mm_storeu_si128(
-            reinterpret_cast<__m128i *>(p),
-            _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+        auto *numbers = reinterpret_cast<__m256i *>(group.numbers + 2 * first);
+        _mm256_storeu_si256(numbers, even_first(fours));
     }
-    static Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-    static Ints dot_start(int32_t) { return ints(0); }
-    struct Weights {
-        __m256i low, high;
+    static __m256i even_first(__m256i fours) {
+        return _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(fours, 0xd8), 0xd8);
+    }
+    static Dots dots(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+    // Four columns of each of eight lanes: the first and the third, and the others, in 16 bits.
+    struct Fours {
+        __m256i low_even, low_odd, high_even, high_odd;
     };
-    static Weights weights(const uint8_t *p) {
-        const __m256i offset = _mm256_set1_epi8(-128);
-        return {_mm256_xor_si256(eight_words(p), offset),
-                _mm256_xor_si256(eight_words(p + 32), offset)};
+    static Fours fours(__m256i low, __m256i high) {
+        const __m256i mask = _mm256_set1_epi16(255);
+        return {_mm256_and_si256(low, mask), _mm256_srli_epi16(low, 8),
+                _mm256_and_si256(high, mask), _mm256_srli_epi16(high, 8)};
     }
-    // |w| * (x with the sign of w): two such products, at most 2 * 128 * 127, fit in 16 bits.
-    static __m256i dot_of_eight(__m256i sum, __m256i weights, __m256i x) {
-        const __m256i pairs =
-            _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    static Fours weights(const uint8_t *p) { return fours(eight_words(p), eight_words(p + 32)); }
+    static __m256i dot_of_pairs(__m256i sum, __m256i even, __m256i odd, __m256i x_even,
+                                __m256i x_odd) {
+        return _mm256_add_epi32(
+            sum, _mm256_add_epi32(_mm256_madd_epi16(even, x_even), _mm256_madd_epi16(odd, x_odd)));
     }
-    static Ints dot(Ints sum, Weights weights, const int8_t *x) {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        const __m256i repeated = _mm256_set1_epi32(four);
-        return {dot_of_eight(sum.low, weights.low, repeated),
-                dot_of_eight(sum.high, weights.high, repeated)};
-    }
-
-    // Of 7 bits at most; two products fit in 16 bits as they are.
-    struct Bytes {
-        __m256i low, high;
-    };
-    static Ints dot(Ints sum, Bytes weights, const int8_t *x) {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        const __m256i repeated = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
-        const __m256i low = _mm256_maddubs_epi16(weights.low, repeated);
-        const __m256i high = _mm256_maddubs_epi16(weights.high, repeated);
-        return {_mm256_add_epi32(sum.low, _mm256_madd_epi16(low, ones)),
-                _mm256_add_epi32(sum.high, _mm256_madd_epi16(high, ones))};
+    static Dots dot(Dots sum, const Fours &weights, const Int16Group &x, int k) {
+        int32_t pairs[2];
+        std::memcpy(pairs, x.numbers + 2 * k, 8);
+        const __m256i even = _mm256_set1_epi32(pairs[0]), odd = _mm256_set1_epi32(pairs[1]);
+        return {dot_of_pairs(sum.low, weights.low_even, weights.low_odd, even, odd),
+                dot_of_pairs(sum.high, weights.high_even, weights.high_odd, even, odd)};
     }
     static __m256i half_nibbles(const uint8_t *p, int i) {
         const __m256i words = eight_words(p);
         return _mm256_and_si256(i ? _mm256_srli_epi32(words, 4) : words, _mm256_set1_epi8(15));
     }
     // Of the words at `p`, the i-th half of each byte.
-    static Bytes nibbles(const uint8_t *p, int i) {
-        return {half_nibbles(p, i), half_nibbles(p + 32, i)};
+    static Fours nibbles(const uint8_t *p, int i) {
+        return fours(half_nibbles(p, i), half_nibbles(p + 32, i));
     }
     static __m256i half_high_bits(const uint8_t *p, int i) {
         const __m256i words = eight_words(p);
@@ -143,10 +132,10 @@ struct Avx2 {
         return _mm256_and_si256(placed, _mm256_set1_epi8(48));
     }
     // Of words with nibbles and, behind two of those, high bits: the i-th four columns of 16.
-    static Bytes six_bit_bytes(const uint8_t *p, int i) {
-        const Bytes low = nibbles(p + i / 2 * 64, i % 2);
-        return {_mm256_or_si256(low.low, half_high_bits(p + 128, i)),
-                _mm256_or_si256(low.high, half_high_bits(p + 160, i))};
+    static Fours six_bit_fours(const uint8_t *p, int i) {
+        const uint8_t *low = p + i / 2 * 64;
+        return fours(_mm256_or_si256(half_nibbles(low, i % 2), half_high_bits(p + 128, i)),
+                     _mm256_or_si256(half_nibbles(low + 32, i % 2), half_high_bits(p + 160, i)));
     }
 
     static __m256i eight_words(const uint8_t *p) {

@@ -16,10 +16,8 @@ namespace {
 
 struct Avx512 {
     using Floats = __m512;
-    using Ints = __m512i;
-    using Bytes = __m512i;
-    static constexpr int max_sums = 24; // of 32 registers; the rest hold weights
-    static constexpr int max_dots = 12; // each beside a sum
+    static constexpr int max_sums = 24;    // of 32 registers; the rest hold weights
+    static constexpr int num_unpacked = 2; // blocks whose weights of a group wait in 16 registers
     static constexpr bool has_bf16 = true;
 
     static Floats set(float x) { return _mm512_set1_ps(x); }
@@ -38,29 +36,42 @@ struct Avx512 {
     static Floats zero_below(Floats x, float limit, Floats y) {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_NLT_UQ), y);
     }
-    static Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
-    static void store_int8(int8_t *p, Floats x) {
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(p),
-                         _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+    // A number is 256 * high + low, signed bytes both: all high ones of a group, then all low ones,
+    // for the instruction that multiplies unsigned by signed bytes.
+    static void store_steps(Int16Group &group, int first, Floats x) {
+        const __m512i steps = _mm512_cvtps_epi32(x);
+        const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(steps, ints(128)), 8);
+        auto *numbers = reinterpret_cast<__m128i *>(group.numbers + first);
+        _mm_storeu_si128(numbers, _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128(numbers + quantized_group / lanes, _mm512_cvtepi32_epi8(steps));
     }
-    // The instruction multiplies unsigned by signed bytes: weights stay 128 too large, and the
-    // sum starts from what that adds.
-    static Ints dot_start(int32_t offset) { return ints(offset); }
-    static Bytes weights(const uint8_t *p) { return _mm512_loadu_si512(p); }
-    static Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
-    static Ints dot(Ints sum, Bytes weights, const int8_t *x) {
-        int32_t four;
-        std::memcpy(&four, x, 4);
-        return _mm512_dpbusd_epi32(sum, weights, _mm512_set1_epi32(four));
+    static __m512i ints(int32_t x) { return _mm512_set1_epi32(x); }
+    struct Dots {
+        __m512i high, low;
+    };
+    static Dots dots(int32_t start) { return {ints(0), ints(start)}; }
+    static Floats to_floats(const Dots &x) {
+        return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(x.high, 8), x.low));
+    }
+    using Fours = __m512i;
+    static Fours weights(const uint8_t *p) { return _mm512_loadu_si512(p); }
+    static __m512i four(const uint8_t *p) {
+        int32_t numbers;
+        std::memcpy(&numbers, p, 4);
+        return ints(numbers);
+    }
+    static Dots dot(const Dots &sum, Fours weights, const Int16Group &x, int k) {
+        return {_mm512_dpbusd_epi32(sum.high, weights, four(x.numbers + k)),
+                _mm512_dpbusd_epi32(sum.low, weights, four(x.numbers + quantized_group + k))};
     }
     // Of the words at `p`, one half of each byte.
-    static Bytes nibbles(const uint8_t *p, int half) {
+    static Fours nibbles(const uint8_t *p, int half) {
         const __m512i words = _mm512_loadu_si512(p);
         return _mm512_and_si512(half ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
     }
     // Of words with nibbles and, behind two of those, high bits: one byte of each for four of
     // sixteen columns.
-    static Bytes six_bit_bytes(const uint8_t *p, int i) {
+    static Fours six_bit_fours(const uint8_t *p, int i) {
         const __m512i words = _mm512_loadu_si512(p + 128);
         const __m512i high =
             i < 2 ? _mm512_slli_epi32(words, 4 - 2 * i) : _mm512_srli_epi32(words, 2 * i - 4);

@@ -12,14 +12,14 @@ struct Portable {
     struct Floats {
         float lane[lanes];
     };
-    struct Ints {
+    struct Dots {
         int32_t lane[lanes];
     };
-    struct Bytes {
+    struct Fours {
         uint8_t byte[4 * lanes];
     };
     static constexpr int max_sums = 2; // four of SSE's 16 registers each
-    static constexpr int max_dots = 2;
+    static constexpr int num_unpacked = 1;
     static constexpr bool has_bf16 = false;
 
     template <class Body> static Floats each(const Body &body) {
@@ -85,45 +85,47 @@ struct Portable {
         return result;
     }
 
-    static Floats to_floats(const Ints &x) {
+    static Floats to_floats(const Dots &x) {
         return each([&](int i) { return float(x.lane[i]); });
     }
-    static void store_int8(int8_t *p, const Floats &x) {
+    static void store_steps(Int16Group &group, int first, const Floats &x) {
         for (int i = 0; i < lanes; ++i) {
-            p[i] = int8_t(x.lane[i]);
+            const auto number = int16_t(x.lane[i]);
+            std::memcpy(group.numbers + 2 * (first + i), &number, 2);
         }
     }
-    static Ints ints(int32_t x) {
-        Ints result;
+    static Dots dots(int32_t x) {
+        Dots result;
         for (int32_t &lane : result.lane) {
             lane = x;
         }
         return result;
     }
-    static Ints dot_start(int32_t offset) { return ints(offset); }
-    template <class Body> static Bytes each_byte(const Body &body) {
-        Bytes result;
+    template <class Body> static Fours each_byte(const Body &body) {
+        Fours result;
         for (int i = 0; i < 4 * lanes; ++i) {
             result.byte[i] = uint8_t(body(i));
         }
         return result;
     }
-    static Bytes weights(const uint8_t *p) {
+    static Fours weights(const uint8_t *p) {
         return each_byte([&](int i) { return p[i]; });
     }
-    static Ints dot(Ints sum, const Bytes &weights, const int8_t *x) {
+    static Dots dot(Dots sum, const Fours &weights, const Int16Group &x, int k) {
+        int16_t numbers[4];
+        std::memcpy(numbers, x.numbers + 2 * k, 8);
         for (int i = 0; i < 4 * lanes; ++i) {
-            sum.lane[i / 4] += weights.byte[i] * x[i % 4];
+            sum.lane[i / 4] += weights.byte[i] * numbers[i % 4];
         }
         return sum;
     }
     // Of the words at `p`, the i-th half of each byte.
-    static Bytes nibbles(const uint8_t *p, int half) {
+    static Fours nibbles(const uint8_t *p, int half) {
         return each_byte([&](int i) { return p[i] >> (4 * half) & 15; });
     }
     // Of words with nibbles and, behind two of those, high bits: the i-th four columns of 16.
-    static Bytes six_bit_bytes(const uint8_t *p, int four) {
-        const Bytes low = nibbles(p + four / 2 * 64, four % 2);
+    static Fours six_bit_fours(const uint8_t *p, int four) {
+        const Fours low = nibbles(p + four / 2 * 64, four % 2);
         return each_byte([&](int i) { return low.byte[i] | (p[128 + i] >> (2 * four) & 3) << 4; });
     }
 

@@ -32,31 +32,31 @@ struct Operands {
     }
 };
 
-// 32 activations of a row: the number is scale * numbers[j]. See gemm_int8.h.
-struct Int8Group {
+// 32 activations of a row: the number is scale * numbers[j]. See gemm_int16.h.
+struct Int16Group {
     float scale;
-    float sum;            // of the activations as rounded
-    int32_t offset;       // -128 times the sum of the numbers
-    int32_t first_offset; // likewise, of the first half
-    int8_t numbers[quantized_group];
+    float sum;                            // of the activations as rounded
+    int32_t offset;                       // -128 times the sum of the numbers
+    int32_t first_offset;                 // likewise, of the first half
+    uint8_t numbers[2 * quantized_group]; // as V::dot reads them
 };
 
-struct Int8Operands {
+struct Int16Operands {
     const uint8_t *blocks; // the first
     size_t block_bytes;
-    int num_groups;     // along k; see groups_of
-    const Int8Group *x; // [rows, num_groups], the first row
+    int num_groups;      // along k; see groups_of
+    const Int16Group *x; // [rows, num_groups], the first row
     float *out;
     int out_stride;
 
-    Int8Operands at_row(int row) const {
-        Int8Operands moved = *this;
+    Int16Operands at_row(int row) const {
+        Int16Operands moved = *this;
         moved.x += size_t(row) * num_groups;
         moved.out += size_t(row) * out_stride;
         return moved;
     }
-    Int8Operands at_block(int block) const {
-        Int8Operands moved = *this;
+    Int16Operands at_block(int block) const {
+        Int16Operands moved = *this;
         moved.blocks += block * block_bytes;
         moved.out += block * lanes;
         return moved;

@@ -56,12 +56,12 @@ void StepState::find_room() {
     const int outer = std::max(config.hidden_size, config.num_heads * config.head_dim);
     const int inner = config.intermediate_size;
     float *rounded = space.rounded.floats(n * stride_of(outer));
-    auto *quantized = space.quantized.room<Int8Group>(n * groups_of(outer));
+    auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
     normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
     attended = {space.attended.floats(n * q_stride), q_stride, rounded, quantized};
     gate = {space.gate.floats(n * inner_stride), inner_stride,
             space.rounded_gate.floats(n * inner_stride),
-            space.quantized_gate.room<Int8Group>(n * groups_of(inner))};
+            space.quantized_gate.room<Int16Group>(n * groups_of(inner))};
     const size_t cols = std::max(outer, inner);
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;

@@ -26,8 +26,8 @@ constexpr int stride_of(int width) {
 struct Activations {
     float *rows; // [tokens, stride]
     int stride;
-    float *rounded;       // [tokens, stride]
-    Int8Group *quantized; // [tokens, groups]
+    float *rounded;        // [tokens, stride]
+    Int16Group *quantized; // [tokens, groups]
 
     float *row(int i) const { return rows + size_t(i) * stride; }
 };

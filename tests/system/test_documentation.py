@@ -67,9 +67,9 @@ def test_the_program_about_structured_output_works(server: RunningServer) -> Non
 def test_the_command_of_the_readme_works(server: RunningServer) -> None:
     readme = (ROOT / "README.md").read_text()
     (command,) = re.findall(r"^    (curl (?:.*\\\n)*.*)$", readme, re.MULTILINE)
-    assert "Berlin" in run_command(command, server.url)
+    assert "Paris" in run_command(command, server.url)
     usual = RunningServer(*HELD)  # rounds more than the other
-    assert "Berlin" in run_command(command, usual.url)
+    assert "Paris" in run_command(command, usual.url)
     assert usual.stop() == 0
 
 
