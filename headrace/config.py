@@ -88,8 +88,8 @@ class ServerConfig:
     )
     quantization: str = flag(
         "none",
-        "int8, on CPUs, and fp8, on GPUs, round activations, too, to 16 and 8 bits, and are faster "
-        "for many tokens",
+        "int8, on CPUs, and fp8, on GPUs, round activations, too, to 8 bits, and are faster for "
+        "many tokens",
         QUANTIZATIONS,
     )
     attention_backend: str = flag(

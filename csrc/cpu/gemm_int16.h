@@ -1,5 +1,6 @@
 // out[rows, 16 * blocks] = x[rows, cols] . packed quantized blocks, where `x` is 16 bits in groups
 // of 32 with a scale. Logits are then those of fp32 (KL below 0.00001, where 8 bits cost 0.004).
+// Beside int8 weights it may be 8 bits, as W8A8 has it: numbers whose high byte is zero.
 //
 // One token takes about what memory takes: in 8 bits it took 8 % less at most. The dot product of
 // two groups is an integer, so its order is free; products of the two scales and the dot are added
@@ -10,10 +11,9 @@
 
 namespace headrace {
 
-constexpr float most_steps = 127 * 256; // no high byte is larger
-
-// Round a row to 16 bits: the largest number of a group becomes `most_steps` or -`most_steps`.
-template <class V> void quantize_row(const float *x, int cols, Int16Group *groups) {
+// Round a row to 8 or 16 bits: the largest number of a group becomes `most_steps` or -`most_steps`.
+template <class V> void quantize_row(const float *x, int cols, int bits, Int16Group *groups) {
+    const float most_steps = bits == 8 ? 127 : 127 * 256; // no high byte is larger
     for (int k = 0; k < cols; k += quantized_group, ++groups) {
         float padded_group[quantized_group] = {};
         const float *numbers = x + k;
@@ -217,7 +217,12 @@ template <class V, class W> void multiply_blocks(const Int16Operands &o, int row
               tall(multiply_rows<V, W, 1>));
 }
 
-// Of a format that `rounds_to_int16`.
+// Where activations have 8 bits.
+template <class V> void gemm_int8(const Int16Operands &o, int rows, int num_blocks) {
+    multiply_blocks<V, Int8Bytes<V>>(o, rows, num_blocks);
+}
+
+// Of a format that `rounds_to_integers`.
 template <class V>
 void gemm_int16(Format format, const Int16Operands &o, int rows, int num_blocks) {
     switch (format) {

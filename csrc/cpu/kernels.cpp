@@ -16,6 +16,7 @@ const Kernels &avx512_here() {
         Kernels mixed = avx512_kernels;
         if (!__builtin_cpu_supports("avx512vnni")) {
             mixed.gemm_int16 = avx2_kernels.gemm_int16;
+            mixed.gemm_int8 = avx2_kernels.gemm_int8;
             mixed.quantize_row = avx2_kernels.quantize_row;
         }
         const bool has_bf16 = __builtin_cpu_supports("avx512bf16");

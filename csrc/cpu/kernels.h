@@ -16,7 +16,8 @@ struct Kernels {
     Isa isa;
     void (*gemm)(Format, const Operands &, int rows, int num_blocks, float *decoded);
     void (*gemm_int16)(Format, const Int16Operands &, int rows, int num_blocks);
-    void (*quantize_row)(const float *x, int cols, Int16Group *groups);
+    void (*gemm_int8)(const Int16Operands &, int rows, int num_blocks);
+    void (*quantize_row)(const float *x, int cols, int bits, Int16Group *groups);
     // Null where such products are lacking or slow: rounded activations then remain floats.
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks);
     void (*round_row)(const float *x, int cols, float *out);
@@ -90,11 +91,13 @@ template <class V> void block_maxima(const float *logits, int n, float *maxima) 
     }
 }
 
-template <class V> constexpr Kernels kernels_over(Isa isa) {
+// `Byte` is V where activations have 8 bits.
+template <class V, class Byte = V> constexpr Kernels kernels_over(Isa isa) {
     Kernels kernels{};
     kernels.isa = isa;
     kernels.gemm = gemm<V>;
     kernels.gemm_int16 = gemm_int16<V>;
+    kernels.gemm_int8 = gemm_int8<Byte>;
     kernels.quantize_row = quantize_row<V>;
     if constexpr (V::has_bf16) {
         kernels.gemm_bf16 = gemm_bf16<V>;

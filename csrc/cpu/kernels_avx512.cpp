@@ -126,9 +126,19 @@ struct Avx512 {
     }
 };
 
+// The low byte alone of each number.
+struct Avx512Byte : Avx512 {
+    using Dots = __m512i;
+    static Dots dots(int32_t start) { return ints(start); }
+    static Floats to_floats(Dots x) { return _mm512_cvtepi32_ps(x); }
+    static Dots dot(Dots sum, Fours weights, const Int16Group &x, int k) {
+        return _mm512_dpbusd_epi32(sum, weights, four(x.numbers + quantized_group + k));
+    }
+};
+
 } // namespace
 
-const Kernels avx512_kernels = kernels_over<Avx512>(Isa::avx512);
+const Kernels avx512_kernels = kernels_over<Avx512, Avx512Byte>(Isa::avx512);
 
 } // namespace headrace
 #endif

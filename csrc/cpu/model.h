@@ -31,7 +31,7 @@ struct Config {
     int32_t num_threads;
     Isa isa;
     int32_t rounds_activations; // to bf16, where weights are bf16
-    int32_t rounds_to_int16;    // and to 16 bits, where weights have 4 or 6
+    int32_t activation_bits;    // 8 or 16 beside quantized weights; 0: floats
     float norm_eps;
     float attention_scale, attention_softcap, logit_softcap; // a softcap of 0: none
     float embedding_multiplier, residual_multiplier, logit_multiplier;

@@ -41,7 +41,7 @@ int most_rows(const StepState &state, const Matrix &weight) {
     return rounds_to_bf16(state, weight) ? rounded_rows_per_part : rows_per_part;
 }
 
-bool rounds_to_int16(const StepState &state, const Matrix &weight) {
+bool rounds_to_integers(const StepState &state, const Matrix &weight) {
     switch (weight.format) {
     case Format::int8:
         return true;
@@ -49,7 +49,7 @@ bool rounds_to_int16(const StepState &state, const Matrix &weight) {
     case Format::q4_1:
     case Format::q4_k:
     case Format::q6_k:
-        return state.config.rounds_to_int16;
+        return state.config.activation_bits != 0;
     default:
         return false;
     }
@@ -64,9 +64,10 @@ void round_columns(const StepState &state, const Activations &x, Factors weights
         return std::any_of(weights.begin(), weights.end(),
                            [&](const Matrix *weight) { return rounds(state, *weight); });
     };
-    if (any(rounds_to_int16)) {
+    if (any(rounds_to_integers)) {
         Int16Group *groups = x.quantized + size_t(row) * groups_of((*weights.begin())->cols);
-        kernels.quantize_row(numbers, n, groups + first / quantized_group);
+        kernels.quantize_row(numbers, n, state.config.activation_bits,
+                             groups + first / quantized_group);
     }
     if (any(rounds_to_bf16)) {
         float *rounded = x.rounded + size_t(row) * x.stride;
@@ -123,11 +124,15 @@ void multiply_part(StepState &state, const Product &p, int row, int rows, int bl
     float *out = p.out + size_t(row) * p.out_stride + block * lanes;
     const uint8_t *first = weight.block(block);
     const size_t bytes = block_bytes(weight.format, weight.cols);
-    if (rounds_to_int16(state, weight)) {
+    if (rounds_to_integers(state, weight)) {
         const int num_groups = groups_of(weight.cols);
         const Int16Group *x = p.x.quantized + size_t(row) * num_groups;
-        state.model.kernels->gemm_int16(
-            weight.format, {first, bytes, num_groups, x, out, p.out_stride}, rows, blocks);
+        const Int16Operands operands{first, bytes, num_groups, x, out, p.out_stride};
+        if (state.config.activation_bits == 8) {
+            state.model.kernels->gemm_int8(operands, rows, blocks);
+        } else {
+            state.model.kernels->gemm_int16(weight.format, operands, rows, blocks);
+        }
     } else {
         const bool is_rounded = rounds_to_bf16(state, weight);
         const float *x = (is_rounded ? p.x.rounded : p.x.rows) + size_t(row) * p.x.stride;

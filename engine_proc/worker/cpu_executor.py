@@ -1,7 +1,7 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
 Activations are fp32; factors of a product are rounded only for `int8` weights and, if that is asked
-for, to bf16 for bf16 ones and to 16 bits for quantized ones. Every sum has one order, so the logits
+for, to bf16 for bf16 ones and to 16 bits for packed ones. Every sum has one order, so the logits
 of a token have the same bits whatever its batch mates, its chunking and the number of threads.
 """
 
@@ -49,7 +49,7 @@ class WeightDtype(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-    INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are, too, to 16 bits
+    INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are rounded likewise
     INT8_WEIGHT_ONLY = "int8_weight_only"  # as Q8_0, where more than 8 bits are stored
     PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
 
@@ -105,7 +105,7 @@ class Config(Structure):
         *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
         *((name, c_int32) for name in ("num_pages", "page_tokens", "kv_format")),
         *((name, c_int32) for name in ("num_threads", "isa")),
-        *((name, c_int32) for name in ("rounds_activations", "rounds_to_int16")),
+        *((name, c_int32) for name in ("rounds_activations", "activation_bits")),
         *((name, c_float) for name in ("norm_eps", "attention_scale")),
         *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
         *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
@@ -193,9 +193,7 @@ class CpuExecutor:
         self.spec = spec
         self.page_tokens = page_tokens
         self.weight_dtype = WeightDtype(weight_dtype)
-        self.rounds_to_int16 = (
-            rounds_activations and self.weight_dtype != WeightDtype.INT8_WEIGHT_ONLY
-        )
+        self.activation_bits = activation_bits(self.weight_dtype, rounds_activations)
         self.core = declare(load_core())
         config = Config(
             vocab_size=spec.vocab_size,
@@ -218,7 +216,7 @@ class CpuExecutor:
             num_threads=threads or len(os.sched_getaffinity(0)),
             isa=ISAS.index(Isa(isa)),
             rounds_activations=rounds_activations,
-            rounds_to_int16=self.rounds_to_int16,
+            activation_bits=self.activation_bits,
             norm_eps=spec.norm_eps,
             attention_scale=spec.attention_scale,
             attention_softcap=spec.attention_softcap or 0.0,
@@ -276,7 +274,7 @@ class CpuExecutor:
             return []
         slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
         where = (self.model, layer, slot)
-        format = packed_format(tensor, self.weight_dtype, self.rounds_to_int16)
+        format = packed_format(tensor, self.weight_dtype, self.activation_bits != 0)
         number = BF12 if self.suits_bf12(tensor, format) else FORMATS.index(format)
         if not self.core.headrace_cpu_allocate(*where, number, *tensor.shape):
             raise MemoryError(f"weight {name!r} does not fit")
@@ -438,7 +436,14 @@ def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
             )
 
 
-def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_int16: bool) -> Format | None:
+def activation_bits(dtype: WeightDtype, rounds_activations: bool) -> int:
+    """Return how many bits activations have where they meet quantized weights; 0: fp32."""
+    if dtype == WeightDtype.INT8:
+        return 8
+    return 16 if rounds_activations and dtype != WeightDtype.INT8_WEIGHT_ONLY else 0
+
+
+def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) -> Format | None:
     """Return the format in which a stored matrix is held; None is int8, which no file has.
 
     Q8_0 is int8 as it is, in another order.
@@ -451,7 +456,7 @@ def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_int16: bool) -> 
             is_wide = stored in (Format.F32, Format.BF16)
             return Format.Q8_0 if is_wide and tensor.shape[1] % Q8_0_GROUP == 0 else stored
         case WeightDtype.PACKED:
-            return None if stored == Format.Q8_0 and rounds_to_int16 else stored
+            return None if stored == Format.Q8_0 and rounds_to_integers else stored
         case WeightDtype.FLOAT32:
             return Format.F32
         case WeightDtype.BFLOAT16:

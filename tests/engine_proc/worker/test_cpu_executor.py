@@ -48,6 +48,7 @@ WIDE_HEADS = dataclasses.replace(
     SPEC, num_heads=3, num_kv_heads=1, head_dim=80, layers=(LayerSpec(window=50), LayerSpec())
 )
 STEPS = np.float32(127 * 256)  # of the largest activation of a group, in 16 bits
+BYTE_STEPS = np.float32(127)  # in 8 bits, beside int8
 CPU_SPECS = SPECS | {"wide heads": WIDE_HEADS}
 
 
@@ -409,10 +410,10 @@ def test_int8_is_a_product_of_integers_and_scales() -> None:
     executor = cpu(spec, weights, weight_dtype="int8")
     x, w = (a.reshape(len(a), 3, 32) for a in (executor.embed(step), weights["head"].to_float32()))
     x_largest = np.abs(x).max(-1, keepdims=True)
-    x_scale = x_largest / STEPS
+    x_scale = x_largest / BYTE_STEPS
     w_scale = (np.abs(w).max(-1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
     dots = np.einsum(
-        "tgi,vgi->tvg", np.rint(x * (STEPS / x_largest)), np.rint(w / w_scale).clip(-127, 127)
+        "tgi,vgi->tvg", np.rint(x * (BYTE_STEPS / x_largest)), np.rint(w / w_scale).clip(-127, 127)
     )
     expected = (dots * x_scale[:, None, :, 0] * w_scale[None, :, :, 0]).sum(-1)
     np.testing.assert_allclose(executor.forward(step), expected, atol=2e-5)
