@@ -36,7 +36,7 @@ soak: .venv/dev
 # new examples for the tests that make their own, texts and streams of the core under sanitizers, and
 # a billion bytes of nearly HTTP. What has been found is in build/fuzz. It takes minutes with
 # `make fuzz FUZZ_S=5 FUZZ_ROUNDS=1000 FUZZ_BYTES=10000000`.
-FUZZ_S ?= 300
+FUZZ_S ?= 600
 FUZZ_ROUNDS ?= 1000000
 FUZZ_BYTES ?= 1000000000
 FUZZ_TARGETS := decoders step_output columns step gguf safetensors template image
