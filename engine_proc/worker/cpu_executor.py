@@ -150,7 +150,7 @@ class CpuExecutor:
     Args:
         page_tokens: a multiple of 16 that divides 256.
         weight_dtype: `packed` keeps what is stored, but decodes F16 to fp32, which is exact.
-            `int8` rounds activations, too.
+            `int8` rounds activations, too, to 8 bits.
         rounds_activations: to bf16 where they meet weights in bf16, and in attention to keys and
             values in bf16, as other engines do. Twice as fast for many tokens where the processor
             multiplies bf16. To 16 bits, in groups of 32, where they meet quantized weights, but for
