@@ -1,6 +1,8 @@
 """`headrace COMMAND`: everything from one word."""
 
+import os
 import pkgutil
+import signal
 import sys
 
 from headrace import __version__
@@ -19,13 +21,25 @@ USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a comm
 
 
 def main() -> None:
-    """Run the command named first."""
-    name, *rest = sys.argv[1:] or ["--help"]
+    """Run the command named first; end as by SIGPIPE where nobody reads what it prints."""
+    try:
+        try:
+            run(*(sys.argv[1:] or ["--help"]))
+        finally:
+            if sys.stdout is not None:  # as it is where it was closed before
+                sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def run(name: str, *rest: str) -> None:
+    """Run a command with the rest of its line."""
     if name in ("-V", "--version"):
         print(f"headrace {__version__}")
     elif name in ("-h", "--help"):
         print(USAGE)
     elif name in COMMANDS:
-        pkgutil.resolve_name(COMMANDS[name][1])(rest)
+        pkgutil.resolve_name(COMMANDS[name][1])([*rest])
     else:
         sys.exit(f"headrace: no command '{name}'\n{USAGE}")

@@ -1,6 +1,5 @@
 """`headrace bench`: load on any server with an OpenAI-compatible API, and what came of it."""
 
-import os
 import pkgutil
 import sys
 
@@ -17,11 +16,8 @@ def main(argv: list[str]) -> None:
     if name in COMMANDS:
         try:
             pkgutil.resolve_name(COMMANDS[name])(rest)
-            sys.stdout.flush()
         except KeyboardInterrupt:
             sys.exit(130)  # as shells have it
-        except BrokenPipeError:  # who reads has seen enough, as `head` has
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif name in ("-h", "--help"):
         print(USAGE)
     else:

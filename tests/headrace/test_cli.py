@@ -1,6 +1,8 @@
 """`headrace COMMAND` runs what it names."""
 
+import os
 import pkgutil
+import signal
 import subprocess
 import sys
 
@@ -44,6 +46,26 @@ def test_the_version_is_the_packages(
 def test_an_unknown_command_is_refused_with_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match=r"no command 'serf'\nusage: [\s\S]*  serve "):
         run(monkeypatch, "serf")
+
+
+@pytest.mark.parametrize("is_unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["--version", "doctor", "bench"])
+def test_who_reads_a_part_is_not_bothered(command: str, is_unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace", command],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": is_unbuffered},
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_who_has_no_standard_output_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    run(monkeypatch, "--version")
 
 
 def test_servers_start_as_sglangs_do() -> None:
