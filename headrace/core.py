@@ -18,3 +18,15 @@ def load_core() -> ctypes.CDLL:
     if spec is None or spec.origin is None:
         raise HeadraceError("headrace._core is missing; build it with `make install`")
     return ctypes.CDLL(spec.origin)
+
+
+def best_kernels() -> str:
+    """Return which kernels run here: avx512, with amx or without, avx2 or portable.
+
+    Raises:
+        HeadraceError: none have been built.
+    """
+    find = load_core().headrace_cpu_kernels
+    find.restype = ctypes.c_char_p
+    name: bytes = find()
+    return name.decode()

@@ -197,6 +197,11 @@ def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
     """Yield what is wrong with a machine, whatever it is to serve."""
     if machine.isa == "portable":
         yield Finding("the processor has no AVX2: the kernels are slow")
+    if machine.is_refused_tiles:
+        yield Finding(
+            "the system refuses this process the processor's tiles (AMX), as a filter of system "
+            "calls may: allow arch_prctl, or prompts in bf16 take longer"
+        )
     if machine.num_usable < NUM_BUSY:
         yield Finding(
             f"{NUM_BUSY} processes share {machine.num_usable} cores: they wait for each other"

@@ -5,15 +5,18 @@ import math
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from headrace.core import best_kernels
+from headrace.errors import HeadraceError
 
 KB = 1 << 10
 NVIDIA = Path("/dev/nvidiactl")  # is there where the driver of NVIDIA's GPUs is
 NAME = re.compile(r"[\w.-]+")
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # of CUDA: the GPUs that programs may see
-TILES = {"amx_tile", "amx_bf16", "avx512_bf16"}
+TILES = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512vbmi"}  # what it takes to use them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,8 @@ class Machine:
     """Cores, memory, devices and limits."""
 
     processor: str
-    isa: str  # of the kernels that run: avx512, with amx or without, avx2 or portable
+    isa: str  # of the kernels that run: avx512, with amx or without, avx2, portable or none
+    is_refused_tiles: bool  # which the processor has: the system keeps them from this process
     num_cores: int
     num_usable: int  # that this process may run on,
     quota: float  # and how many cores' time its container may use; inf is no limit
@@ -34,8 +38,8 @@ class Machine:
     max_files: int  # open at once; -1 is no limit
 
     @classmethod
-    def look(cls, root: Path = Path("/")) -> "Machine":
-        """Look at this machine."""
+    def look(cls, root: Path = Path("/"), find: Callable[[], str] = best_kernels) -> "Machine":
+        """Look at this machine; `find` returns which kernels run."""
         info = read(root / "proc/cpuinfo")
         flags = set(field(info, "flags").split())
         memory = read(root / "proc/meminfo")
@@ -44,9 +48,11 @@ class Machine:
         gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
         nodes = list((root / "sys/devices/system/node").glob("node[0-9]*"))
         shm = root / "dev/shm"
+        isa = isa_of(find)
         return cls(
             processor=field(info, "model name") or "unknown",
-            isa=isa_of(flags),
+            isa=isa,
+            is_refused_tiles=isa == "avx512" and flags >= TILES,
             num_cores=os.cpu_count() or 1,
             num_usable=len(os.sched_getaffinity(0)),
             quota=quota(read(root / "sys/fs/cgroup/cpu.max")),
@@ -95,13 +101,12 @@ def kilobytes(text: str, name: str) -> int:
     return int(value[0]) * KB if value else 0
 
 
-def isa_of(flags: set[str]) -> str:
-    """Return which kernels a processor with these flags runs (csrc/cpu/kernels.cpp)."""
-    if not {"avx2", "fma"} <= flags:
-        return "portable"
-    if "avx512f" not in flags:
-        return "avx2"
-    return "avx512 with amx" if flags >= TILES else "avx512"
+def isa_of(find: Callable[[], str]) -> str:
+    """Return which kernels run; none where they are missing, which is found out elsewhere, too."""
+    try:
+        return find()
+    except HeadraceError:
+        return "none"
 
 
 def quota(cpu_max: str) -> float:

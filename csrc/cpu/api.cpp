@@ -12,6 +12,10 @@ using headrace::Step;
 
 extern "C" {
 
+const char *headrace_cpu_kernels() {
+    return headrace::best_kernels();
+}
+
 // Null when memory does not suffice.
 void *headrace_cpu_create(const Config *config, const LayerConfig *layers,
                           const RopeConfig *ropes) {

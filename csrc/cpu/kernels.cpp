@@ -47,6 +47,19 @@ const Kernels &avx512_here() {
 } // namespace
 #endif
 
+const char *best_kernels() {
+#if defined(__x86_64__)
+    const Kernels *best = find_kernels(Isa::best);
+    if (best->isa == Isa::avx512) {
+        return best->gemm_bf16 == gemm_bf16_by_tiles ? "avx512 with amx" : "avx512";
+    }
+    if (best->isa == Isa::avx2) {
+        return "avx2";
+    }
+#endif
+    return "portable";
+}
+
 const Kernels *find_kernels(Isa isa) {
 #if defined(__x86_64__)
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

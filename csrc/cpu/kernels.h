@@ -47,6 +47,9 @@ struct Kernels {
 // Null when this processor, or this build, lacks the instruction set.
 const Kernels *find_kernels(Isa isa);
 
+// What the best of them are, for people; asks the system for tiles, as they do.
+const char *best_kernels();
+
 template <class V> void apply_gate(Gate kind, float *gate, const float *up, int n) {
     for (int i = 0; i < n; i += lanes) {
         auto x = V::load(gate + i);

@@ -2,6 +2,9 @@
 
 import json
 import math
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +33,7 @@ NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\n"
 WELL = Machine(
     processor="Fast",
     isa="avx512",
+    is_refused_tiles=False,
     num_cores=16,
     num_usable=8,
     quota=math.inf,
@@ -78,7 +82,8 @@ def test_a_machine_is_seen_as_its_kernel_says(
                 "sys/fs/cgroup/memory.current": f"{GB}\n",
                 "dev/shm/x": "",
             },
-        )
+        ),
+        lambda: "avx512",
     )
     assert (seen.processor, seen.isa, seen.quota) == ("Fast (R) CPU", "avx512", 1.5)
     assert (seen.memory_bytes, seen.free_bytes, seen.num_numa_nodes) == (8 * GB, 2 * GB, 2)
@@ -104,22 +109,43 @@ def test_gpus_that_are_hidden_are_none(
 
 
 @pytest.mark.parametrize(
-    ("flags", "isa"),
+    ("flags", "isa", "is_refused"),
     [
-        ("", "avx2"),
-        ("avx512f", "avx512"),
-        ("avx512vl", "avx2"),
-        ("avx512f amx_tile amx_bf16 avx512_bf16", "avx512 with amx"),
+        ("", "avx2", False),
+        ("avx512f", "avx512", False),
+        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16", "avx512 with amx", False),
+        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16", "avx512", True),
+        ("avx512f avx512_bf16 amx_tile amx_bf16", "avx512", False),
     ],
 )
-def test_kernels_are_chosen_by_the_processors_flags(tmp_path: Path, flags: str, isa: str) -> None:
+def test_kernels_are_those_that_run_whatever_the_processor_has(
+    tmp_path: Path, flags: str, isa: str, is_refused: bool
+) -> None:
     write(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags)})
-    assert Machine.look(tmp_path).isa == isa
+    seen = Machine.look(tmp_path, lambda: isa)
+    assert (seen.isa, seen.is_refused_tiles) == (isa, is_refused)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="no processor of Intel's")
+def test_tiles_that_the_system_refuses_are_not_what_runs() -> None:
+    filtered = Path(__file__).parents[1] / "support" / "without_tiles.py"
+    told = subprocess.run(
+        [sys.executable, str(filtered), sys.executable, "-m", "headrace", "doctor", "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    flags = set(machine.field(machine.read(Path("/proc/cpuinfo")), "flags").split())
+    assert f"\n  kernels        {Machine.look().isa.removesuffix(' with amx')}\n" in told
+    assert ("AMX" in told) == (flags >= machine.TILES)
 
 
 def test_a_machine_that_says_nothing_is_seen_too(tmp_path: Path) -> None:
-    seen = Machine.look(tmp_path)
-    assert (seen.isa, seen.gpus, seen.driver, seen.shm_bytes) == ("portable", [], None, None)
+    def find() -> str:
+        raise HeadraceError("headrace._core is missing")
+
+    seen = Machine.look(tmp_path, find)
+    assert (seen.isa, seen.gpus, seen.driver, seen.shm_bytes) == ("none", [], None, None)
     assert dict(doctor.facts(seen))["GPUs"] == "none"
 
 
@@ -216,6 +242,7 @@ def test_a_machine_that_is_well_has_nothing_wrong() -> None:
     ("what", "text"),
     [
         ({"isa": "portable"}, "no AVX2"),
+        ({"is_refused_tiles": True}, "the processor's tiles (AMX)"),
         ({"num_usable": 2}, "5 processes share 2 cores"),
         ({"quota": 2.5}, "2.5 cores' time for 8 cores"),
         ({"num_numa_nodes": 2}, "numactl"),
