@@ -125,7 +125,6 @@ def be_rank(rank: int, world: int, page_fd: int, port: int, rounds: int) -> None
     ours = open_ours(dist.PrefixStore("ours", store), rank, world, page_fd)
     times = {}
     for num_bytes in SIZES:
-        ours.rebind_stream()
         times[num_bytes] = {
             name: measure(call, around, rounds)
             for name, call, around in calls(num_bytes, ours, world)

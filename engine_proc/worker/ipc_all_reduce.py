@@ -199,14 +199,8 @@ class IpcAllReduce(Collectives[Any]):
             if self._bound is None:
                 self._bound = stream
             if stream != self._bound:
-                raise RuntimeError("an all-reduce belongs to one stream; see rebind_stream")
+                raise RuntimeError("an all-reduce belongs to one stream: that of its first call")
         return stream
-
-    def rebind_stream(self) -> None:
-        """Let the next call say which stream it is. All that was launched ends first."""
-        if self.enabled:
-            self._memory.synchronize()
-        self._bound = None
 
     @contextmanager
     def capture(self, registered: bool = True) -> Iterator[None]:

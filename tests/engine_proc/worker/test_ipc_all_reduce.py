@@ -507,14 +507,14 @@ def test_ranks_that_sum_different_sizes_fail_and_do_not_mix_them(
     assert "called another all-reduce than rank" in str(failed) or "told to stop" in str(failed)
 
 
-def test_a_second_stream_is_refused_until_rebound() -> None:
+def test_a_second_stream_is_refused_and_the_first_goes_on() -> None:
     def body(rank: Rank) -> None:
         x = torch.ones(8)
         rank.all_reduce.all_reduce(x)
         rank.gpu.stream = 2
         with pytest.raises(RuntimeError, match="belongs to one stream"):
             rank.all_reduce.all_reduce(x)
-        rank.all_reduce.rebind_stream()
+        rank.gpu.stream = 1
         out = rank.all_reduce.all_reduce(x)
         rank.gpu.synchronize()
         assert torch.equal(out, 2 * x)
