@@ -9,7 +9,7 @@ namespace headrace {
 
 namespace {
 
-enum class Collective : uint64_t { barrier = 1, all_reduce, all_gather, broadcast };
+enum class Collective : uint64_t { all_reduce = 1, all_gather, broadcast };
 
 constexpr size_t slice_align = 64; // bytes
 // Sums of this size over the number of ranks, or more, are shared out: that takes a round more, and
@@ -165,10 +165,6 @@ Verdict ShmAllReduce::broadcast(void *data, size_t bytes, int root) {
     return {};
 }
 
-Verdict ShmAllReduce::barrier() {
-    return group_->meet(meta_of(Collective::barrier, 0));
-}
-
 } // namespace headrace
 
 using headrace::Isa;
@@ -213,10 +209,6 @@ uint32_t headrace_shm_all_gather(void *group, const void *in, void *out, uint64_
 
 uint32_t headrace_shm_broadcast(void *group, void *data, uint64_t bytes, int32_t root) {
     return packed(collectives_of(group).broadcast(data, bytes, root));
-}
-
-uint32_t headrace_shm_barrier(void *group) {
-    return packed(collectives_of(group).barrier());
 }
 
 void headrace_shm_abort(void *group, int32_t outcome, int32_t rank) {

@@ -31,8 +31,6 @@ public:
 
     Verdict broadcast(void *data, size_t bytes, int root);
 
-    Verdict barrier();
-
 private:
     struct Chunk;
 

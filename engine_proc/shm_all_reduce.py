@@ -18,7 +18,7 @@ from headrace.errors import HeadraceError
 
 WATCHER = -1  # in the place of a rank: maps the group without being a part of it
 NUMBERS = ("float32", "float16", "bfloat16")  # as `Number` of csrc/rank_sums.h
-COLLECTIVES = ("nothing", "barrier", "all_reduce", "all_gather", "broadcast")
+COLLECTIVES = ("nothing", "all_reduce", "all_gather", "broadcast")
 ISAS = ("best", "portable", "avx2", "avx512")  # as `Isa` of csrc/cpu/kernels.h
 
 
@@ -108,10 +108,6 @@ class ShmAllReduce(Collectives[Any]):
             raise ValueError(f"root {root} is no rank of {self.num_ranks}")
         address, num_bytes = memory_of(x)
         self._end(self._core.headrace_shm_broadcast(self._group, address, num_bytes, root))
-
-    def barrier(self) -> None:
-        """Wait until all ranks have come here."""
-        self._end(self._core.headrace_shm_barrier(self._group))
 
     def abort(self, outcome: Outcome = Outcome.ABORTED, rank: int | None = None) -> None:
         """End all waits, in every process; the first to call this says why.
@@ -210,7 +206,6 @@ def core() -> ctypes.CDLL:
         "all_reduce": (uint32, [pointer, pointer, uint64, int32]),
         "all_gather": (uint32, [pointer, pointer, pointer, uint64]),
         "broadcast": (uint32, [pointer, pointer, uint64, int32]),
-        "barrier": (uint32, [pointer]),
         "abort": (None, [pointer, int32, int32]),
         "revive": (None, [pointer]),
         "rejoin": (None, [pointer]),
