@@ -12,8 +12,11 @@ from headrace.model_card import find_demo_model
 from headrace.tokenizer_json import read_tokenizer_json
 
 
-def make_folder(folder: Path, model_type: str) -> Any:
-    """Save a small random model in bf16, with the demo model's tokenizer; return it in fp32."""
+def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:
+    """Save a small random model in bf16, with the demo model's tokenizer; return it in fp32.
+
+    `fields` are of its configuration, beside those that all have.
+    """
     demo = find_demo_model()
     assert demo is not None, "install the demo model: make install"
     torch.manual_seed(0)
@@ -27,6 +30,7 @@ def make_folder(folder: Path, model_type: str) -> Any:
         num_key_value_heads=2,
         max_position_embeddings=256,
         eos_token_id=2,
+        **fields,
     )
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     model.save_pretrained(folder)

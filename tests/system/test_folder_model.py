@@ -1,6 +1,7 @@
 """A Hugging Face folder, served: safetensors, tokenizer.json and the template beside them."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,15 +12,26 @@ from tiny_models import make_folder
 
 PROMPT = [504, 3575, 282, 4649, 314]
 NUM_TOKENS = 24
+FIELDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {
+        "head_dim": 24,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,  # as in those that are published
+    }
+}
 
 
-# The C++ core; transformers, by one worker and by two.
-@pytest.mark.parametrize(("model_type", "tp"), [("llama", "1"), ("mixtral", "1"), ("mixtral", "2")])
+# The C++ core; transformers, by one worker and by two; in transformers, heads that are normed.
+@pytest.mark.parametrize(
+    ("model_type", "tp"), [("llama", "1"), ("mixtral", "1"), ("mixtral", "2"), ("qwen3_moe", "1")]
+)
 def test_folder_is_served_exactly_and_by_its_own_name(
     model_type: str, tp: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / f"tiny-{model_type}"
-    model = make_folder(folder, model_type)
+    model = make_folder(folder, model_type, **FIELDS.get(model_type, {}))
     with torch.inference_mode():
         output = model.generate(
             torch.tensor([PROMPT]),
