@@ -1,6 +1,7 @@
 """A served request shows in /metrics as vLLM would show it, and a Prometheus server can read it."""
 
 import json
+import re
 import shutil
 import subprocess
 from contextlib import ExitStack
@@ -61,6 +62,28 @@ def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> Non
     total = sum(news[f"request_{part}_time_seconds_sum"] for part in parts)
     assert 0 < total <= news["e2e_request_latency_seconds_sum"]
     assert news["iteration_tokens_total_sum"] == answer["usage"]["prompt_tokens"] + 5
+
+
+def test_the_share_of_prefixes_found_is_what_requests_have_in_common(server: RunningServer) -> None:
+    server.settle()
+    before = samples(server)
+    text = httpx.get(f"{server.url}/metrics").text
+    info = re.search(r'^vllm:cache_config_info{.*block_size="(\d+)"', text, re.MULTILINE)
+    assert info is not None
+    page = int(info[1])
+    prompt = [20000 + token for token in range(4 * page)]  # as nobody else asks
+    branch = [*prompt[: 2 * page + 1], *prompt[:page]]
+    # Whole pages are found, and one token is always left to compute.
+    cases = [(prompt, 0), (prompt, 3), (branch, 2), ([*branch, 1], 3), (prompt[:page], 0)]
+    for ids, _ in cases:
+        body = {"prompt": ids, "max_tokens": 2, "temperature": 0}
+        httpx.post(f"{server.url}/v1/completions", json=body).raise_for_status()
+    server.settle()
+    after = samples(server)
+    names = ("prefix_cache_hits_total", "prefix_cache_queries_total")
+    hits, queries = (after[name] - before[name] for name in names)
+    num_found = sum(num_pages * page for _, num_pages in cases)
+    assert hits / queries == num_found / sum(len(ids) for ids, _ in cases)
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="Debian's prometheus is not installed")
