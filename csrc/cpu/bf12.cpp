@@ -36,16 +36,26 @@ bool pack_bf12(const uint16_t *numbers, Bf12Header &header, uint8_t *unit) {
     return true;
 }
 
-uint16_t bf12_number(const Bf12Header &header, const uint8_t *unit, int i) {
+void bf12_lane(const Bf12Header &header, const uint8_t *unit, int lane, uint16_t *out) {
     if (header.stored) {
-        uint16_t number;
-        std::memcpy(&number, header.stored + 2 * i, 2);
-        return number;
+        for (int pair = 0; pair < bf12_cols / 2; ++pair) {
+            std::memcpy(out + 2 * pair, header.stored + pair * 64 + lane * 4, 4);
+        }
+        return;
     }
-    const int place = bf12_place(i);
-    const int both = unit[bf12_numbers + place / 128 * 64 + place % 64];
-    const int code = both >> place / 64 % 2 * 4;
-    return uint16_t(unit[place] | header.highs[code & 7] << 8 | (code & 8) << 12);
+    uint8_t highs[16]; // by code, with their signs
+    for (int code = 0; code < 16; ++code) {
+        highs[code] = uint8_t(header.highs[code % 8] | code / 8 << 7);
+    }
+    const int first = bf12_place(2 * lane); // in each vector, for a first pair; 8 on for a second
+    const uint8_t *lows = unit + first, *codes = unit + bf12_numbers + first;
+    for (int k = 0; k < bf12_cols; k += 8, lows += 128, codes += 64, out += 8) {
+        for (int i = 0; i < 4; ++i) {
+            const int place = i / 2 * 8 + i % 2, both = codes[place];
+            out[i] = uint16_t(lows[place] | highs[both & 15] << 8);
+            out[i + 4] = uint16_t(lows[place + 64] | highs[both >> 4] << 8);
+        }
+    }
 }
 
 } // namespace headrace

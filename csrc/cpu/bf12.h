@@ -37,7 +37,7 @@ constexpr int bf12_place(int i) {
 // Pack a unit of bf16, [16 pairs][16 lanes][2], at `unit`. False: its exponents are too many.
 bool pack_bf12(const uint16_t *numbers, Bf12Header &header, uint8_t *unit);
 
-// The i-th number of a unit.
-uint16_t bf12_number(const Bf12Header &header, const uint8_t *unit, int i);
+// The numbers of a lane of a unit, [32].
+void bf12_lane(const Bf12Header &header, const uint8_t *unit, int lane, uint16_t *out);
 
 } // namespace headrace

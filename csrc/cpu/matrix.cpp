@@ -100,10 +100,14 @@ void pack_bf12_block(Matrix &matrix, int num_rows, const uint8_t *source, uint8_
     }
 }
 
-float bf12_float(const uint8_t *block, int cols, int lane, int k) {
-    const int u = k / bf12_cols, i = (k % bf12_cols / 2 * lanes + lane) * 2 + k % 2;
-    return from_bf16(bf12_number(reinterpret_cast<const Bf12Header *>(block)[u],
-                                 block + bf12_header_bytes(cols) + size_t(u) * bf12_unit_bytes, i));
+void unpack_bf12_row(const uint8_t *block, int cols, int lane, float *out) {
+    const auto *headers = reinterpret_cast<const Bf12Header *>(block);
+    const uint8_t *units = block + bf12_header_bytes(cols);
+    uint16_t numbers[bf12_cols];
+    for (int u = 0; u < cols / bf12_cols; ++u) {
+        bf12_lane(headers[u], units + size_t(u) * bf12_unit_bytes, lane, numbers);
+        std::transform(numbers, numbers + bf12_cols, out + u * bf12_cols, from_bf16);
+    }
 }
 
 } // namespace
@@ -174,6 +178,10 @@ void pack_stored(Matrix &matrix, int first_row, int num_rows, const void *source
 void unpack_row(const Matrix &matrix, int row, float *out) {
     uint8_t *block = const_cast<uint8_t *>(matrix.block(row / lanes));
     const int lane = row % lanes;
+    if (matrix.format == Format::bf12) {
+        unpack_bf12_row(block, matrix.cols, lane, out);
+        return;
+    }
     for (int k = 0; k < matrix.cols; ++k) {
         switch (matrix.format) {
         case Format::f32:
@@ -182,9 +190,6 @@ void unpack_row(const Matrix &matrix, int row, float *out) {
         case Format::bf16:
             out[k] =
                 from_bf16(reinterpret_cast<uint16_t *>(block)[(k / 2 * lanes + lane) * 2 + k % 2]);
-            break;
-        case Format::bf12:
-            out[k] = bf12_float(block, matrix.cols, lane, k);
             break;
         case Format::int8:
             out[k] = int8_number(block, lane, k);
