@@ -3,8 +3,9 @@ Pure.
 
 A sequence has rows for all of its images or for none, the most important first, and keeps them to
 its end: it may have to be computed again, when its pixels are gone. Images are encoded in the same
-order. Pixels are let go of as soon as the embedding is there. What a vision worker had at hand when
-it died is asked for again, each image alone; at the second death it has failed.
+order, those of several sequences together where `image_batch.py` lets them. Pixels are let go of as
+soon as the embedding is there. What a vision worker had at hand when it died is asked for again,
+each image alone; at the second death it has failed.
 """
 
 from bisect import insort
@@ -12,12 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.embedding_pool import EmbeddingPool
+from headrace.engine_proc.image_batch import can_join
 from headrace.engine_proc.placed_image import PlacedImage
 from headrace.engine_proc.rope_positions import RopePositions
 from headrace.engine_proc.sequence import Sequence
 from headrace.messages import Encode, Encoded, Image, Tensor
 
-BATCH_ROWS = 1024  # that a vision worker makes at a time, unless one image has more
 MAX_DEATHS = 2  # of vision workers that had an image at hand
 
 
@@ -141,16 +142,18 @@ class Images:
         if not job.needed_by and all(job is not other for other, _ in self._at_hand):
             del self._jobs[key]
 
-    def next_batch(self) -> Encode | None:
-        """Choose what to encode now, if there is something and nothing is at hand."""
+    def next_batch(self, max_numbers: int) -> Encode | None:
+        """Choose what to encode now, if there is something and nothing is at hand.
+
+        Args:
+            max_numbers: as in `can_join`.
+        """
         if self._at_hand:
             return None
         images: list[Image] = []
-        num_rows = 0
         for job in sorted(self._jobs.values(), key=self._urgency):
             sequence, placed = job.needed_by[0]
-            num_rows += placed.image.num_rows
-            if images and (job.num_deaths or num_rows > BATCH_ROWS):
+            if images and (job.num_deaths or not can_join(placed.image, images, max_numbers)):
                 break
             images.append(placed.image)
             self.pool.hold({job.key: placed.image.num_rows})  # until there is an answer

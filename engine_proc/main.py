@@ -70,19 +70,21 @@ def main(config: EngineConfig, context: Context) -> None:
         pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
-    arena, area, vision = None, None, None
+    arena, area, vision, workers = None, None, None, None
+    tower_bytes = 0
     if config.arena_fd is not None:
         arena = Arena(config.arena_fd, config.num_arena_regions)
         area = EmbeddingArea.create(num_area_rows(config), config.image_row_size)
-    workers = Workers(config, context, area)
+    images = make_images(config, arena)
     try:
-        if arena is not None and area is not None:
+        if arena is not None and area is not None and images is not None:
             vision = VisionWorker(config, context, arena, area)
+            tower_bytes = vision.wait_gpu_bytes(images)
+        workers = Workers(config, context, area, tower_bytes)
         if config.embedding_size is None:
             grammars.begin()
         ready = workers.wait_ready()
         pool = make_pool(ready, config)
-        images = make_images(config, arena)
         scheduler = make_scheduler(pool, ready, config, images)
         detokenizers = DetokenizerLinks(
             config.run_dir, config.num_detokenizers, context.board, context.slot
@@ -101,7 +103,8 @@ def main(config: EngineConfig, context: Context) -> None:
             engine.see_to_images()
             engine.go_on(workers)
     finally:
-        workers.stop()
+        if workers is not None:
+            workers.stop()
         if vision is not None:
             vision.stop()
 

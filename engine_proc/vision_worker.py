@@ -1,7 +1,7 @@
 """The engine's side of its vision worker: what it is asked for, and a new one for one that dies.
 
 Nothing waits for it but the sequences whose images it has. What was asked of one that died is asked
-of the next.
+of the next. On a GPU it has its memory before workers share the rest, so they are started after it.
 """
 
 import logging
@@ -13,14 +13,17 @@ from headrace.capsules import Capsules
 from headrace.config import EngineConfig, VisionConfig
 from headrace.engine_proc.child import Child, WorkerDied
 from headrace.engine_proc.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
-from headrace.engine_proc.images import BATCH_ROWS, Images, Losses
+from headrace.engine_proc.image_batch import MAX_IMAGES
+from headrace.engine_proc.images import Images, Losses
 from headrace.engine_proc.step_channel import StepChannel
-from headrace.messages import FromVision, ToVision
+from headrace.machine import has_gpus
+from headrace.messages import FromVision, ToVision, TowerReady
 from headrace.process import Context
 from headrace.restarts import Restarts
 
 IMAGE_BYTES = 1024  # of an image in an `Encode`, its rows aside
 WHY_BYTES = 4096  # of what an `Encoded` says of an image that failed
+LOADING_S = 0.02  # between looks at whether the first one is ready
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +59,26 @@ class VisionWorker:
         self._capsules = Capsules(config.crash, context.board)
         self._start_at = 0.0  # while there is none
         self._has_served = False
+        self._ready: TowerReady | None = None
         self._child: Child[ToVision, FromVision] | None = self._start()
 
     def _start(self) -> Child[ToVision, FromVision]:
-        num_rows = max(BATCH_ROWS, self._config.max_model_len)
-        num_images = BATCH_ROWS  # of a row each
         asks: StepChannel[ToVision] = StepChannel.create(
-            ToVision, num_rows * ROW_NUMBER_BYTES + num_images * IMAGE_BYTES
+            ToVision, num_area_rows(self._config) * ROW_NUMBER_BYTES + MAX_IMAGES * IMAGE_BYTES
         )
         answers: StepChannel[FromVision] = StepChannel.create(
-            FromVision, num_images * WHY_BYTES, look_us=0
+            FromVision, MAX_IMAGES * WHY_BYTES, look_us=0
         )
         config = VisionConfig(
             model_path=self._config.model_path,
+            device=self._config.device,
+            model_impl=self._config.model_impl,
+            load_format=self._config.load_format,
+            dtype=self._config.dtype,
+            quantization=self._config.quantization,
+            kv_cache_dtype=self._config.kv_cache_dtype,
+            attention_backend=self._config.attention_backend,
+            tp=self._config.tp,
             image_row_size=self._config.image_row_size,
             ask_fd=asks.fd,
             answer_fd=answers.fd,
@@ -82,6 +92,20 @@ class VisionWorker:
             self._context, slot, config, (asks, answers), fds, self._config.watchdog_timeout
         )
 
+    def wait_gpu_bytes(self, images: Images) -> int:
+        """Return what the tower has of the first GPU, in bytes; wait for it where there are some.
+
+        Raises:
+            WorkerDied: as `take`.
+        """
+        if self._config.device == "cpu" or not has_gpus():
+            return 0
+        while self._ready is None:
+            self._context.slot.beat()
+            self.take(images)
+            time.sleep(LOADING_S)
+        return self._ready.gpu_bytes
+
     def take(self, images: Images) -> Losses:
         """Take what has been made of images since the last time; never wait.
 
@@ -94,7 +118,9 @@ class VisionWorker:
             return Losses()
         self._has_served |= self._child.is_ready
         answer = self._child.receive(0)
-        if answer is not None:
+        if isinstance(answer, TowerReady):
+            self._ready = answer
+        elif answer is not None:
             self._restarts.worked()
             return images.take(answer)
         try:
@@ -121,8 +147,8 @@ class VisionWorker:
 
     def ask(self, images: Images) -> None:
         """Have the next images encoded, unless some are being encoded."""
-        if self._child is not None and self._child.is_ready:
-            batch = images.next_batch()
+        if self._child is not None and self._ready is not None:
+            batch = images.next_batch(self._ready.max_numbers)
             if batch is not None:
                 self._child.send(batch)
 
@@ -131,3 +157,4 @@ class VisionWorker:
         if self._child is not None:
             self._child.stop()
             self._child = None
+            self._ready = None

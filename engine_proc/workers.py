@@ -72,6 +72,7 @@ def start_worker(
     embeddings: EmbeddingArea | None,
     group_fd: int | None,
     control_fd: int | None,
+    tower_bytes: int,
 ) -> Worker:
     """Start one of the workers."""
     steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
@@ -106,6 +107,7 @@ def start_worker(
         disable_custom_all_reduce=config.disable_custom_all_reduce,
         embedding_fd=embedding_fd,
         image_row_size=config.image_row_size,
+        tower_bytes=tower_bytes if rank == 0 else 0,
     )
     shared = (masks.fd, group_fd, control_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
@@ -114,17 +116,23 @@ def start_worker(
 
 
 class Workers:
-    """All workers: they start together, and end together when one dies."""
+    """All workers: they start together, and end together when one dies.
+
+    Args:
+        tower_bytes: of the first one's GPU, that the vision worker has.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
         context: Context,
         embeddings: EmbeddingArea | None = None,
+        tower_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._embeddings = embeddings
+        self._tower_bytes = tower_bytes
         self._context = context
         self._clock = clock
         self._restarts = Restarts()
@@ -148,7 +156,7 @@ class Workers:
         self._all = [
             start_worker(
                 *(self._config, self._context, rank, self.masks, self._embeddings),
-                *(group_fd, control_fd),
+                *(group_fd, control_fd, self._tower_bytes),
             )
             for rank in range(num_ranks)
         ]

@@ -121,6 +121,7 @@ class Field(enum.IntEnum):
     COMPUTED_STEPS = 8
     # vision worker
     ENCODED_IMAGES = 8
+    ENCODER_BATCHES = 9  # calls of the tower, for these
     # fetcher, with AT_HAND
     FETCHED_IMAGES = 8
     FETCH_REFUSALS = 9

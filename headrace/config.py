@@ -119,7 +119,7 @@ class ServerConfig:
         "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
     )
     gpu_memory_utilization: float = flag(
-        0.9, "share of each GPU that weights, steps and the KV cache may fill"
+        0.9, "share of each GPU that weights, steps, the KV cache and a vision tower may fill"
     )
     kv_cache_memory_bytes: int | None = flag(
         None,
@@ -409,6 +409,7 @@ class WorkerConfig:
     disable_custom_all_reduce: bool = False
     embedding_fd: int | None = None  # of images, if the model takes some
     image_row_size: int = 0  # numbers of a row there
+    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 1  # what a step may have, like the next
     max_num_batched_tokens: int = 1
@@ -430,6 +431,14 @@ class VisionConfig:
     """For a vision worker. Everything it works on is inherited by descriptor."""
 
     model_path: str
+    device: str  # this and the next seven say what runs the decoder
+    model_impl: str
+    load_format: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    attention_backend: str
+    tp: int
     image_row_size: int
     ask_fd: int
     answer_fd: int

@@ -490,7 +490,7 @@ FromFetcher = Fetched
 
 
 class Encode(Message, tag="encode", frozen=True):
-    """Images to make embeddings of: engine -> vision worker, which answers before the next."""
+    """Images to encode in one call: engine -> vision worker, which answers before the next."""
 
     images: list[dict[str, Tensor]]
     rows: list[bytes]  # i32, of the embedding area: where the rows of each are to be
@@ -506,5 +506,12 @@ class Encoded(Message, tag="encoded", frozen=True):
     failed: dict[int, str] = {}  # the tower could not take them, and why
 
 
+class TowerReady(Message, tag="tower", frozen=True):
+    """A vision worker has loaded its tower: vision worker -> engine, once."""
+
+    max_numbers: int  # of pixels that the images of an `Encode` may have, unless it is one image
+    gpu_bytes: int = 0  # of the first GPU, that it has and never exceeds; 0 is that it has no GPU
+
+
 ToVision = Encode
-FromVision = Encoded
+FromVision = Encoded | TowerReady

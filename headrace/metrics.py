@@ -53,6 +53,7 @@ COUNTERS = [
     ("encoder_cache_queries", "Images of prompts", "engine", Field.EMBEDDING_QUERIES),
     ("encoder_cache_hits", "Those encoded before", "engine", Field.EMBEDDING_HITS),
     ("encoded_images", "Images encoded", "vision", Field.ENCODED_IMAGES),
+    ("encoder_batches", "Calls of the tower for them", "vision", Field.ENCODER_BATCHES),
     ("fetched_images", "Images fetched by their URLs", "fetcher", Field.FETCHED_IMAGES),
     ("fetch_refusals", "Requests whose images were not", "fetcher", Field.FETCH_REFUSALS),
     ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", Field.DRAFTS),

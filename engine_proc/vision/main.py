@@ -1,15 +1,21 @@
 """Vision process: pixels of images in, rows that decoders take out; keeps nothing of either.
 In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
+from typing import TYPE_CHECKING
+
 from headrace.arena import Arena
 from headrace.board import Field
 from headrace.config import VisionConfig
 from headrace.engine_proc.embedding_area import EmbeddingArea
 from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.vision.berth import berth_of
 from headrace.engine_proc.vision.encoding import encode
 from headrace.heap import give_back, keep_freed
-from headrace.messages import FromVision, ToVision
+from headrace.messages import FromVision, ToVision, TowerReady
 from headrace.process import Context
+
+if TYPE_CHECKING:
+    from headrace.engine_proc.vision.tower import Tower
 
 IDLE_S = 0.5
 
@@ -22,11 +28,10 @@ def main(config: VisionConfig, context: Context) -> None:
     area = EmbeddingArea(config.embedding_fd, config.image_row_size)
     heart = context.keep_beating()  # a batch may be long
     heart.begin(context.progress)
-    from headrace.engine_proc.vision.tower import Tower  # and torch
-
-    tower = Tower(config.model_path)
+    tower, ready = open_tower(config)
     heart.end()
     context.ready()
+    answers.send(ready)
     keep_freed()
     was_busy = False
     while True:
@@ -39,5 +44,23 @@ def main(config: VisionConfig, context: Context) -> None:
             answer = encode(message, tower, arena, area.rows)
             heart.end()
             num_lost = len(answer.gone) + len(answer.failed)
+            context.slot.add(Field.ENCODER_BATCHES)
             context.slot.add(Field.ENCODED_IMAGES, len(message.images) - num_lost)
             answers.send(answer)
+
+
+def open_tower(config: VisionConfig) -> tuple["Tower", TowerReady]:
+    """Load the tower to where it runs.
+
+    Raises:
+        ConfigError: the GPU has no room for it.
+        ModelError: it cannot be loaded.
+    """
+    from headrace.engine_proc.vision.tower import Tower, load, move_to_gpu  # and torch
+
+    berth = berth_of(config)
+    module = load(config.model_path, berth.dtype)
+    gpu_bytes = 0
+    if berth.call_bytes:
+        gpu_bytes = move_to_gpu(module, berth.device, berth.call_bytes)
+    return Tower(module, berth.device), TowerReady(berth.max_numbers, gpu_bytes)

@@ -1,13 +1,13 @@
 """A model's vision tower and projector: from pixels to rows that the decoder takes.
 
-They are transformers' own modules, in fp32, with the weights of the model's folder. Nothing of the
-decoder is loaded. Images are computed one by one: in a batch, the last bits of a row would depend
-on the other images (they do for LLaVA's tower), and one image keeps two cores as busy as four do.
-Only tiny ones of Qwen2.5-VL would gain: 64 patches take 90 ms alone and 68 among four.
+They are transformers' own modules, with the weights of the model's folder. Nothing of the decoder
+is loaded. Alone, an image has the same rows to the last bit whatever came before it; in one call
+with others, last bits may depend on those.
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,49 @@ import torch
 import transformers
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.device_memory import fitting
 from headrace.errors import ModelError
 from headrace.vision import FAMILIES
+
+SLACK_BYTES = 64 << 20  # beyond that, for small tensors: torch takes memory in pieces of 2 MiB
 
 Tensors = Mapping[str, npt.NDArray[Any]]  # of one image, as its processor names them
 Floats = npt.NDArray[np.float32]
 
 
 class Tower:
-    """Makes rows of images. With as many threads as torch is told to use."""
+    """Makes rows of images. On a CPU with as many threads as torch is told to use.
 
-    def __init__(self, folder: Path | str) -> None:
-        """Load the weights.
+    Args:
+        module: what `load` returns.
+        device: where it is.
+    """
 
-        Raises:
-            ModelError: there is no tower that is supported, or some of its weights are missing.
-        """
-        self.module = load(Path(folder))
-        self._names = inspect.signature(self.module.get_image_features).parameters.keys()
-        self.row_size: int = self.module.config.get_text_config().hidden_size
+    def __init__(self, module: Any, device: str = "cpu") -> None:
+        self.module = module
+        self._device = torch.device(device)
+        self._names = inspect.signature(module.get_image_features).parameters.keys()
+        self.row_size: int = module.config.get_text_config().hidden_size
 
     @torch.inference_mode()
-    def encode(self, image: Tensors) -> Floats:
-        """Return the rows of an image, [rows, row_size], a function of the image alone.
+    def encode(self, images: Sequence[Tensors]) -> list[Floats]:
+        """Return the rows of each image, [rows, row_size], by one call.
 
         Args:
-            image: what the processor makes of it; a batch's dimension may be there or not. What the
-                tower does not take, such as how many tiles there are, is passed over.
+            images: what the processor makes of them; tensors of the same name differ in their first
+                lengths alone. A batch's dimension of tiles may be there or not. What the tower does
+                not take, such as how many tiles there are, is passed over.
         """
-        # Copied to where torch likes to have tensors: how they lie in memory may change last bits.
-        taken = {name: torch.tensor(tensor) for name, tensor in self._taken(image).items()}
-        features: Sequence[Tensor] = self.module.get_image_features(**taken).pooler_output
-        rows: Floats = torch.cat(list(features)).float().numpy().reshape(-1, self.row_size)
-        return rows
+        taken = [self._taken(image) for image in images]
+        inputs = {name: self._joined([one[name] for one in taken]) for name in taken[0]}
+        features: list[Tensor] = list(self.module.get_image_features(**inputs).pooler_output)
+        # Features come by grid, where there are grids, else by tile, where an image may have some.
+        counts = [len(one.get("image_grid_thw", one["pixel_values"])) for one in taken]
+        assert sum(counts) == len(features), f"{len(features)} parts of images, not {counts}"
+        sizes = [feature.numel() // self.row_size for feature in features]
+        ends = [sum(sizes[:end]) for end in accumulate(counts)]
+        rows: Floats = torch.cat(features).float().cpu().numpy().reshape(-1, self.row_size)
+        return np.split(rows, ends[:-1])
 
     def _taken(self, image: Tensors) -> Tensors:
         """Return what the tower takes; tiles one by one, or beside others they would be padded."""
@@ -62,9 +72,26 @@ class Tower:
             for name, tensor in taken.items()
         }
 
+    def _joined(self, tensors: list[npt.NDArray[Any]]) -> Tensor:
+        """Return tensors as one, copied to where torch likes to have it: how it lies in memory may
+        change last bits."""
+        return torch.cat([torch.tensor(tensor) for tensor in tensors]).to(self._device)
 
-def load(folder: Path) -> Any:
-    """Load a model without the layers of its decoder, and with a vocabulary of one token."""
+    def check(self) -> None:
+        """Raise if the device has failed for good, as a GPU does after an illegal access."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def load(folder: Path | str, dtype: str = "float32") -> Any:
+    """Load a model onto the CPU, its decoder without layers and with a vocabulary of one token.
+
+    Args:
+        dtype: "auto" is the checkpoint's own.
+
+    Raises:
+        ModelError: there is no tower that is supported, or some of its weights are missing.
+    """
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -77,7 +104,7 @@ def load(folder: Path) -> Any:
         module, report = transformers.AutoModel.from_pretrained(
             folder,
             config=config,
-            dtype=torch.float32,
+            dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # and report them
@@ -90,3 +117,25 @@ def load(folder: Path) -> Any:
     if wrong:
         raise ModelError(f"{folder}: {min(wrong)!r} is missing or has the wrong shape")
     return module.eval()
+
+
+def move_to_gpu(module: Any, device: str, num_bytes: int) -> int:
+    """Move a tower to a GPU, and take memory there for its calls, which never have more.
+
+    Args:
+        num_bytes: for calls.
+
+    Returns:
+        What this process has of the GPU from now on, in bytes.
+
+    Raises:
+        ConfigError: there is no room.
+    """
+    torch.backends.cudnn.allow_tf32 = False  # fp32 is meant where it is asked for
+    with fitting("the vision tower", "end others that use it, or use --device cpu"):
+        module.to(device)
+        most = torch.cuda.memory_reserved(device) + num_bytes + SLACK_BYTES
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), device)
+        torch.empty(num_bytes, dtype=torch.uint8, device=device)  # which torch keeps
+    return most

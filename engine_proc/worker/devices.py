@@ -141,7 +141,7 @@ def check_on_cpu(
 
 def find_gpus(asked: str, num: int) -> str:
     """Return why this machine has not `num` GPUs for `--device asked`; "" is that it has."""
-    if os.environ.get(INTERPRET) == "1":
+    if is_interpreted():
         return "" if asked == "cuda" else f"{INTERPRET}=1 is for tests, which say --device cuda"
     if are_gpus_hidden():
         return f"{VISIBLE} hides all GPUs"
@@ -153,3 +153,8 @@ def find_gpus(asked: str, num: int) -> str:
     from headrace.engine_proc.worker.cuda.gpus import find
 
     return find(num)
+
+
+def is_interpreted() -> bool:
+    """Whether kernels of GPUs run on the CPU."""
+    return os.environ.get(INTERPRET) == "1"

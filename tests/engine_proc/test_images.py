@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.engine_proc.batch import build_step
 from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.embedding_pool import EmbeddingPool
-from headrace.engine_proc.images import BATCH_ROWS, Images, Losses
+from headrace.engine_proc.images import Images, Losses
 from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.placed_image import PlacedImage
@@ -35,6 +35,7 @@ from headrace.worker_messages import Step, StepResult
 IMAGE = 99  # the token
 VOCABULARY = 11
 MAX_IMAGE_ROWS = 5
+MAX_NUMBERS = 100  # of images that are encoded together, each of which has one
 Part = list[int] | int  # of a prompt: tokens, or which image
 
 
@@ -122,9 +123,9 @@ class Rig:
         self.scheduler.add(sequence)
         return sequence
 
-    def ask(self) -> None:
+    def ask(self, max_numbers: int = MAX_NUMBERS) -> None:
         """Have the vision worker asked, if there is something to ask for."""
-        asked = self.images.next_batch()
+        asked = self.images.next_batch(max_numbers)
         if asked is not None:
             assert self.asked is None
             self.asked = asked
@@ -512,16 +513,45 @@ def test_embeddings_have_as_many_rows_as_their_memory_and_no_fewer_than_a_prompt
 
 
 def test_a_batch_has_a_limit() -> None:
-    pool = EmbeddingPool(3 * BATCH_ROWS)
-    images = Images(pool, IMAGE, lambda tensor: None)
-    for i in range(3):
-        size = BATCH_ROWS // 2 + i
-        image = Image(bytes([i]), 0, size, size, {})
-        request = GenerateRequest(i << 16, 0, 1, Sampling(), [], b"", images=[image])
-        images.enter(Sequence.of(request, array("I", [IMAGE] * size).tobytes()))
-    batch = images.next_batch()
-    assert batch is not None
-    assert len(batch.images) == 1
+    rig = Rig()
+    rig.add([[1], 3, [1], 1])
+    rig.add([[1], 2])
+    for max_numbers in (2, 0):
+        rig.ask(max_numbers)
+        rig.answer()
+    assert rig.batches == [[3, 1], [2]]
+    rig.run()
+    rig.check_empty()
+
+
+def test_who_comes_while_others_are_encoded_goes_with_those_who_wait_by_then() -> None:
+    rig = Rig()
+    rig.add([[1], 3])
+    rig.ask()
+    for image in (1, 2, 4):
+        rig.add([[1], image])
+    rig.answer()
+    rig.ask()
+    assert rig.batches == [[3], [1, 2, 4]]
+    rig.answer()
+    rig.run()
+    rig.check_empty()
+
+
+def test_of_a_batch_that_two_vision_workers_die_of_one_image_is_lost() -> None:
+    rig = Rig()
+    well, deadly, late = (rig.add([[1], image]) for image in (3, 1, 2))
+    rig.ask()
+    rig.die()
+    rig.ask()
+    rig.answer()
+    rig.ask()
+    (lost,) = rig.die().failed
+    assert lost[0] is deadly
+    rig.run()
+    assert rig.batches == [[3, 1, 2], [3], [1], [2]]
+    assert rig.finished == {well.id, late.id}
+    rig.check_empty()
 
 
 def test_rows_are_those_of_the_image_token_between_start_and_end() -> None:

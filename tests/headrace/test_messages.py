@@ -34,6 +34,7 @@ from headrace.messages import (
     TokenLogprob,
     ToTokenizer,
     ToVision,
+    TowerReady,
     first_counter,
     frontend_of,
     request_id,
@@ -95,6 +96,7 @@ EXAMPLES: list[tuple[Any, Message]] = [
     (FromWorker, WorkerReady(7, 32)),
     (ToVision, Encode([{"grid": Tensor(8, 1, "i8", [1, 3])}], [b"\x01\x02\x03\x04"])),
     (FromVision, Encoded([0], {1: "too small"})),
+    (FromVision, TowerReady(1 << 20, 5)),
 ]
 
 

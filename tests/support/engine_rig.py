@@ -35,6 +35,7 @@ WAIT_MS = 60_000
 READY = WorkerReady(num_pages=16, page_tokens=16)
 FIRST = request_id(0, 1)
 IMAGE_TOKEN = 6
+MAX_NUMBERS = 100  # of images that are encoded together
 
 
 class Sevens:
@@ -122,7 +123,7 @@ class Eyes:
         return Losses() if answer is None else images.take(answer)
 
     def ask(self, images: Images) -> None:
-        batch = images.next_batch()
+        batch = images.next_batch(MAX_NUMBERS)
         if batch is not None:
             self.asked.append(batch)
 

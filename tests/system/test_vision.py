@@ -57,10 +57,12 @@ class Served:
     server: RunningServer
 
     @classmethod
-    def start(cls, folder: Path, family: str, *flags: str) -> "Served":
+    def start(
+        cls, folder: Path, family: str, *flags: str, env: dict[str, str] | None = None
+    ) -> "Served":
         """Make a model of a family, and serve it."""
         model = make_vision_folder(folder, family)
-        server = RunningServer(str(folder), *EXACT, *SMALL, *CUTTING, *flags)
+        server = RunningServer(str(folder), *EXACT, *SMALL, *CUTTING, *flags, env=env)
         return cls(Reference(model, folder, family), server)
 
     async def ask(self, client: httpx.AsyncClient, chat: Messages, **fields: Any) -> Any:
@@ -149,6 +151,17 @@ def test_every_family_s_answers_are_the_reference_s(other: Served) -> None:
     check_nothing_is_left(other.server)
 
 
+def test_answers_by_kernels_of_gpus_are_the_reference_s(tmp_path: Path) -> None:
+    flags = ("--device", "cuda", "--tp", "2", "--enforce-eager")
+    served = Served.start(tmp_path, "qwen2_5_vl", *flags, env={"TRITON_INTERPRET": "1"})
+    chats = [LOOK, LOOK_ELSEWHERE]
+    for chat, answer in zip(chats, served.ask_all(chats), strict=True):
+        served.check(chat, answer)
+    assert "runs on GPUs: --device says so" in served.server.log
+    check_nothing_is_left(served.server)
+    assert served.server.stop() == 0
+
+
 VICTIMS = ["vision 0", "tokenizer 2", "worker 1", "engine"]
 
 
@@ -193,6 +206,34 @@ def text_of(lines: list[str]) -> str:
 def is_healthy(server: RunningServer) -> bool:
     """Whether all processes serve."""
     return httpx.get(f"{server.url}/health").status_code == 200
+
+
+# Of five images; in one batch less where the first is asked for with others.
+@pytest.mark.parametrize(("flags", "batches"), [((), {1, 2}), (EXACT, {5})], ids=["auto", "exact"])
+def test_images_that_wait_are_encoded_together_but_in_exact_mode(
+    flags: tuple[str, ...], batches: set[float], tmp_path: Path
+) -> None:
+    make_vision_folder(tmp_path, "llava")
+    server = RunningServer(str(tmp_path), *SMALL, *flags, "--watchdog-timeout", str(TIMEOUT_S))
+    vision, metric = server.ring["headrace: vision 0"], server.metric
+    chats = [body_of([message(shown(seed, 80, 60), "Well?")]) for seed in range(5)]
+
+    async def run() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client:
+            vision.suspend()
+            posts = [client.post("/v1/chat/completions", json=chat) for chat in chats]
+            answers = asyncio.gather(*posts)
+            waiting = "all images wait"
+            await asyncio.to_thread(
+                wait_until, lambda: metric("num_images_waiting") == len(chats), waiting, TIMEOUT_S
+            )
+            vision.resume()
+            return await answers
+
+    assert [answer.status_code for answer in asyncio.run(run())] == [200] * len(chats)
+    assert metric("encoded_images_total") == len(chats)
+    assert metric("encoder_batches_total") in batches
+    assert server.stop() == 0
 
 
 def test_nothing_is_left_of_images(served: Served) -> None:

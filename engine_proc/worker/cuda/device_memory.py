@@ -74,6 +74,7 @@ def measure(
     run: Callable[[], object],
     num_tokens: int,
     graph_sizes: list[int],
+    tower_bytes: int = 0,
 ) -> Figures:
     """Run the largest step and return what it has shown.
 
@@ -82,6 +83,7 @@ def measure(
         run: runs the step, of `num_tokens`; once to compile kernels and load libraries, once to be
             looked at.
         graph_sizes: tokens of each graph that will be captured.
+        tower_bytes: that the vision worker has, since before `free_before`.
 
     Raises:
         ConfigError: there is no room for the step.
@@ -101,4 +103,5 @@ def measure(
         held=held,
         peak=max(peak, held),
         graphs=graph_bytes(max(peak - held, 0), num_tokens, graph_sizes),
+        tower=tower_bytes,
     )

@@ -217,7 +217,8 @@ def count_pages(
     step = largest_step_of(config, embeds)
     num_tokens = step.num_tokens
     sizes = [bucket.num_tokens for bucket in buckets]
-    figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes)
+    tower_bytes = config.tower_bytes
+    figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes, tower_bytes)
     if config.kv_cache_memory_bytes is not None:
         num_pages = config.kv_cache_memory_bytes // sum(all_bytes)
         check_bytes(num_pages * own_bytes, figures.room(1.0))

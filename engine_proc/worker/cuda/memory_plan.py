@@ -19,6 +19,7 @@ class Figures:
     held: int  # by this worker's tensors, weights and all: what torch has from the driver now,
     peak: int  # and the most it had during the step
     graphs: int = 0  # that their capture will take
+    tower: int = 0  # that the vision worker has, from before this one was there
 
     @property
     def step(self) -> int:
@@ -36,15 +37,16 @@ class Figures:
     @property
     def others(self) -> int:
         """What other processes had before this one began, and this one's context."""
-        return self.total - self.free_before
+        return self.total - self.free_before - self.tower
 
     def room(self, share: float) -> int:
         """Return what keys and values may take: what our share leaves, if that much is free.
 
         Args:
-            share: of all memory, for this worker alone, whoever else is on the GPU.
+            share: of all memory, for this worker and a tower, whoever else is on the GPU.
         """
-        ours = int(self.total * share) - self.held - self.libraries - self.step - self.graphs
+        taken = self.tower + self.held + self.libraries + self.step + self.graphs
+        ours = int(self.total * share) - taken
         free = self.free - self.step - self.graphs - SPARE_BYTES
         return max(0, min(ours, free))
 
@@ -81,6 +83,7 @@ def check_pages(
         "the largest step": figures.step,
         "libraries": figures.libraries,
         "graphs": figures.graphs,
+        "the vision tower": figures.tower,
         "other processes": figures.others,
     }
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in taken.items() if size)

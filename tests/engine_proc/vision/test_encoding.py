@@ -1,5 +1,6 @@
 """Embeddings come to be where they were wanted; who has none is told apart from who has."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,24 @@ class Repeats:
 
     def __init__(self, num_rows: int = 2) -> None:
         self.num_rows = num_rows
+        self.max_images = 10
+        self.is_broken = False
+        self.calls: list[int] = []  # images of each
         self.after_reading: Any = lambda: None
 
-    def encode(self, image: Tensors) -> Floats:
+    def encode(self, images: Sequence[Tensors]) -> list[Floats]:
         self.after_reading()
-        if image["pixels"].min() < 0:
+        self.calls.append(len(images))
+        if len(images) > self.max_images:
+            raise MemoryError(f"no room for {len(images)}")
+        if any(image["pixels"].min() < 0 for image in images):
             raise ValueError("a negative pixel")
-        return np.full((self.num_rows, ROW_SIZE), image["pixels"].sum(), np.float32)
+        size = (self.num_rows, ROW_SIZE)
+        return [np.full(size, image["pixels"].sum(), np.float32) for image in images]
+
+    def check(self) -> None:
+        if self.is_broken:
+            raise RuntimeError("an illegal memory access")
 
 
 class Rig:
@@ -59,6 +71,7 @@ def test_rows_lie_where_they_were_wanted(rig: Rig) -> None:
     images = [rig.put(1, 2), rig.put(5)]
     assert rig.encode(images, [[6, 1], [0, 3]]) == Encoded()
     assert rig.area.rows[:, 0].tolist() == [5, 3, 0, 5, 0, 0, 3, 0]
+    assert rig.encoder.calls == [2]
 
 
 def test_both_ends_of_the_area_are_the_same_memory(rig: Rig) -> None:
@@ -72,6 +85,31 @@ def test_an_image_that_raises_does_so_alone(rig: Rig) -> None:
     assert answer.gone == []
     assert list(answer.failed) == [1] and "a negative pixel" in answer.failed[1]
     assert rig.area.rows[:, 0].tolist() == [1, 1, 0, 0, 2, 2, 0, 0]
+    assert rig.encoder.calls == [3, 1, 1, 1]
+
+
+def test_images_without_memory_together_are_encoded_one_by_one(rig: Rig) -> None:
+    rig.encoder.max_images = 1
+    images = [rig.put(1), rig.put(2)]
+    assert rig.encode(images, [[0, 1], [2, 3]]) == Encoded()
+    assert rig.area.rows[:, 0].tolist() == [1, 1, 2, 2, 0, 0, 0, 0]
+    assert rig.encoder.calls == [2, 1, 1]
+
+
+def test_rows_of_fewer_images_than_were_asked_for_are_nobodys(rig: Rig) -> None:
+    whole = rig.encoder.encode
+    rig.encoder.encode = lambda images: whole(images)[:1]  # type: ignore[method-assign]
+    images = [rig.put(1), rig.put(2)]
+    assert rig.encode(images, [[0, 1], [2, 3]]) == Encoded()
+    assert rig.encoder.calls == [2, 1, 1]
+
+
+@pytest.mark.parametrize("images", [[-1], [1, -1]])
+def test_a_device_that_has_failed_for_good_fails_no_image(rig: Rig, images: list[int]) -> None:
+    rig.encoder.is_broken = True
+    rows = [[2 * place, 2 * place + 1] for place in range(len(images))]
+    with pytest.raises(RuntimeError, match="illegal"):
+        rig.encode([rig.put(image) for image in images], rows)
 
 
 def test_an_image_of_other_rows_than_were_told_fails(rig: Rig) -> None:
@@ -85,6 +123,9 @@ def test_what_is_not_in_the_arena_any_more_is_gone(rig: Rig) -> None:
     rig.region.free(old["pixels"].offset)
     assert rig.encode([old, new], [[0, 1], [2, 3]]) == Encoded([0])
     assert rig.area.rows[:, 0].tolist() == [0, 0, 2, 2, 0, 0, 0, 0]
+    rig.region.free(new["pixels"].offset)
+    assert rig.encode([new], [[0, 1]]) == Encoded([0])
+    assert rig.encoder.calls == [1]
 
 
 def test_what_goes_after_it_was_read_is_encoded(rig: Rig) -> None:

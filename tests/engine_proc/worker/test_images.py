@@ -5,7 +5,7 @@ are still being read; pages and images are found again. Towers and workers are i
 """
 
 from array import array
-from collections import defaultdict
+from collections import abc, defaultdict
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -32,7 +32,7 @@ from headrace.engine_proc.embedding_pool import EmbeddingPool
 from headrace.engine_proc.images import Images, Losses
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.vision.encoding import encode
-from headrace.engine_proc.vision.tower import Tensors, Tower
+from headrace.engine_proc.vision.tower import Tensors, Tower, load
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.executor import Executor, Floats
 from headrace.engine_proc.worker.model import open_model
@@ -75,7 +75,7 @@ class Model:
         self.family = family
         self.folder = folder
         self.reference = make_vision_folder(folder, family)
-        self.tower = Tower(folder)
+        self.tower = Tower(load(folder))
         self.card = read_folder(folder)
 
     def executor(self) -> Executor:
@@ -91,7 +91,7 @@ class Model:
                 made.tokens += part.encode()
                 continue
             image = prepare(self.folder, picture(*part))
-            num_rows = len(self.tower.encode(image))
+            num_rows = len(self.tower.encode([image])[0])
             made.images.append(image)
             made.places.append([])
             marker = IMAGE_TOKEN + 1 if self.family != "llava" else ord("\n")
@@ -142,20 +142,33 @@ def num_tiles(image: Tensors) -> int:
 
 
 class Eyes:
-    """A vision worker, in this process."""
+    """A vision worker, in this process.
 
-    def __init__(self, tower: Tower) -> None:
+    Args:
+        max_numbers: of images that are encoded together.
+    """
+
+    def __init__(self, tower: Tower, max_numbers: int) -> None:
         self._tower = tower
+        self._max_numbers = max_numbers
         self.arena = Arena.create(1, 8 << 20)
         self._region = self.arena.region(0)
         self.area = EmbeddingArea.create(NUM_ROWS, tower.row_size)
         self._asked: Encode | None = None
-        self.num_encoded = 0
+        self.calls: list[int] = []  # images of each
+
+    def encode(self, images: abc.Sequence[Tensors]) -> list[Floats]:
+        self.calls.append(len(images))
+        return self._tower.encode(images)
+
+    def check(self) -> None: ...
 
     def show(self, image: Tensors) -> dict[str, Tensor]:
         """Put an image where it is looked for."""
         shown = {}
         for name, tensor in image.items():
+            if num_tiles(image) > 1:
+                tensor = tensor[0]  # as it travels
             place = self._region.allocate(tensor.nbytes)
             assert place is not None
             self._region.view(place)[: tensor.nbytes] = tensor.tobytes()
@@ -165,14 +178,13 @@ class Eyes:
         return shown
 
     def ask(self, images: Images) -> None:
-        self._asked = images.next_batch() or self._asked
+        self._asked = images.next_batch(self._max_numbers) or self._asked
 
     def take(self, images: Images) -> Losses:
         if self._asked is None:
             return Losses()
         message, self._asked = self._asked, None
-        self.num_encoded += len(message.images)
-        return images.take(encode(message, self._tower, self.arena, self.area.rows))
+        return images.take(encode(message, self, self.arena, self.area.rows))
 
 
 class Worker:
@@ -199,8 +211,10 @@ class Worker:
 class Served:
     """A model in an engine."""
 
-    def __init__(self, model: Model, executor: Executor, run_dir: Path, chunk: int) -> None:
-        self.eyes = Eyes(model.tower)
+    def __init__(
+        self, model: Model, executor: Executor, run_dir: Path, chunk: int, max_numbers: int = 0
+    ) -> None:
+        self.eyes = Eyes(model.tower, max_numbers)
         sampler = Sampler(model.reference.config.text_config.vocab_size, threads=1)
         self.worker = Worker(GenerationRunner(executor, sampler, self.eyes.area.rows))
         self.pool = EmbeddingPool(NUM_ROWS)
@@ -263,16 +277,19 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("chunk", [7, 1000])
-def test_greedy_tokens_are_those_of_transformers(chunk: int, model: Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("max_numbers", "calls"), [(0, [1, 1, 1]), (1 << 20, [3])])
+def test_greedy_tokens_are_those_of_transformers(
+    chunk: int, max_numbers: int, calls: list[int], model: Model, tmp_path: Path
+) -> None:
     prompts = [model.prompt(parts) for parts in PROMPTS]
     expected = [model.expected(prompt) for prompt in prompts]
-    served = Served(model, model.executor(), tmp_path, chunk)
+    served = Served(model, model.executor(), tmp_path, chunk, max_numbers)
     assert served.generate(prompts) == expected
-    assert served.eyes.num_encoded == 3
+    assert served.eyes.calls == calls  # of images of two requests
     num_steps = len(served.worker.sizes)
     assert max(served.worker.sizes) <= chunk
     assert served.generate(prompts) == expected  # with what is found again
-    assert served.eyes.num_encoded == 3
+    assert served.eyes.calls == calls
     assert sum(served.worker.sizes[:num_steps]) > 2 * sum(served.worker.sizes[num_steps:])
     assert served.pool.num_free == NUM_ROWS
     served.close()
@@ -286,8 +303,8 @@ def test_logits_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
         sequence = Sequence.of(served.request(prompt), bulk)
         sequence.pages = array("i", range(NUM_PAGES))
         served.rig.images.enter(sequence)
-        served.rig.engine.see_to_images()
-        served.rig.engine.see_to_images()
+        while served.rig.images.num_waiting:
+            served.rig.engine.see_to_images()
         step = build_step([Chunk.of(sequence, 0, len(prompt.tokens))])
         rows = np.arange(len(prompt.tokens), dtype=np.int32)
         batch = batch_of(step, rows.tobytes(), served.eyes.area.rows)

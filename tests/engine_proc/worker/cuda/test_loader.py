@@ -241,6 +241,8 @@ def count(folder: Path, free: int, **changes: Any) -> int:
 def test_pages_take_what_the_largest_step_leaves(folder: Path) -> None:
     assert count(folder, 7 * GIB, kv_cache_memory_bytes=None, gpu_memory_utilization=0.5) == 2048
     assert count(folder, 7 * GIB, kv_cache_memory_bytes=GIB) == 1024
+    tower = {"gpu_memory_utilization": 0.5, "tower_bytes": GIB // 2}
+    assert count(folder, 7 * GIB, kv_cache_memory_bytes=None, **tower) == 2048 - 512
     many = {"max_num_seqs": 20, "max_num_batched_tokens": 300}
     assert count(folder, 7 * GIB, kv_cache_memory_bytes=GIB, **many) == 1024
     with pytest.raises(ConfigError, match="--kv-cache-memory-bytes asks for 8"):

@@ -43,6 +43,9 @@ def figures(**gib: float) -> Figures:
         # Another gave back 30 meanwhile, or took 10, which counts as ours.
         ({"free_before": 50, "free": 58}, 0.9, 58 - 4 - SPARE_BYTES / GIB),
         ({"free": 67}, 0.9, 90 - 20 - 12 - 3 - 1),
+        # A tower that was there before counts in the share, and what it has is not free.
+        ({"free_before": 93, "free": 71, "tower": 6}, 0.9, 90 - 26 - 6),
+        ({"free_before": 93, "free": 71, "tower": 6}, 1.0, 71 - 4 - SPARE_BYTES / GIB),
     ],
 )
 def test_room_is_what_the_share_leaves_and_what_is_free(
@@ -68,7 +71,14 @@ def test_too_little_room_is_said_with_what_to_change(
     assert "room for keys and values of 4064 tokens, less than one sequence" in str(error.value)
     assert "weights 20.0, the largest step 3.0" in str(error.value)
     assert "\n" not in str(error.value)
+    assert "tower" not in str(error.value)
     check_pages(said, share, num_pages=128, page_tokens=32, max_model_len=4096)
+
+
+def test_a_tower_is_named_among_what_takes_the_memory() -> None:
+    said = figures(free_before=20, free=1, tower=75)
+    with pytest.raises(ConfigError, match=r"the vision tower 75\.0, other processes 5\.0"):
+        check_pages(said, 0.9, num_pages=1, page_tokens=32, max_model_len=4096)
 
 
 def test_bytes_that_a_flag_asks_for_must_be_free() -> None:
