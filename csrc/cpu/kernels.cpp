@@ -3,10 +3,18 @@
 #include "cpu/few_rows.h"
 #include "cpu/kernels_amx.h"
 
+#include <climits>
+
 namespace headrace {
 
 #if defined(__x86_64__)
 namespace {
+
+// Products that need no room to unpack.
+template <void (*multiply)(const Operands &, int rows, int num_blocks)>
+void few_rows(const Operands &o, int rows, int num_blocks, float *) {
+    multiply(o, rows, num_blocks);
+}
 
 // What this processor has of AVX-512: before Cascade Lake products of integers are AVX2's. Those of
 // bf16 are the tiles' where there are any; else they are AVX2's but on AMD, for Intel's vectors of
@@ -29,15 +37,16 @@ const Kernels &avx512_here() {
             mixed.rounds_attention = false;
         }
         if (__builtin_cpu_supports("avx512vbmi")) {
-            mixed.gemm_bf12 = mixed.gemm_bf12_rounded = bf12_by_floats;
-            mixed.max_rounded_bf12 = max_few_rows;
+            mixed.gemm_bf12 = bf12_by_floats;
+            mixed.unpack_bf12 = unpack_bf12;
             if (mixed.gemm_bf16 == gemm_bf16_by_tiles) {
                 mixed.gemm_bf12_rounded = gemm_bf12_by_tiles;
-                mixed.max_rounded_bf12 = max_tiled_bf12;
-            } else if (mixed.gemm_bf16) {
-                mixed.gemm_bf12_rounded = bf12_by_dots;
+                mixed.max_rounded_bf12 = INT_MAX;
+            } else {
+                mixed.gemm_bf12_rounded =
+                    mixed.gemm_bf16 ? few_rows<bf12_by_dots> : few_rows<bf12_by_floats>;
+                mixed.max_rounded_bf12 = max_few_rows;
             }
-            mixed.unpack_bf12 = unpack_bf12;
         }
         return mixed;
     }();

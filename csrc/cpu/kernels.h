@@ -24,7 +24,7 @@ struct Kernels {
     // With activations as they are, of few rows (few_rows.h), and rounded, of at most so many.
     // Null: bf12 is not read.
     void (*gemm_bf12)(const Operands &, int rows, int num_blocks);
-    void (*gemm_bf12_rounded)(const Operands &, int rows, int num_blocks);
+    void (*gemm_bf12_rounded)(const Operands &, int rows, int num_blocks, float *unpacked);
     int max_rounded_bf12;
     void (*unpack_bf12)(const uint8_t *blocks, int cols, int num_blocks, uint8_t *out);
     // Of one row, of any width; see rows.h.

@@ -140,14 +140,13 @@ private:
     alignas(64) uint8_t units_[3][num_blocks][bf16_unit_bytes];
 };
 
-template <template <int> class Units, bool has_second, int num_blocks>
-void multiply_tiles(const Operands &o, int rows) {
+template <bool has_second, int num_blocks, class Units>
+void multiply_tiles(const Operands &o, int rows, Units &&units) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     const size_t x_bytes = size_t(o.x_stride) * 4, out_bytes = size_t(o.out_stride) * 4;
-    Units<num_blocks> units(o);
     for (int u = 0; u < o.cols / 32; ++u) {
         add_tiles<has_second, num_blocks>(o.x + u * tile_pairs, x_bytes, units.at(u),
                                           units.stride());
@@ -171,38 +170,139 @@ void multiply_tiles(const Operands &o, int rows) {
     }
 }
 
-// Rows [first, last), `at_once` of them to the tiles. Blocks go outside: those of one tile stay in
-// the cache for all rows.
-template <template <int> class Units>
-void multiply_rows(const Operands &o, int first, int last, int at_once, int num_blocks) {
-    if (first == last) {
-        return;
-    }
-    const bool has_second = at_once > tile_rows;
-    const Shape shape(has_second ? tile_rows : at_once, has_second ? at_once - tile_rows : 0);
-    fence();
-    _tile_loadconfig(&shape);
-    for (int n = 0; n < num_blocks; n += 2) {
-        const bool is_pair = n + 2 <= num_blocks;
-        for (int m = first; m < last; m += at_once) {
-            const Operands part = o.at_block(n).at_row(m);
-            if (has_second) {
-                is_pair ? multiply_tiles<Units, true, 2>(part, at_once)
-                        : multiply_tiles<Units, true, 1>(part, at_once);
-            } else {
-                is_pair ? multiply_tiles<Units, false, 2>(part, at_once)
-                        : multiply_tiles<Units, false, 1>(part, at_once);
-            }
-        }
+// Rows of `o`, at most two tiles of them.
+template <int num_blocks, class Units>
+void multiply_group(const Operands &o, int rows, Units &&units) {
+    if (rows > tile_rows) {
+        multiply_tiles<true, num_blocks>(o, rows, units);
+    } else {
+        multiply_tiles<false, num_blocks>(o, rows, units);
     }
 }
 
+// What the tiles are, from when it is first told how many rows they have until it goes.
+class Configuration {
+public:
+    ~Configuration() { _tile_release(); }
+
+    void take_rows(int rows) {
+        if (rows != rows_) {
+            const Shape shape(std::min(rows, tile_rows), std::max(rows - tile_rows, 0));
+            fence();
+            _tile_loadconfig(&shape);
+            rows_ = rows;
+        }
+    }
+
+    // Call body(operands, rows) for groups of rows, two tiles of them at a time, in order.
+    template <class Body> void each_group(const Operands &o, int rows, const Body &body) {
+        for (int m = 0; m < rows; m += 2 * tile_rows) {
+            const int count = std::min(2 * tile_rows, rows - m);
+            take_rows(count);
+            body(o.at_row(m), count);
+        }
+    }
+
+private:
+    int rows_ = 0;
+};
+
+// Blocks go outside: those of one tile stay in the cache for all rows.
 template <template <int> class Units>
 void multiply_all_rows(const Operands &o, int rows, int num_blocks) {
-    const int whole = rows / (2 * tile_rows) * 2 * tile_rows;
-    multiply_rows<Units>(o, 0, whole, 2 * tile_rows, num_blocks);
-    multiply_rows<Units>(o, whole, rows, rows - whole, num_blocks);
-    _tile_release();
+    Configuration tiles;
+    for (int n = 0; n < num_blocks; n += 2) {
+        tiles.each_group(o.at_block(n), rows, [&](const Operands &group, int count) {
+            if (n + 2 <= num_blocks) {
+                multiply_group<2>(group, count, Units<2>(group));
+            } else {
+                multiply_group<1>(group, count, Units<1>(group));
+            }
+        });
+    }
+}
+
+// Pairs of bf12 blocks as bf16, one after another, each in one of two panels: while the tiles work
+// on a pair for all rows, the next one is unpacked little by little.
+class UnpackedPairs {
+public:
+    UnpackedPairs(const Operands &o, int rows, int num_blocks, uint8_t *panels)
+        : o_(o), num_blocks_(num_blocks), num_units_(o.cols / bf12_cols),
+          num_groups_((rows + 2 * tile_rows - 1) / (2 * tile_rows)),
+          end_((num_blocks + 1) / 2 * num_units_), panels_(panels) {}
+
+    size_t stride() const { return size_t(num_units_) * bf16_unit_bytes; }
+
+    // Of a pair, as the tiles come to unit `u` of it in a group of rows: this unit and the next are
+    // there, and of the next pair as much as is due.
+    const uint8_t *at(int pair, int group, int u) {
+        const int begin = pair * num_units_;
+        const int passed = (group - 1) * num_units_ + u;
+        const int due = group == 0 ? u + 2 : num_units_ + passed / (num_groups_ - 1) + 1;
+        for (const int until = std::min(begin + due, end_); next_ < until; ++next_) {
+            unpack(next_ / num_units_, next_ % num_units_);
+        }
+        fence();
+        return panel(pair) + size_t(u) * bf16_unit_bytes;
+    }
+
+private:
+    uint8_t *panel(int pair) const { return panels_ + pair % 2 * 2 * stride(); }
+
+    void unpack(int pair, int u) {
+        uint8_t *out = panel(pair) + size_t(u) * bf16_unit_bytes;
+        for (int n = 2 * pair; n < std::min(2 * pair + 2, num_blocks_); ++n, out += stride()) {
+            const uint8_t *block = o_.blocks + n * o_.block_bytes;
+            const uint8_t *unit = block + bf12_header_bytes(o_.cols) + size_t(u) * bf12_unit_bytes;
+            for (int b = 0; b < bf12_unit_bytes; b += 64) {
+                __builtin_prefetch(unit + 2 * bf12_ahead + b);
+            }
+            unpack_unit(header_of(block, u), unit, out);
+        }
+    }
+
+    const Operands &o_;
+    const int num_blocks_, num_units_, num_groups_, end_;
+    uint8_t *const panels_;
+    int next_ = 0; // unit to unpack, of all pairs
+};
+
+// What one group of rows takes of a pair.
+class PairUnits {
+public:
+    PairUnits(UnpackedPairs &pairs, int pair, int group)
+        : pairs_(pairs), pair_(pair), group_(group) {}
+
+    size_t stride() const { return pairs_.stride(); }
+    const uint8_t *at(int u) const {
+        const uint8_t *unit = pairs_.at(pair_, group_, u);
+        for (int n = 0; n < 2; ++n) {
+            for (int b = 0; b < tile_bytes; b += 64) {
+                __builtin_prefetch(unit + n * stride() + ahead_bytes + b);
+            }
+        }
+        return unit;
+    }
+
+private:
+    UnpackedPairs &pairs_;
+    const int pair_, group_;
+};
+
+void multiply_pairs(const Operands &o, int rows, int num_blocks, uint8_t *panels) {
+    UnpackedPairs pairs(o, rows, num_blocks, panels);
+    Configuration tiles;
+    for (int n = 0; n < num_blocks; n += 2) {
+        int index = 0;
+        tiles.each_group(o.at_block(n), rows, [&](const Operands &group, int count) {
+            const PairUnits units(pairs, n / 2, index++);
+            if (n + 2 <= num_blocks) {
+                multiply_group<2>(group, count, units);
+            } else {
+                multiply_group<1>(group, count, units);
+            }
+        });
+    }
 }
 
 } // namespace
@@ -221,11 +321,13 @@ void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks) {
     }
 }
 
-void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks) {
+void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpacked) {
     if (rows <= max_rows_as_tiles) {
         bf12_as_tiles(o, rows, num_blocks);
-    } else {
+    } else if (rows <= 2 * tile_rows) {
         multiply_all_rows<UnpackedUnits>(o, rows, num_blocks);
+    } else {
+        multiply_pairs(o, rows, num_blocks, reinterpret_cast<uint8_t *>(unpacked));
     }
 }
 

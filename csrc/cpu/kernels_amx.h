@@ -7,12 +7,10 @@ namespace headrace {
 // Whether this processor has tiles for bf16; then this process may use them from now on.
 bool may_use_tiles();
 
-// Rows for which the tiles unpack bf12 as they go; for more, each block is unpacked once.
-constexpr int max_tiled_bf12 = 32;
-
 // As `gemm_bf16` and `gemm_bf12_rounded` of Kernels, always from zero: `accumulate` and `ahead` are
-// not looked at.
+// not looked at. Of more rows than two tiles have, each block is unpacked once, in the room of four
+// blocks of bf16.
 void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks);
-void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks);
+void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *unpacked);
 
 } // namespace headrace

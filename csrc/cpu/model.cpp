@@ -16,6 +16,7 @@ Model::Model(const Config &c, const LayerConfig *layer_configs, const RopeConfig
     peers.first_tokens = {0, c.vocab_size};
     kv.allocate(c.kv_format, c.num_layers, c.num_pages, c.page_tokens, c.num_kv_heads, c.head_dim);
     workspace.scratch = std::vector<Buffer>(pool.num_threads());
+    workspace.gates = std::vector<Buffer>(pool.num_threads());
 }
 
 Matrix &Model::matrix(int layer, int slot) {

@@ -85,9 +85,10 @@ struct Layer {
 
 // Buffers of one step, kept for the next and grown when a step is larger.
 struct Workspace {
-    Buffer residual, normed, q, k, v, queries, attended, sublayer, gate, up, cos, sin, partials,
-        quantized, rounded, quantized_gate, rounded_gate, squares, other_sublayer, logits, gathered;
-    std::vector<Buffer> scratch; // one per thread
+    Buffer residual, normed, q, k, v, queries, attended, sublayer, gated, cos, sin, partials,
+        quantized, rounded, quantized_gated, rounded_gated, squares, other_sublayer, logits,
+        gathered;
+    std::vector<Buffer> scratch, gates; // one per thread
 };
 
 struct Model {

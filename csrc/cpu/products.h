@@ -6,12 +6,17 @@
 
 namespace headrace {
 
-struct Product { // out = x . weight + bias
+struct Linear { // x . weight + bias
     const Matrix &weight;
     const Activations &x;
-    float *out;
-    int out_stride;
     const std::vector<float> *bias; // null or empty: none
+};
+
+struct Product : Linear {
+    float *out; // [tokens, stride]
+    int stride;
+
+    float *at(int row, int block) const { return out + size_t(row) * stride + block * lanes; }
 };
 
 using Factors = std::initializer_list<const Matrix *>; // of the same width
@@ -24,9 +29,12 @@ void round_activations(const StepState &state, const Activations &x, Factors wei
 // One phase for all, which multiply the same `x`: their blocks are counted through.
 void multiply(StepState &state, int rows, std::initializer_list<Product> products);
 
-// gated = act(gate) * up, each task on what it has just computed, rounded for products with `next`.
-// The gate's product is computed in the place of `gated`.
-void multiply_gated(StepState &state, const Product &gate, const Product &up,
+// Floats that a thread needs for gates of so many tokens.
+size_t room_for_gates(int num_tokens);
+
+// gated = act(gate) * up, each task on what it has just computed, rounded for products with `next`:
+// what those do not read is not written, and gates leave no core's cache.
+void multiply_gated(StepState &state, const Linear &gate, const Linear &up,
                     const Activations &gated, const Matrix &next);
 
 // The step's logits, finished. Each task finds the largest of every 64 of those that it has just

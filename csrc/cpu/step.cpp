@@ -134,7 +134,7 @@ void add_sublayer(StepState &s, const std::vector<float> &post_norm, const Enter
 void run_attention(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     const auto product = [&](MatrixSlot matrix, VectorSlot bias, float *out, int stride) {
-        return Product{layer.matrices[matrix], s.normed, out, stride, &layer.vectors[bias]};
+        return Product{{layer.matrices[matrix], s.normed, &layer.vectors[bias]}, out, stride};
     };
     multiply(s, s.num_tokens,
              {product(slot_q, slot_q_bias, s.q, s.q_stride),
@@ -145,21 +145,18 @@ void run_attention(StepState &s, int index) {
     const Matrix &out = layer.matrices[slot_o];
     s.each_row([&](int token) { round_activations(s, s.attended, {&out}, token); });
     multiply(s, s.num_tokens,
-             {{out, s.attended, s.sublayer, s.hidden_stride, &layer.vectors[slot_o_bias]}});
+             {{{out, s.attended, &layer.vectors[slot_o_bias]}, s.sublayer, s.hidden_stride}});
 }
 
 // sublayer = down(act(gate(normed)) * up(normed))
 void run_mlp(StepState &s, int index) {
     const Layer &layer = s.model.layers[index];
     const Matrix &down = layer.matrices[slot_down];
-    multiply_gated(
-        s,
-        {layer.matrices[slot_gate], s.normed, s.gate.rows, s.inner_stride,
-         &layer.vectors[slot_gate_bias]},
-        {layer.matrices[slot_up], s.normed, s.up, s.inner_stride, &layer.vectors[slot_up_bias]},
-        s.gate, down);
+    multiply_gated(s, {layer.matrices[slot_gate], s.normed, &layer.vectors[slot_gate_bias]},
+                   {layer.matrices[slot_up], s.normed, &layer.vectors[slot_up_bias]}, s.gated,
+                   down);
     multiply(s, s.num_tokens,
-             {{down, s.gate, s.sublayer, s.hidden_stride, &layer.vectors[slot_down_bias]}});
+             {{{down, s.gated, &layer.vectors[slot_down_bias]}, s.sublayer, s.hidden_stride}});
 }
 
 // sublayer += attention(normed), where both parts of a layer read the same norm: one sum over the
@@ -202,7 +199,7 @@ void own_logits(StepState &s, float *logits, int stride, float *maxima) {
         write_hidden(s, row, s.normed.row(row));
         round_activations(s, s.normed, {&head}, row);
     });
-    multiply_head(s, {head, s.normed, logits, stride, nullptr}, maxima);
+    multiply_head(s, {{head, s.normed, nullptr}, logits, stride}, maxima);
 }
 
 // Logits of all workers' tokens, side by side in every row of the step's, and their maxima.

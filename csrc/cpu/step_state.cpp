@@ -1,4 +1,5 @@
 #include "cpu/step_state.h"
+#include "cpu/products.h"
 
 namespace headrace {
 
@@ -46,7 +47,6 @@ void StepState::find_room() {
     q = space.q.floats(n * q_stride);
     k = space.k.floats(n * kv_stride);
     v = space.v.floats(n * kv_stride);
-    up = space.up.floats(n * inner_stride);
     queries = space.queries.floats(n * config.num_heads * config.head_dim);
     cos = space.cos.floats(n * model.ropes.size() * rope_pairs);
     sin = space.sin.floats(n * model.ropes.size() * rope_pairs);
@@ -59,15 +59,18 @@ void StepState::find_room() {
     auto *quantized = space.quantized.room<Int16Group>(n * groups_of(outer));
     normed = {space.normed.floats(n * hidden_stride), hidden_stride, rounded, quantized};
     attended = {space.attended.floats(n * q_stride), q_stride, rounded, quantized};
-    gate = {space.gate.floats(n * inner_stride), inner_stride,
-            space.rounded_gate.floats(n * inner_stride),
-            space.quantized_gate.room<Int16Group>(n * groups_of(inner))};
+    gated = {space.gated.floats(n * inner_stride), inner_stride,
+             space.rounded_gated.floats(n * inner_stride),
+             space.quantized_gated.room<Int16Group>(n * groups_of(inner))};
     const size_t cols = std::max(outer, inner);
     const size_t decoded = (decoded_blocks * cols + unpacked_blocks * cols / 2 + 1) * lanes;
     const size_t scores = size_t(tile_rows) * segment_tokens;
     const size_t partial = size_t(tile_rows) * (padded(config.head_dim) + 2);
     for (Buffer &scratch : space.scratch) {
         scratch.floats(std::max(decoded, scores + 2 * partial));
+    }
+    for (Buffer &gates : space.gates) {
+        gates.floats(room_for_gates(num_tokens));
     }
 }
 

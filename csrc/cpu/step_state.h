@@ -66,13 +66,12 @@ struct StepState {
     int tile_rows = 0;  // of the largest tile
     int rope_pairs = 0; // of the widest rope
 
-    Activations normed, attended, gate; // of hidden, q and inner stride
-    float *residual, *sublayer;         // [tokens, hidden_stride]
-    float *q;                           // [tokens, q_stride]
-    float *k, *v;                       // [tokens, kv_stride]
-    float *up;                          // [tokens, inner_stride]
-    float *queries;                     // [kv_heads, tokens, group, head_dim]
-    float *cos, *sin;                   // [ropes, tokens, rope_pairs]
+    Activations normed, attended, gated; // of hidden, q and inner stride
+    float *residual, *sublayer;          // [tokens, hidden_stride]
+    float *q;                            // [tokens, q_stride]
+    float *k, *v;                        // [tokens, kv_stride]
+    float *queries;                      // [kv_heads, tokens, group, head_dim]
+    float *cos, *sin;                    // [ropes, tokens, rope_pairs]
     float *squares;        // [tokens, 2], sums over all queries and all keys; see sum_squares
     float *other_sublayer; // [tokens, hidden_stride], where two are summed at once
 
