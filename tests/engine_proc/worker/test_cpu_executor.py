@@ -286,8 +286,10 @@ def test_bf16_in_12_bits_is_bf16(rounds: bool, monkeypatch: pytest.MonkeyPatch) 
     assert executor.suits_bf12(weights["embed"], Format.BF16)
     monkeypatch.setattr(cpu_executor.CpuExecutor, "suits_bf12", lambda *_: False)
     plain = cpu(spec, weights, **options)
-    for start, stop in itertools.pairwise([0, 1, 3, 6, 13, 29, 62, 110]):
-        step = batch([(0, start, stop)])
+    cuts = [0, 1, 3, 6, 13, 29, 62, 110]  # few rows, and one or two tiles of them, and more
+    parts = [(0, start, stop) for start, stop in itertools.pairwise(cuts)]
+    for part in [*parts, (1, 0, LENGTH)]:  # which is more than are multiplied at once
+        step = batch([part])
         np.testing.assert_array_equal(executor.forward(step), plain.forward(step))
 
 
