@@ -25,11 +25,14 @@ void each_part(ThreadPool &pool, int rows, int most_rows, int num_blocks, int un
     const int wanted = num_blocks / (6 * pool.num_threads());
     const int step = std::clamp((wanted + unit - 1) / unit * unit, unit, most_blocks);
     const int column_parts = (num_blocks + step - 1) / step;
+    // Rows go outside, as they do where tasks are rows: see ThreadPool. The tiles take 32 of them.
     const int row_parts = (rows + most_rows - 1) / most_rows;
+    const int row_step =
+        row_parts == 1 ? rows : (rows + 32 * row_parts - 1) / (32 * row_parts) * 32;
     pool.run(row_parts * column_parts, [&](int task, int thread) {
-        const int row = task % row_parts * most_rows;
-        const int block = task / row_parts * step;
-        body(row, std::min(most_rows, rows - row), block, std::min(step, num_blocks - block),
+        const int row = task / column_parts * row_step;
+        const int block = task % column_parts * step;
+        body(row, std::min(row_step, rows - row), block, std::min(step, num_blocks - block),
              thread);
     });
 }

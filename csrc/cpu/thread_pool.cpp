@@ -61,11 +61,10 @@ void ThreadPool::end_step() {
 void ThreadPool::publish(int num_tasks, Invoke invoke, const void *body) {
     // Nothing is left to claim here, so no worker can act on a half-written description.
     num_finished_.store(0, std::memory_order_relaxed);
-    num_tasks_.store(num_tasks, std::memory_order_relaxed);
     invoke_.store(invoke, std::memory_order_relaxed);
     body_.store(body, std::memory_order_relaxed);
-    const uint64_t phase = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket_.store(phase << 32 | uint32_t(num_tasks), std::memory_order_release);
+    const Ticket last{ticket_.load(std::memory_order_relaxed)};
+    ticket_.store(Ticket::of(last.phase() + 1, num_tasks).bits, std::memory_order_release);
     while (claim_and_run(0)) {
     }
     Backoff backoff;
@@ -75,13 +74,14 @@ void ThreadPool::publish(int num_tasks, Invoke invoke, const void *body) {
 }
 
 bool ThreadPool::claim_and_run(int thread) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
-    while (uint32_t(ticket) != 0) {
-        const int num_tasks = num_tasks_.load(std::memory_order_relaxed);
+    const bool is_odd = thread % 2 != 0;
+    Ticket ticket{ticket_.load(std::memory_order_acquire)};
+    while (ticket.first() != ticket.end()) {
         const Invoke invoke = invoke_.load(std::memory_order_relaxed);
         const void *body = body_.load(std::memory_order_relaxed);
-        if (ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) {
-            invoke(body, num_tasks - int(uint32_t(ticket)), thread);
+        const Ticket rest = is_odd ? ticket.without_last() : ticket.without_first();
+        if (ticket_.compare_exchange_weak(ticket.bits, rest.bits, std::memory_order_acq_rel)) {
+            invoke(body, is_odd ? rest.end() : ticket.first(), thread);
             num_finished_.fetch_add(1, std::memory_order_acq_rel);
             return true;
         }

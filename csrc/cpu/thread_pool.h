@@ -2,8 +2,11 @@
 //
 // Inside a step a phase lasts 20 to 500 us, so waiting threads spin, then yield; between steps
 // workers sleep. Tasks are claimed one by one and finished tasks are counted, not arrived threads:
-// a worker that the system has descheduled holds up nothing but the task it is in.
+// a worker that the system has descheduled holds up nothing but the task it is in. Every other
+// thread claims from the last task on: where tasks are rows in their order, most rows meet in each
+// phase the core that has them in its cache.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -38,15 +41,20 @@ public:
             }
             return;
         }
-        publish(
-            num_tasks,
-            [](const void *self, int task, int thread) {
-                (*static_cast<const Body *>(self))(task, thread);
-            },
-            &body);
+        for (int first = 0; first < num_tasks; first += max_tasks) {
+            const auto part = [&](int task, int thread) { body(first + task, thread); };
+            publish(
+                std::min(max_tasks, num_tasks - first),
+                [](const void *self, int task, int thread) {
+                    (*static_cast<decltype(part) *>(self))(task, thread);
+                },
+                &part);
+        }
     }
 
 private:
+    static constexpr int task_bits = 16, max_tasks = (1 << task_bits) - 1;
+
     using Invoke = void (*)(const void *body, int task, int thread);
 
     void begin_step();
@@ -55,12 +63,24 @@ private:
     bool claim_and_run(int thread); // false: nothing was left to claim
     void work(int thread);
 
-    // Phase number in the upper half, unclaimed tasks in the lower. A claim is one
-    // compare-and-swap of both, so a late worker cannot take a task of a phase it did not read.
+    // What is left to claim of which phase. A claim is one compare-and-swap of all three, so a late
+    // worker cannot take a task of a phase it did not read.
+    struct Ticket {
+        uint64_t bits;
+
+        static Ticket of(uint64_t phase, int num_tasks) {
+            return {phase << 2 * task_bits | uint64_t(num_tasks)};
+        }
+        uint64_t phase() const { return bits >> 2 * task_bits; }
+        int first() const { return int(bits >> task_bits & max_tasks); }
+        int end() const { return int(bits & max_tasks); }
+        Ticket without_first() const { return {bits + (uint64_t(1) << task_bits)}; }
+        Ticket without_last() const { return {bits - 1}; }
+    };
+
     alignas(64) std::atomic<uint64_t> ticket_{0};
     alignas(64) std::atomic<int> num_finished_{0};
-    alignas(64) std::atomic<int> num_tasks_{0};
-    std::atomic<Invoke> invoke_{nullptr};
+    alignas(64) std::atomic<Invoke> invoke_{nullptr};
     std::atomic<const void *> body_{nullptr};
 
     std::atomic<bool> in_step_{false};
