@@ -287,7 +287,20 @@ template <class Body> void each_rows(int rows, const Body &body) {
     }
 }
 
+// Few rows wait for memory: what comes next is fetched while something else is multiplied. Values
+// lie as far behind the keys of their page as the next head's keys behind the values.
+bool are_few(const AttentionTile &tile) {
+    return tile.rows() <= tile_rows;
+}
+
+void fetch(const uint8_t *p, size_t bytes) {
+    for (size_t b = 0; b < bytes; b += 64) {
+        _mm_prefetch(p + b, _MM_HINT_T0);
+    }
+}
+
 void score(const AttentionTile &tile, const Span &span, float *scores) {
+    const size_t block_size = block_bytes(Format::bf16, tile.head_dim);
     each_blocks(blocks_of(span.end - span.first), [&](auto all, int n) {
         const uint8_t *blocks[max_blocks];
         for (int i = 0; i < int(all.size()); ++i) {
@@ -296,11 +309,19 @@ void score(const AttentionTile &tile, const Span &span, float *scores) {
         float *out = scores + (span.first - span.begin) + n * lanes;
         each_rows(tile.rows(),
                   [&](int row) { score_rows(all, tile, row, blocks, out + row * segment_tokens); });
+        for (int i = 0; are_few(tile) && i < int(all.size()); ++i) {
+            fetch(blocks[i] + (tile.values - tile.keys), block_size);
+        }
     });
 }
 
 void sum_values(const AttentionTile &tile, const Span &span, Values &values,
                 const float *numerators, const Partial &partial) {
+    const int first = span.begin / tile.page_tokens * tile.page_tokens;
+    for (int key = first; are_few(tile) && key < span.end; key += tile.page_tokens) {
+        const size_t head_size = tile.values - tile.keys;
+        fetch(tile.values + tile.page_offset(key) + head_size, head_size);
+    }
     each_rows(tile.rows(), [&](int row) {
         each_blocks(blocks_of(tile.head_dim), [&](auto all, int n) {
             sum_rows(all, values, span, n, numerators + row * segment_tokens,

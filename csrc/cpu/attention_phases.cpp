@@ -262,9 +262,15 @@ void attend(StepState &state, int layer) {
         attend_split(state, layer);
         return;
     }
-    state.model.pool.run(num_tasks, [&](int task, int thread) {
-        const TileHead head(state, layer, state.tiles[task / num_kv_heads], task % num_kv_heads);
-        head.attend_all(state.model.workspace.scratch[thread].as<float>());
+    // All heads of a tile, as they lie in its pages, where these are tasks enough.
+    const bool is_enough = int(state.tiles.size()) >= 8 * state.model.pool.num_threads();
+    const int at_once = is_enough ? num_kv_heads : 1;
+    state.model.pool.run(num_tasks / at_once, [&](int task, int thread) {
+        for (int head = task * at_once; head < (task + 1) * at_once; ++head) {
+            const Tile &tile = state.tiles[head / num_kv_heads];
+            TileHead(state, layer, tile, head % num_kv_heads)
+                .attend_all(state.model.workspace.scratch[thread].as<float>());
+        }
     });
 }
 
