@@ -287,8 +287,8 @@ template <class Body> void each_rows(int rows, const Body &body) {
     }
 }
 
-// Few rows wait for memory: what comes next is fetched while something else is multiplied. Values
-// lie as far behind the keys of their page as the next head's keys behind the values.
+// Few rows wait for memory: values are fetched while keys are multiplied, and the next keys while
+// values are.
 bool are_few(const AttentionTile &tile) {
     return tile.rows() <= tile_rows;
 }
@@ -317,10 +317,11 @@ void score(const AttentionTile &tile, const Span &span, float *scores) {
 
 void sum_values(const AttentionTile &tile, const Span &span, Values &values,
                 const float *numerators, const Partial &partial) {
-    const int first = span.begin / tile.page_tokens * tile.page_tokens;
-    for (int key = first; are_few(tile) && key < span.end; key += tile.page_tokens) {
-        const size_t head_size = tile.values - tile.keys;
-        fetch(tile.values + tile.page_offset(key) + head_size, head_size);
+    if (are_few(tile) && tile.next_keys) {
+        const int first = span.begin / tile.page_tokens * tile.page_tokens;
+        for (int key = first; key < span.end; key += tile.page_tokens) {
+            fetch(tile.next_keys + tile.page_offset(key), tile.values - tile.keys);
+        }
     }
     each_rows(tile.rows(), [&](int row) {
         each_blocks(blocks_of(tile.head_dim), [&](auto all, int n) {

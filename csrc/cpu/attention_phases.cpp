@@ -140,7 +140,8 @@ Partial partial_at(float *memory, const Config &config, int rows) {
 // A tile for one KV head: what a task works on.
 class TileHead {
 public:
-    TileHead(const StepState &state, int layer, const Tile &tile, int kv_head)
+    // `is_last`: of the task.
+    TileHead(const StepState &state, int layer, const Tile &tile, int kv_head, bool is_last = true)
         : state_(state), tile_(tile), kv_head_(kv_head),
           sinks_(state.model.layers[layer].vectors[slot_sinks]) {
         const Config &config = state.config;
@@ -158,6 +159,7 @@ public:
                      state.model.kv.format(),
                      state.model.kv.keys(layer, kv_head),
                      state.model.kv.values(layer, kv_head),
+                     is_last ? nullptr : state.model.kv.keys(layer, kv_head + 1),
                      state.model.kv.page_bytes(),
                      config.page_tokens,
                      state.step.page_table + size_t(tile.sequence) * state.step.max_pages};
@@ -266,9 +268,10 @@ void attend(StepState &state, int layer) {
     const bool is_enough = int(state.tiles.size()) >= 8 * state.model.pool.num_threads();
     const int at_once = is_enough ? num_kv_heads : 1;
     state.model.pool.run(num_tasks / at_once, [&](int task, int thread) {
-        for (int head = task * at_once; head < (task + 1) * at_once; ++head) {
+        for (int i = 0; i < at_once; ++i) {
+            const int head = task * at_once + i;
             const Tile &tile = state.tiles[head / num_kv_heads];
-            TileHead(state, layer, tile, head % num_kv_heads)
+            TileHead(state, layer, tile, head % num_kv_heads, i + 1 == at_once)
                 .attend_all(state.model.workspace.scratch[thread].as<float>());
         }
     });

@@ -98,6 +98,7 @@ struct AttentionTile {
     Format format;            // of keys and values
     const uint8_t *keys;      // of this layer and KV head, in page 0
     const uint8_t *values;    // likewise
+    const uint8_t *next_keys; // those that the same task reads next; null: none
     size_t page_stride;       // bytes from page to page
     int page_tokens;
     const int32_t *pages; // of the sequence
