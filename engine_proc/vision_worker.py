@@ -23,7 +23,7 @@ from headrace.restarts import Restarts
 
 IMAGE_BYTES = 1024  # of an image in an `Encode`, its rows aside
 WHY_BYTES = 4096  # of what an `Encoded` says of an image that failed
-LOADING_S = 0.02  # between looks at whether the first one is ready
+LOADING_S = 0.5  # between beats while the first one is not ready
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +102,13 @@ class VisionWorker:
             return 0
         while self._ready is None:
             self._context.slot.beat()
-            self.take(images)
-            time.sleep(LOADING_S)
+            if self._child is None:
+                time.sleep(min(max(0.0, self._start_at - self._clock()), LOADING_S))
+            self.take(images, LOADING_S)
         return self._ready.gpu_bytes
 
-    def take(self, images: Images) -> Losses:
-        """Take what has been made of images since the last time; never wait.
+    def take(self, images: Images, wait_s: float = 0.0) -> Losses:
+        """Take what has been made of images since the last time, if anything within `wait_s`.
 
         Raises:
             WorkerDied: one could not start at all, or too many died in a row.
@@ -117,7 +118,7 @@ class VisionWorker:
                 self._child = self._start()
             return Losses()
         self._has_served |= self._child.is_ready
-        answer = self._child.receive(0)
+        answer = self._child.receive(wait_s)
         if isinstance(answer, TowerReady):
             self._ready = answer
         elif answer is not None:

@@ -26,7 +26,7 @@ from headrace.model_card import read_card
 FEW_FILES = 1024
 NUM_BUSY = 5  # processes that work at once: one of each kind
 WEIGHTS = ("*.safetensors", "*.gguf")
-FORESEE = "headrace.engine_proc.worker.prognosis:foresee"  # the worker knows; only here is it asked
+FORESEE = "headrace.engine_proc.worker.prognosis:foresee_with"  # the worker knows; asked only here
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,7 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     """
     if config.engine == "mock":
         return "nothing: --engine mock runs no model"
-    executor, why = pkgutil.resolve_name(FORESEE)(
-        Path(card.path),
-        impl=config.model_impl,
-        load_format=config.load_format,
-        quantization=config.quantization,
-        device=config.device,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        attention_backend=config.attention_backend,
-        tp=config.tp,
-    )
+    executor, why = pkgutil.resolve_name(FORESEE)(config, Path(card.path))
     return f"{executor}: {why}"
 
 

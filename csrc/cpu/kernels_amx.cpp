@@ -88,6 +88,15 @@ inline __attribute__((always_inline)) void add_tiles(const void *x, size_t x_byt
     }
 }
 
+// Fetch a later unit of each block, from L2 as a rule, while the tiles work on this one.
+template <int num_blocks> void fetch_ahead(const uint8_t *unit, size_t stride) {
+    for (int n = 0; n < num_blocks; ++n) {
+        for (int b = 0; b < tile_bytes; b += 64) {
+            __builtin_prefetch(unit + n * stride + ahead_bytes + b);
+        }
+    }
+}
+
 // Blocks of bf16, as they lie.
 template <int num_blocks> class StoredUnits {
 public:
@@ -96,11 +105,7 @@ public:
     size_t stride() const { return o_.block_bytes; }
     const uint8_t *at(int u) const {
         const uint8_t *unit = o_.blocks + size_t(u) * tile_bytes;
-        for (int n = 0; n < num_blocks; ++n) {
-            for (int b = 0; b < tile_bytes; b += 64) {
-                __builtin_prefetch(unit + n * o_.block_bytes + ahead_bytes + b);
-            }
-        }
+        fetch_ahead<num_blocks>(unit, stride());
         return unit;
     }
 
@@ -276,11 +281,7 @@ public:
     size_t stride() const { return pairs_.stride(); }
     const uint8_t *at(int u) const {
         const uint8_t *unit = pairs_.at(pair_, group_, u);
-        for (int n = 0; n < 2; ++n) {
-            for (int b = 0; b < tile_bytes; b += 64) {
-                __builtin_prefetch(unit + n * stride() + ahead_bytes + b);
-            }
-        }
+        fetch_ahead<2>(unit, stride());
         return unit;
     }
 

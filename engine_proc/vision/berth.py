@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.config import VisionConfig
 from headrace.engine_proc.worker.devices import is_interpreted
-from headrace.engine_proc.worker.prognosis import KERNELS, foresee
+from headrace.engine_proc.worker.prognosis import KERNELS, foresee_with
 from headrace.errors import ModelError
 
 CPU_NUMBERS = 256 * 1176  # as many patches of Qwen2.5-VL's: more gain 10 %, and wait for all
@@ -42,17 +42,7 @@ def berth_of(config: VisionConfig) -> Berth:
 def runs_on_gpus(config: VisionConfig) -> bool:
     """Whether the decoder does. Where nothing can run it, its worker says so, and why."""
     try:
-        prognosis = foresee(
-            Path(config.model_path),
-            impl=config.model_impl,
-            load_format=config.load_format,
-            quantization=config.quantization,
-            device=config.device,
-            dtype=config.dtype,
-            kv_cache_dtype=config.kv_cache_dtype,
-            attention_backend=config.attention_backend,
-            tp=config.tp,
-        )
+        prognosis = foresee_with(config, Path(config.model_path))
     except ModelError:
         return False
     return prognosis.executor == KERNELS

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.config import ServerConfig, VisionConfig
 from headrace.engine_proc.worker.devices import IN_MODULES, beyond_kernels, check_on_cpu, place
 from headrace.engine_proc.worker.model import NO_DUMMY, Model, NotLowered, open_model, read_json
 from headrace.errors import ModelError
@@ -57,6 +58,25 @@ def foresee(
         )
     check_on_cpu(quantization=quantization, why=IN_MODULES, **flags)
     return found
+
+
+def foresee_with(config: ServerConfig | VisionConfig, path: Path) -> Prognosis:
+    """Say what will run a model with a configuration's flags.
+
+    Raises:
+        ModelError: as `foresee`.
+    """
+    return foresee(
+        path,
+        impl=config.model_impl,
+        load_format=config.load_format,
+        quantization=config.quantization,
+        device=config.device,
+        dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        attention_backend=config.attention_backend,
+        tp=config.tp,
+    )
 
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[Prognosis, Model | None]:
