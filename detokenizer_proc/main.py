@@ -2,7 +2,7 @@
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 from headrace.backlog import detokenizer_backlog
-from headrace.board import Field, State
+from headrace.board import Field, Slot, State
 from headrace.config import DetokenizerConfig
 from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc.replies import Replies
@@ -57,9 +57,7 @@ class Detokenizer:
             config.run_dir, config.num_frontends, context.board, self._slot
         )
         self._is_holding = False
-        # By which frontends know, as long as no other request is at hand.
-        self._slot[Field.LAST_REPLY_AT_HAND] = self._slot[Field.REPLY_AT_HAND]
-        self._at_hand(0)
+        mark_start(self._slot)
 
     def work(self) -> None:
         """Take what there is, and render it; wait for something where there is nothing."""
@@ -129,3 +127,12 @@ class Detokenizer:
         self._inbox.close()
         self._engine.close()
         self._frontends.close()
+
+
+def mark_start(slot: Slot) -> None:
+    """Say on the board at which reply the process died that was in this seat before.
+
+    Frontends read it once this process is ready; by then another reply may be at hand.
+    """
+    slot[Field.LAST_REPLY_AT_HAND] = slot[Field.REPLY_AT_HAND]
+    slot[Field.REPLY_AT_HAND] = 0

@@ -81,15 +81,24 @@ class Passage:
 
     def end(self) -> None:
         """Let go of the request."""
-        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
-        self._slot.add(Field.ADMITTED, -self._has_place)
+        self._give_up_place()
         self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
         self._request.on_lost = self._request.on_writable = nobody
         self._on_end(self._request, self._exchange)
 
+    def _give_up_place(self) -> None:
+        """Let go of the body, and of the place at the door: the answer is here."""
+        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
+        self._slot.add(Field.ADMITTED, -self._has_place)
+        self._num_kept, self._has_place = 0, False
+        if self._exchange.sent is not None:
+            self._exchange.sent.body = b""
+
     def _write_news(self) -> None:
         """Write what has come, if the client reads; it may be the last."""
         request, exchange = self._request, self._exchange
+        if exchange.complete:
+            self._give_up_place()
         if exchange.dropped:
             self._slot.add(Field.DISCONNECTS)
             if not exchange.complete:

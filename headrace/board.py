@@ -130,8 +130,8 @@ class Field(enum.IntEnum):
     OPEN_REPLIES = 9  # gauge
     FRAMES = 10
     TOOL_READINGS = 11  # 12 words, by what `tool_readings.py` tells apart
-    REPLY_AT_HAND = 23  # gauge: the request whose reply is worked at, 0 where there is none,
-    LAST_REPLY_AT_HAND = 24  # gauge, and when the process died that was in this seat before
+    REPLY_AT_HAND = 23  # the request whose reply is worked at, 0 where there is none,
+    LAST_REPLY_AT_HAND = 24  # and when the process died that was in this seat before
 
 
 WORK = slice(8, 64)  # of these words some change when a process gets something done
@@ -149,7 +149,7 @@ GAUGES = {
     "worker": (),
     "vision": (),
     "fetcher": (),
-    "detokenizer": (Field.OPEN_REPLIES, Field.REPLY_AT_HAND, Field.LAST_REPLY_AT_HAND),
+    "detokenizer": (Field.OPEN_REPLIES,),
 }
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
