@@ -34,6 +34,7 @@ from headrace.engine_proc.suspects import Suspects
 from headrace.engine_proc.waiting_queue import Policy, WaitingQueue
 from headrace.messages import FinishReason, request_of
 
+SHORT_SHARE = 4  # a prompt is short that takes no more than this part of a step
 MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
 
 
@@ -198,10 +199,24 @@ class Scheduler:
     def _together(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step for all who can go on."""
         num_preemptions = self.counts.preemptions
-        chunks = list(self._running_chunks(budget))
+        chunks = list(self._running_chunks(budget - self._kept_free(budget)))
         if self.waiting and self.counts.preemptions == num_preemptions:
             chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
         return chunks
+
+    def _kept_free(self, budget: int) -> int:
+        """Return how many tokens running prompts leave to a short one that is the next to begin.
+
+        Else it would wait until the last of them is computed, whosever they are.
+        """
+        waits = self.waiting and len(self.running) < self._limits.max_num_seqs
+        if not waits or self._limits.whole_prompts:
+            return 0
+        room = (budget - len(self.running)) // SHORT_SHARE
+        if room <= 0 or not any(sequence.num_missing > 1 for sequence in self.running):
+            return 0
+        first = self.waiting.first(self.counts.steps)
+        return first.num_missing if first is not None and first.num_missing <= room else 0
 
     def _alone(self, budget: int) -> list[Chunk]:
         """Return the chunk of the first suspect that waits for no image, if there is one.
