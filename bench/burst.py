@@ -1,11 +1,14 @@
-"""Who notices when long prompts come in?
+"""Who notices when long prompts come in, or the largest requests there are?
 
 Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), which are
         too long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile
         another process asks for /health, 2 ms after each answer. Then short chats are streamed one
         after the other, alone and beside prompts of 100,000 tokens that come once a second; TTFT is
-        until their first token. No model runs: the mock engine takes no time. All clients share
-        the processor with the server. Words are those of this repository's license, at random.
+        until their first token. No model runs: the mock engine takes no time. Last, a model of one
+        layer answers requests that are told the most log probabilities, one after the other, to one
+        API key, while with another key a stream is read and small requests are sent. All clients
+        share the processor with the server. Words are those of this repository's license, at
+        random.
 Run:    python bench/burst.py --rounds 2
 """
 
@@ -26,6 +29,7 @@ from tokenizers import Tokenizer
 from headrace.tokenizer_json import read_tokenizer_json
 from support.blocking import Client
 from support.health import PAUSE_S, HealthProbe
+from support.longest_wait import LongestWait
 from support.models import ROOT, demo_model
 from support.report import Quantity, Report, parser
 from support.servers import headrace
@@ -41,6 +45,12 @@ LONG_TOKENS = 100_000
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "tokenize": "/tokenize"}
 FIGURES = {"median": 0.5, "p99": 0.99, "max": 1.0}
 TRICKLE = f"{TRICKLE_PER_S} a second"
+LARGEST: dict[str, dict[str, Any]] = {  # the first is refused: it is told ten million
+    "60 x 8,000, prompt_logprobs": {"prompt": (60, 8000), "max_tokens": 1, "prompt_logprobs": 20},
+    "20 x 8,000, prompt_logprobs": {"prompt": (20, 8000), "max_tokens": 1, "prompt_logprobs": 20},
+    "n=60, 3,000 tokens, logprobs": {"prompt": (1, 5), "n": 60, "max_tokens": 3000, "logprobs": 20},
+}
+KEYS = ("watched", "large")
 ALONE, BESIDE = "alone", "beside long prompts"
 MOCK = ("--engine", "mock", "--mock-profile", "zero")
 
@@ -195,6 +205,30 @@ def measure_chats(folder: Path, ttft: Result) -> None:
         assert set(posted["statuses"]) == {200}, posted
 
 
+def largest_body(fields: dict[str, Any]) -> bytes:
+    """Return the body of a largest request, whose prompts are of random tokens."""
+    draw = random.Random(0)
+    number, length = fields["prompt"]
+    prompts = [[draw.randrange(10, 49_000) for _ in range(length)] for _ in range(number)]
+    return json.dumps(fields | {"prompt": prompts, "ignore_eos": True}).encode()
+
+
+def measure_largest(stream: Quantity, small: Quantity, seconds: Quantity) -> None:
+    """Send the largest requests beside a stream and small requests of another key."""
+    flags = [flag for key in KEYS for flag in ("--api-key", key)]
+    with headrace(str(tiny_folder()), *flags) as server:
+        for system, fields in LARGEST.items():
+            with LongestWait(server.url, KEYS[0]) as others:
+                client, begun = Client(server.url, KEYS[1]), time.perf_counter()
+                client.send("POST", ROUTES["completions"], largest_body(fields))
+                status = client.response()
+            is_refused = fields is next(iter(LARGEST.values()))
+            assert status == (400 if is_refused else 200), status
+            seconds.samples[system].append(time.perf_counter() - begun)
+            stream.samples[system].append(others.stream_ms)
+            small.samples[system].append(others.small_ms)
+
+
 def main() -> None:
     """Run."""
     args = parser(__doc__, rounds=2).parse_args()
@@ -203,13 +237,18 @@ def main() -> None:
     health, ttft = Result("/health", systems), Result("TTFT", [ALONE, BESIDE])
     seconds = Quantity("all answered after", "s", {system: [] for system in systems})
     memory = Quantity("RSS of the frontend", "MiB", {system: [] for system in systems})
+    largest = [
+        Quantity(f"beside the largest: {name}", unit, {system: [] for system in LARGEST})
+        for name, unit in (("a stream's pause", "ms"), ("a small request", "ms"), ("it", "s"))
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_bodies(folder)
         for _ in range(args.rounds):
             measure_health(folder, health, seconds, memory)
             measure_chats(folder, ttft)
-    for quantity in (*health.quantities, seconds, memory, *ttft.quantities):
+            measure_largest(*largest)
+    for quantity in (*health.quantities, seconds, memory, *ttft.quantities, *largest):
         report.add(quantity)
     report.finish()
 

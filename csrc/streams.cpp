@@ -19,6 +19,7 @@ namespace {
 constexpr int SEQUENCE_BITS = 16; // messages.py
 constexpr uint64_t INDEX_MASK = (uint64_t(1) << SEQUENCE_BITS) - 1;
 constexpr uint32_t NOTHING_TOLD = UINT32_MAX;
+constexpr uint8_t MORE = 2; // messages.py: in `last`, the rest of the piece comes later
 
 // Some rows of a `ResponseFrames` (messages.py): an entry each, and the bytes of all.
 struct Rows {
@@ -90,7 +91,7 @@ private:
             return false;
         }
         Stream &stream = found->second;
-        if (rows.told != nullptr) {
+        if (rows.told != nullptr && rows.last[row] != MORE) {
             stream.tell(rows.ids[row] & INDEX_MASK, rows.told[row]);
         }
         if (stream.fd < 0) {

@@ -14,7 +14,7 @@ class Frames:
         self._core = NO_FRAMES
         self._ids = array("Q")
         self._chunks: list[bytes] = []
-        self._last: list[bool] = []
+        self._last: list[int] = []
         self._told = array("I")
 
     def announce(self, id: int, head: Head) -> None:
@@ -25,10 +25,11 @@ class Frames:
         """Take the entries that the core has made; they go before all others."""
         self._core = core
 
-    def add(self, id: int, head: Head | None, data: bytes, last: bool, told: int = 0) -> None:
+    def add(self, id: int, head: Head | None, data: bytes, last: int, told: int = 0) -> None:
         """Append bytes to a response, news of a sequence or of the request with `id`.
 
         Args:
+            last: as in `ResponseFrames`.
             told: as in `HttpRequest`.
         """
         if head is not None:

@@ -4,30 +4,58 @@ https://docs.sglang.ai/basic_usage/native_api.html. As there, each event of a st
 text so far.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from headrace.detokenizer_proc.json_slices import LazyList, parts, slices
 from headrace.detokenizer_proc.pieces import Content, Piece
-from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Object, Usage, event
+from headrace.detokenizer_proc.renderer import (
+    EVENT_STREAM,
+    JSON,
+    Answers,
+    Choice,
+    Object,
+    Usage,
+    event,
+)
 from headrace.errors import RequestError
 from headrace.messages import FinishReason, GenerateForm, ReplyPlan
 
 DONE = b"data: [DONE]\n\n"
 NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
+Columns = dict[str, Any]  # of JSON values
+
+
+@dataclass(slots=True)
+class Grown:
+    """A JSON string or list that grows. It is encoded once, however often it is said."""
+
+    marks: bytes  # the first and the last
+    data: bytearray = field(default_factory=bytearray)
+
+    def extend(self, value: Any) -> None:
+        """Add a text or a list."""
+        data = b"".join(parts(value))[1:-1]
+        if self.data and data and self.marks == b"[]":
+            self.data += b","
+        self.data += data
+
+    @property
+    def raw(self) -> msgspec.Raw:
+        """All of it."""
+        return msgspec.Raw(self.marks[:1] + self.data + self.marks[1:])
 
 
 @dataclass(slots=True)
 class SoFar:
     """What a stream has said of a sequence."""
 
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: dict[str, list[Any]] = field(
-        default_factory=lambda: {name: [] for name in NO_LOGPROBS}
-    )
+    text: Grown = field(default_factory=lambda: Grown(b'""'))
+    token_ids: Grown = field(default_factory=lambda: Grown(b"[]"))
+    columns: dict[str, Grown] = field(default_factory=dict)  # of its log probabilities
 
 
 class GenerateRenderer:
@@ -66,12 +94,15 @@ class GenerateRenderer:
         """Return the event of new text or tokens, of the end, or of both."""
         assert usage is not None, "every event has it"
         said = self._said[index]
-        said.text += "".join(piece.text for piece in pieces if isinstance(piece, Content))
-        said.token_ids += token_ids or ()
-        for name, new in (logprobs or NO_LOGPROBS).items():
-            said.logprobs[name] += new
-        told = said.logprobs if self._of(self._form.num_logprobs, index) is not None else None
-        body = self._body(index, said.text, said.token_ids, told)
+        said.text.extend("".join(piece.text for piece in pieces if isinstance(piece, Content)))
+        said.token_ids.extend(token_ids or [])
+        num_top = self._of(self._form.num_logprobs, index)
+        if num_top is not None:
+            new = self._columns("output", logprobs or NO_LOGPROBS, num_top)
+            for name, column in new.items():
+                said.columns.setdefault(name, Grown(b"[]")).extend(column)
+        told = {name: grown.raw for name, grown in said.columns.items()}
+        body = self._body(index, said.text.raw, said.token_ids.raw, told)
         body["meta_info"] |= self._ending(finished, stopped_by, usage)
         if self._form.is_list:
             body["index"] = index
@@ -85,31 +116,34 @@ class GenerateRenderer:
         """Return the last events of a stream that fails."""
         return event(error.body()) + DONE
 
-    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
-        """Return the body of an answer that does not stream."""
-        bodies = [self._answer(index, answer) for index, answer in enumerate(answers)]
-        return msgspec.json.encode(bodies if self._form.is_list else bodies[0])
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices."""
+        if not self._form.is_list:
+            return slices(self._answer(0, answers[0]))
+        return slices(
+            LazyList(range(len(answers)), lambda index: self._answer(index, answers[index]), True)
+        )
 
     def _answer(self, index: int, answer: Choice) -> Object:
         assert answer.usage is not None and answer.token_ids is not None
         num_top = self._of(self._form.num_logprobs, index)
-        told = None if num_top is None else answer.logprobs or NO_LOGPROBS
-        body = self._body(index, answer.text, answer.token_ids, told)
+        columns: Columns = {}
+        if num_top is not None:
+            columns = self._columns("output", answer.logprobs or NO_LOGPROBS, num_top)
+        body = self._body(index, answer.text, answer.token_ids, columns)
         meta = body["meta_info"]
-        if told is not None:
+        if num_top is not None:
             of_prompt = self._of_prompt(index, answer.prompt_logprobs)
             meta |= self._columns("input", of_prompt, num_top)
         meta |= self._ending(answer.finished, answer.stopped_by, answer.usage)
         return body
 
-    def _body(self, index: int, text: str, token_ids: list[int], logprobs: Object | None) -> Object:
+    def _body(self, index: int, text: Any, token_ids: Any, columns: Columns) -> Object:
         """Return what is told of a sequence, but for its end."""
         if not self._form.tells_text:
-            text, token_ids, logprobs = "", [], logprobs and NO_LOGPROBS
+            text, token_ids, columns = "", [], {name: [] for name in columns}
         meta: Object = {"id": self._id(index)}
-        if logprobs is not None:
-            meta |= self._columns("output", logprobs, self._of(self._form.num_logprobs, index))
-        return {"text": text, "output_ids": token_ids, "meta_info": meta}
+        return {"text": text, "output_ids": token_ids, "meta_info": meta | columns}
 
     def _id(self, index: int) -> str:
         """Return the client's id of a sequence; those of several are told apart."""
@@ -147,19 +181,33 @@ class GenerateRenderer:
         first = self._of(self._form.first_logprob, index)
         if first is None or not isinstance(logprobs, dict):
             return NO_LOGPROBS
-        tokens, tops = (list(logprobs[name][first:]) for name in NO_LOGPROBS)
-        tokens[:1] = [[None, *token[1:]] for token in tokens[:1]]
-        return {"token_logprobs": tokens, "top_logprobs": [None, *tops[1:]] if tops else []}
+        tokens, tops = (logprobs[name] for name in NO_LOGPROBS)
+        places = range(first, len(tokens))
 
-    def _columns(self, of: str, logprobs: Object, num_top: int | None) -> Object:
+        def token_of(place: int) -> list[Any]:
+            token: list[Any] = tokens[place]
+            return [None, *token[1:]] if place == first else token
+
+        def top_of(place: int) -> list[Any] | None:
+            top: list[Any] | None = tops[place]
+            return None if place == first else top
+
+        return {
+            "token_logprobs": LazyList(places, token_of),
+            "top_logprobs": LazyList(places, top_of),
+        }
+
+    def _columns(self, of: str, logprobs: Object, num_top: int | None) -> Columns:
         """Return the log probabilities of the `input` or the `output`, as they are called."""
-        tokens = logprobs["token_logprobs"]
-        columns = {f"{of}_token_logprobs": [self._spelled(token) for token in tokens]}
+        columns: Columns = {
+            f"{of}_token_logprobs": LazyList(logprobs["token_logprobs"], self._spelled)
+        }
         if num_top:
-            columns[f"{of}_top_logprobs"] = [
-                top and [self._spelled(one) for one in top] for top in logprobs["top_logprobs"]
-            ]
+            columns[f"{of}_top_logprobs"] = LazyList(logprobs["top_logprobs"], self._spelled_top)
         return columns
+
+    def _spelled_top(self, top: list[Any] | None) -> list[Any] | None:
+        return top and [self._spelled(one) for one in top]
 
     def _spelled(self, token: list[Any]) -> list[Any]:
         return token if self._form.tells_token_text else [*token[:2], None]

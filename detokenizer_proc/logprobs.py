@@ -5,31 +5,22 @@ A token's text is that of its own bytes; what is no character by itself shows as
 nor what a stop string cuts off (as with OpenAI; vLLM tells both).
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from headrace.detokenizer_proc.json_slices import LazyList
 from headrace.detokenizer_proc.text import Vocabulary
-from headrace.messages import TokenLogprob
+from headrace.detokenizer_proc.told_tokens import ToldToken, ToldTokens
 
 LOWEST = -9999.0  # OpenAI's number for what cannot be; JSON has no minus infinity
 
 Object = dict[str, Any]
 
 
-class ToldToken(NamedTuple):
-    """A token and how likely it was; a prompt's first token has nothing to follow."""
-
-    id: int
-    likely: TokenLogprob | None
-    offset: int  # characters of the text before it
-
-
-def told_tokens(ids: list[int], logprobs: list[TokenLogprob], count: int) -> list[ToldToken]:
-    """Return the first `count` of new tokens, for a form that tells all that was computed."""
-    return [ToldToken(id, one, 0) for id, one in zip(ids[:count], logprobs, strict=False)]
-
-
 class LogprobForms:
-    """Renders log probabilities with one vocabulary; `num_top` likeliest tokens each."""
+    """Renders log probabilities with one vocabulary; `num_top` likeliest tokens each.
+
+    Lists are lazy: an answer may tell millions of tokens.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -38,9 +29,10 @@ class LogprobForms:
         """Return the text of a token by itself."""
         return self._vocabulary.token_bytes(id).decode(errors="replace")
 
-    def chat(self, told: list[ToldToken], num_top: int) -> Object:
+    def chat(self, told: ToldTokens, num_top: int) -> Object:
         """Return `logprobs` of a chat's choice."""
-        return {"content": [self._chat_token(token, num_top) for token in told], "refusal": None}
+        content = LazyList(told, lambda token: self._chat_token(token, num_top))
+        return {"content": content, "refusal": None}
 
     def _chat_token(self, token: ToldToken, num_top: int) -> Object:
         assert token.likely is not None, "a chat tells nothing of its prompt"
@@ -54,19 +46,16 @@ class LogprobForms:
         text = data.decode(errors="replace")
         return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
-    def completion(self, told: list[ToldToken], num_top: int) -> Object:
+    def completion(self, told: ToldTokens, num_top: int) -> Object:
         """Return `logprobs` of a completion's choice.
 
         The token itself is among the top ones, as with OpenAI, so there may be one more.
         """
         return {
-            "text_offset": [token.offset for token in told],
-            "token_logprobs": [
-                None if token.likely is None else max(token.likely.logprob, LOWEST)
-                for token in told
-            ],
-            "tokens": [self.text(token.id) for token in told],
-            "top_logprobs": [self._top(token, num_top) for token in told],
+            "text_offset": told.offsets,
+            "token_logprobs": LazyList(told, logprob_of),
+            "tokens": LazyList(told.ids, self.text),
+            "top_logprobs": LazyList(told, lambda token: self._top(token, num_top)),
         }
 
     def _top(self, token: ToldToken, num_top: int) -> Object | None:
@@ -77,28 +66,29 @@ class LogprobForms:
             top.setdefault(self.text(id), max(logprob, LOWEST))  # the token itself goes first
         return top
 
-    def generate(self, told: list[ToldToken], num_top: int) -> Object:
+    def generate(self, told: ToldTokens, num_top: int) -> Object:
         """Return SGLang's two columns: of each token itself, and of the likeliest in its place.
 
         An entry is log probability, token id and text; a prompt's first token has no probability.
         """
         return {
-            "token_logprobs": [
-                self._triple(token.id, token.likely.logprob if token.likely else None)
-                for token in told
-            ],
-            "top_logprobs": [
-                token.likely and [self._triple(*one) for one in token.likely.top[:num_top]]
-                for token in told
-            ],
+            "token_logprobs": LazyList(
+                told, lambda token: self._triple(token.id, logprob_of(token))
+            ),
+            "top_logprobs": LazyList(told, lambda token: self._top_triples(token, num_top)),
         }
+
+    def _top_triples(self, token: ToldToken, num_top: int) -> list[Any] | None:
+        if token.likely is None:
+            return None
+        return [self._triple(*one) for one in token.likely.top[:num_top]]
 
     def _triple(self, id: int, logprob: float | None) -> list[float | int | str | None]:
         return [None if logprob is None else max(logprob, LOWEST), id, self.text(id)]
 
-    def prompt(self, told: list[ToldToken], num_top: int) -> list[Object | None]:
+    def prompt(self, told: ToldTokens, num_top: int) -> LazyList:
         """Return vLLM's `prompt_logprobs`: of each token itself and of the likeliest, by id."""
-        return [self._prompt_token(token, num_top) for token in told]
+        return LazyList(told, lambda token: self._prompt_token(token, num_top))
 
     def _prompt_token(self, token: ToldToken, num_top: int) -> Object | None:
         if token.likely is None:
@@ -114,3 +104,8 @@ class LogprobForms:
             }
             for id, (logprob, rank) in ranked.items()
         }
+
+
+def logprob_of(token: ToldToken) -> float | None:
+    """Return how likely a token was, as JSON has it; None where it follows nothing."""
+    return None if token.likely is None else max(token.likely.logprob, LOWEST)

@@ -2,7 +2,7 @@
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 from headrace.backlog import detokenizer_backlog
-from headrace.board import Field, State
+from headrace.board import Field, Slot, State
 from headrace.config import DetokenizerConfig
 from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc.replies import Replies
@@ -57,12 +57,17 @@ class Detokenizer:
             config.run_dir, config.num_frontends, context.board, self._slot
         )
         self._is_holding = False
+        mark_start(self._slot)
 
     def work(self) -> None:
         """Take what there is, and render it; wait for something where there is nothing."""
         is_away = self._engine_slot[Field.STATE] != State.READY
         wait_ms = AWAY_MS if is_away else IDLE_MS
-        received = self._inbox.receive(LOOK_MS if self._is_holding else wait_ms)
+        if self._is_holding:
+            wait_ms = LOOK_MS
+        elif self._replies.is_writing:
+            wait_ms = 0
+        received = self._inbox.receive(wait_ms)
         is_another = self._engine_slot[Field.STARTS] != self._engine_starts
         # What comes while that is not ready was sent by the one before it.
         if is_another and (received is None or self._engine_slot[Field.STATE] == State.READY):
@@ -73,7 +78,7 @@ class Detokenizer:
             self._slot.add(Field.TOKENS, len(received[1]) // 4)
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
-        if num_steps or self._is_holding:
+        if num_steps or self._is_holding or self._replies.is_writing:
             self._tell()
             self._slot.add(Field.MESSAGES_TAKEN, num_steps)
         else:
@@ -108,10 +113,26 @@ class Detokenizer:
 
     def _no_replies(self) -> Replies:
         config = self._config
-        return Replies(self._vocabulary, config.num_frontends, config.stream_interval, self._limit)
+        return Replies(
+            *(self._vocabulary, config.num_frontends, config.stream_interval, self._limit),
+            at_hand=self._at_hand,
+        )
+
+    def _at_hand(self, request: int) -> None:
+        """Say on the board which reply is worked at: the one to blame if this process dies."""
+        self._slot[Field.REPLY_AT_HAND] = request
 
     def close(self) -> None:
         """Drop all links."""
         self._inbox.close()
         self._engine.close()
         self._frontends.close()
+
+
+def mark_start(slot: Slot) -> None:
+    """Say on the board at which reply the process died that was in this seat before.
+
+    Frontends read it once this process is ready; by then another reply may be at hand.
+    """
+    slot[Field.LAST_REPLY_AT_HAND] = slot[Field.REPLY_AT_HAND]
+    slot[Field.REPLY_AT_HAND] = 0

@@ -5,12 +5,21 @@ https://docs.anthropic.com/en/api/messages-streaming. Tokens found in the prefix
 message's id: clients drop those that have none, and it is not looked at when they come back.
 """
 
+from collections.abc import Iterator
 from typing import assert_never
 
 import msgspec
 
+from headrace.detokenizer_proc.json_slices import slices
 from headrace.detokenizer_proc.pieces import Arguments, Call, Content, Piece, Thought, ToolCall
-from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Object, Usage, event
+from headrace.detokenizer_proc.renderer import (
+    EVENT_STREAM,
+    JSON,
+    Answers,
+    Object,
+    Usage,
+    event,
+)
 from headrace.errors import RequestError
 from headrace.messages import FinishReason, ReplyPlan
 
@@ -164,15 +173,15 @@ class MessagesRenderer:
         body = {"type": "message_delta", "delta": self._end, "usage": usage_body(usage)}
         return typed(body) + typed({"type": "message_stop"})
 
-    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
-        """Return the body of an answer that does not stream."""
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices."""
         (answer,) = answers
         signature = self._plan.response_id
         content = [thinking_block(answer.thought, signature)] if answer.thought else []
         content += [text_block(answer.text)] if answer.text else []
         content += map(tool_use_block, answer.calls)
         end = end_of(answer.finished, answer.stopped_by, bool(answer.calls))
-        return msgspec.json.encode(self._message(content, end, usage))
+        return slices(self._message(content, end, usage))
 
     def failure(self, error: RequestError) -> bytes:
         """Return the last event of a stream that fails."""

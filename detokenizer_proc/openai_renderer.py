@@ -5,12 +5,14 @@ own responses are null here; those that are absent are absent. Thoughts are `rea
 as with DeepSeek and SGLang, and `reasoning`, as with vLLM since 0.16.
 """
 
-import msgspec
+from collections.abc import Iterator
 
+from headrace.detokenizer_proc.json_slices import LazyList, slices
 from headrace.detokenizer_proc.pieces import Arguments, Call, Content, Piece, Thought, ToolCall
 from headrace.detokenizer_proc.renderer import (
     EVENT_STREAM,
     JSON,
+    Answers,
     Choice,
     Object,
     Usage,
@@ -165,31 +167,34 @@ class OpenAIRenderer:
             "system_fingerprint": None,
         }
 
-    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
-        """Return the body of an answer that does not stream.
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices.
 
         vLLM's `prompt_logprobs` and `prompt_token_ids` belong to the choice in a completion, to
         the body in a chat.
         """
-        choices = []
-        for index, answer in enumerate(answers):
-            content: Object = {"text": answer.text}
-            if self._plan.chat:
-                content = {"message": message_body(answer)}
-            end: Object = {
-                "logprobs": answer.logprobs,
-                "finish_reason": finish_name(answer.finished, bool(answer.calls)),
-            }
-            if answer.token_ids is not None:
-                end["token_ids"] = answer.token_ids
-            if not self._plan.chat:
-                end |= of_prompt(answer)
-            choices.append({"index": index} | content | end)
+        choices = LazyList(
+            range(len(answers)), lambda index: self._whole_choice(index, answers[index]), True
+        )
         kind = "chat.completion" if self._plan.chat else "text_completion"
         body = self._identity(kind) | {"choices": choices, "usage": usage_body(usage)}
         if self._plan.chat:
             body |= of_prompt(answers[0])
-        return msgspec.json.encode(body)
+        return slices(body)
+
+    def _whole_choice(self, index: int, answer: Choice) -> Object:
+        content: Object = {"text": answer.text}
+        if self._plan.chat:
+            content = {"message": message_body(answer)}
+        end: Object = {
+            "logprobs": answer.logprobs,
+            "finish_reason": finish_name(answer.finished, bool(answer.calls)),
+        }
+        if answer.token_ids is not None:
+            end["token_ids"] = answer.token_ids
+        if not self._plan.chat:
+            end |= of_prompt(answer)
+        return {"index": index} | content | end
 
 
 def message_body(answer: Choice) -> Object:

@@ -1,10 +1,12 @@
 """What all forms of an answer have in common."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from headrace.detokenizer_proc.json_slices import LazyList
 from headrace.detokenizer_proc.pieces import Call, Piece
 from headrace.errors import RequestError
 from headrace.messages import FinishReason
@@ -30,13 +32,21 @@ class Choice(NamedTuple):
     text: str
     finished: FinishReason
     logprobs: Object | None = None
-    prompt_logprobs: list[Object | None] | Object | None = None
+    prompt_logprobs: LazyList | Object | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: "array[int] | None" = None
     thought: str = ""
     calls: Sequence[Call] = ()
     stopped_by: str | int | None = None  # the stop string, or the stop token
     usage: Usage | None = None  # of this answer alone
+
+
+class Answers(Protocol):
+    """A list of `Choice`; maybe each is made when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int, /) -> Choice: ...
+    def __iter__(self) -> Iterator[Choice]: ...
 
 
 class Renderer(Protocol):
@@ -74,8 +84,8 @@ class Renderer(Protocol):
         """Return the last events of a stream."""
         ...
 
-    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
-        """Return the body of an answer that does not stream."""
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices."""
         ...
 
     def failure(self, error: RequestError) -> bytes:

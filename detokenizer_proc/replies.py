@@ -6,16 +6,19 @@ import logging
 import time
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.cpu_limit import CpuLimitExceeded
+from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, Body
 from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.event_template import template_of
 from headrace.detokenizer_proc.frames import Frames
+from headrace.detokenizer_proc.json_slices import SLICE_BYTES
 from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
@@ -61,7 +64,10 @@ class CoreReply:
 
 
 class Replies:
-    """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`."""
+    """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
+
+    `at_hand` is told which request is worked at outside the core, and 0 when that is done.
+    """
 
     def __init__(
         self,
@@ -69,8 +75,10 @@ class Replies:
         num_frontends: int,
         stream_interval: int = 1,
         limit: AbstractContextManager[None] = UNLIMITED,
+        at_hand: Callable[[int], None] = lambda _request: None,
     ) -> None:
         self._limit = limit
+        self._at_hand = at_hand
         self._interval = stream_interval
         self._vocabulary = vocabulary
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
@@ -81,11 +89,19 @@ class Replies:
         self._replies: dict[int, Reply | EmbeddingReply] = {}
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
         self._outgoing: dict[int, Frames] = {}
+        self._bodies = Bodies()
         self._stops: list[Stop | Abort] = []
         self._readings = Counter[int]()
 
     def __len__(self) -> int:
-        return len(self._replies) + (0 if self._core is None else len(self._core))
+        return (
+            len(self._replies) + len(self._bodies) + (0 if self._core is None else len(self._core))
+        )
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether there are whole answers of which a part is still to be rendered."""
+        return len(self._bodies) > 0
 
     def feed(self, output: StepOutput, tokens: Frame) -> None:
         """Take what a step brought."""
@@ -102,6 +118,8 @@ class Replies:
             for id in dead:  # maybe one that has not begun, of a request that has
                 self._core.close(request_of(id))
                 self._core_replies.pop(request_of(id), None)
+        for id in dead:
+            self._bodies.drop(request_of(id))
         if rows:
             self._take_rows(rows, output, tokens)
 
@@ -155,13 +173,21 @@ class Replies:
         return Said(ids, counts), tokens
 
     def render(self, frontend: int) -> Frames | None:
-        """Return what there is to send to a frontend since the last time, if anything."""
+        """Return what there is to send to a frontend since the last time, if anything.
+
+        Of whole answers that is a slice, or several short ones: the rest comes the next times.
+        """
         if self._core is not None:
             rendered = self._core.render(frontend)
             if rendered.ids:
                 self._outgoing.setdefault(frontend, Frames()).put_first(rendered)
             for request in rendered.completed:
                 self._end(self._core, request)
+        num_bytes = 0
+        while num_bytes < SLICE_BYTES and (request := self._bodies.first(frontend)):
+            self._at_hand(request)
+            num_bytes += self._bodies.write(frontend, self._frames(request))
+            self._at_hand(0)
         return self._outgoing.pop(frontend, None)
 
     def _start(self, id: int, output: StepOutput) -> None:
@@ -182,7 +208,9 @@ class Replies:
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
         reply.has_begun |= plan.told is not None
+        self._at_hand(request)
         self._openings[id] = reply.open(plan, id, output)
+        self._at_hand(0)
 
     def _end(self, core: CoreTexts, request: int) -> None:
         """Write the end of a reply in the core, or all of one that does not stream."""
@@ -190,20 +218,18 @@ class Replies:
         plan, texts = reply.plans[0], list(core.texts(request, len(reply.plans)))
         core.close(request)
         usage = Usage(reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached)
-        head, renderer = None, renderer_of(plan)
+        renderer = renderer_of(plan)
         if plan.stream:
-            data = renderer.closing(usage)
-        else:
-            head = Head(200, JSON, reply.times)
-            plans = sorted(reply.plans, key=lambda plan: plan.index)
-            data = renderer.whole(
-                [
-                    Choice(plan.echo + text.text, text.finished)
-                    for plan, text in zip(plans, texts, strict=True)
-                ],
-                usage,
-            )
-        self._frames(request).add(request, head, data, True)
+            self._frames(request).add(request, None, renderer.closing(usage), True)
+            return
+        plans = sorted(reply.plans, key=lambda plan: plan.index)
+        answers = [
+            Choice(plan.echo + text.text, text.finished)
+            for plan, text in zip(plans, texts, strict=True)
+        ]
+        slices = renderer.whole(answers, usage)
+        head = Head(200, JSON, reply.times)
+        self._bodies.put(Body(request, head, slices, told=0, is_long=False))
 
     def _take_tokens(
         self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
@@ -215,19 +241,29 @@ class Replies:
         assert isinstance(reply, Reply)
         if not reply.has(id - request):  # it began with who was here before: it is sent again
             return
-        opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, [])
+        opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, b"")
         if reply.has_failed:
             self._let_go(id, reply, finished)
             return
         try:
+            self._at_hand(request)
             data, stopped_here = reply.feed(id - request, new, finished, logprobs)
         except (Exception, CpuLimitExceeded) as error:
             log_failure(log, f"the reply to request {request:x} cannot be written", error)
             self._fail(request, reply)
             self._let_go(id, reply, finished)
             return
+        finally:
+            self._at_hand(0)
         if stopped_here:
             self._stops.append(Stop(id))
+        if reply.is_complete and not reply.streams:
+            head = Head(200, reply.content_type, reply.times)
+            is_long = reply.num_told_bytes > LONG_BYTES
+            told = reply.told(id - request)
+            self._bodies.put(Body(id, head, reply.whole(), told, is_long))
+            del self._replies[request]
+            return
         self._emit(id, reply, opening + data, reply.told(id - request))
 
     def _fail(self, request: int, reply: Reply) -> None:

@@ -2,10 +2,12 @@
 
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
-from headrace.detokenizer_proc.logprobs import LogprobForms, Object, ToldToken, told_tokens
+from headrace.detokenizer_proc.json_slices import LazyList, eager
+from headrace.detokenizer_proc.logprobs import LogprobForms, Object
 from headrace.detokenizer_proc.output_parsers import parser_of
 from headrace.detokenizer_proc.pieces import (
     Arguments,
@@ -20,6 +22,7 @@ from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
+from headrace.detokenizer_proc.told_tokens import ToldTokens, rows_of
 from headrace.errors import RequestError
 from headrace.messages import (
     ENDED,
@@ -28,7 +31,6 @@ from headrace.messages import (
     ReplyPlan,
     StepOutput,
     Times,
-    TokenLogprob,
 )
 from headrace.tool_readings import reading_of
 
@@ -73,6 +75,11 @@ class Reply:
         return self._plan.api
 
     @property
+    def streams(self) -> bool:
+        """Whether it is told as it comes."""
+        return self._plan.stream
+
+    @property
     def content_type(self) -> str:
         """The content type of the response."""
         return self._renderer.content_type
@@ -94,26 +101,29 @@ class Reply:
         self._parsers[plan.index] = parser_of(plan.parsing)
         sequence.num_cached = output.cached.get(id, 0)
         sequence.prompt = self._prompt_tokens(id, output)
-        echoed = sequence.prompt if plan.echo and plan.logprobs is not None else []
+        echoed = sequence.prompt if plan.echo and plan.logprobs is not None else ToldTokens()
         if not plan.stream:
             sequence.pieces.append(Content(plan.echo))
             sequence.told += echoed
             return b""
         usage = self._usage_so_far(sequence)
-        opening = self._renderer.opening(plan.index, usage, sequence.prompt_token_ids)
+        prompt = sequence.prompt_token_ids
+        ids = None if prompt is None else prompt.tolist()
+        opening = self._renderer.opening(plan.index, usage, ids)
         if plan.echo:
-            logprobs = self._logprobs(plan, echoed)
+            logprobs = eager(self._logprobs(plan, echoed))
             echo: list[Piece] = [Content(plan.echo)]
             opening += self._renderer.delta(plan.index, echo, None, logprobs, usage)
         return opening if plan.told is None else b""
 
-    def _prompt_tokens(self, id: int, output: StepOutput) -> list[ToldToken]:
+    def _prompt_tokens(self, id: int, output: StepOutput) -> ToldTokens:
         """Return a prompt's tokens where their likelihood was wanted, else nothing."""
         stream = self._vocabulary.stream(self._plan.skip_special_tokens)
         tokens = array("I", output.prompts.get(id, b""))
-        told, offset = [], 0
-        for token, likely in zip(tokens, [None, *output.prompt_logprobs.get(id, ())], strict=False):
-            told.append(ToldToken(token, likely, offset))
+        rows = rows_of(output.prompt_logprobs.get(id, b""), len(tokens) - 1)
+        told, offset = ToldTokens(), 0
+        for token, row in zip(tokens, [memoryview(b""), *rows], strict=False):
+            told.append(token, row, offset)
             offset += len(stream.feed(token))
         return told
 
@@ -122,30 +132,31 @@ class Reply:
         index: int,
         ids: list[int],
         finished: FinishReason | None,
-        logprobs: list[TokenLogprob],
+        logprobs: bytes,
     ) -> tuple[bytes, bool]:
-        """Take a sequence's news; `logprobs` has one per id, or is empty.
+        """Take a sequence's news; `logprobs` has a row of `token_logprobs.py` per id, or is empty.
 
         Returns:
-            The bytes to write, and whether a stop string has just ended the sequence, which the
-            engine does not know yet.
+            The bytes to write of a stream, and whether a stop string has just ended the sequence,
+            which the engine does not know yet. What does not stream is in `whole`.
         """
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
         sequence.said.extend(ids)
         old, is_end_old = self._old_tokens(sequence, len(ids))
+        row = len(logprobs) // max(1, len(ids))  # bytes
         # One by one: whatever the client was told of these, it was in no more pieces.
         for place in range(old):
             end = finished if is_end_old and place == len(ids) - 1 else None
-            self._take(sequence, [ids[place]], end, logprobs[place : place + 1])
+            self._take(sequence, [ids[place]], end, logprobs[place * row : (place + 1) * row])
             if sequence.has_news:
                 self._event(index, sequence)
         if sequence.finished is None and (old < len(ids) or finished is not None):
-            self._take(sequence, ids[old:], finished, logprobs[old:])
+            self._take(sequence, ids[old:], finished, logprobs[old * row :])
         stopped_here = sequence.finished is not None and finished is None
         if not self._plan.stream:
-            return (self._whole() if self.is_complete else b""), stopped_here
+            return b"", stopped_here
         data = b""
         if sequence.is_due(self._interval):
             event = self._event(index, sequence)
@@ -170,7 +181,7 @@ class Reply:
         sequence: SequenceText,
         ids: list[int],
         finished: FinishReason | None,
-        logprobs: list[TokenLogprob],
+        logprobs: bytes,
     ) -> None:
         """Keep what is to be told of new tokens."""
         parser = self._parsers[sequence.plan.index]
@@ -184,7 +195,11 @@ class Reply:
         # All that was computed, the stop token included: as many as the usage says.
         new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         if self._plan.api is Api.GENERATE:
-            told = told_tokens(ids, logprobs, sequence.num_tokens - num_before)
+            told = ToldTokens()
+            for id, row in zip(
+                ids[: sequence.num_tokens - num_before], rows_of(logprobs, len(ids)), strict=False
+            ):
+                told.append(id, row, 0)
         sequence.add(pieces, told, new or [])
 
     def _event(self, index: int, sequence: SequenceText) -> bytes:
@@ -195,7 +210,7 @@ class Reply:
             index,
             joined(pieces),
             sequence.finished,
-            self._logprobs(sequence.plan, told),
+            eager(self._logprobs(sequence.plan, told)),
             self._usage_so_far(sequence),
             token_ids if self._plan.return_token_ids else None,
             sequence.stopped_by,
@@ -221,7 +236,7 @@ class Reply:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
-    def _logprobs(self, plan: ReplyPlan, told: list[ToldToken]) -> Object | None:
+    def _logprobs(self, plan: ReplyPlan, told: ToldTokens) -> Object | None:
         """Return `logprobs` of a choice, or of a piece of it."""
         if not told or plan.logprobs is None:
             return None
@@ -235,7 +250,7 @@ class Reply:
             case _:
                 assert_never(plan.api)
 
-    def _prompt_logprobs(self, sequence: SequenceText) -> list[Object | None] | Object | None:
+    def _prompt_logprobs(self, sequence: SequenceText) -> LazyList | Object | None:
         """Return what is told of how likely a prompt was."""
         num_top = sequence.plan.prompt_logprobs
         if num_top is None:
@@ -259,7 +274,8 @@ class Reply:
             None if None in thought else sum(filter(None, thought)),
         )
 
-    def _whole(self) -> bytes:
+    def whole(self) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, complete now, in slices."""
         ordered = [self._sequences[index] for index in sorted(self._sequences)]
         best_of, n = self._plan.best_of, self._plan.n
         best: list[SequenceText] = []
@@ -268,12 +284,18 @@ class Reply:
             if n < best_of:
                 group.sort(key=lambda sequence: sequence.mean_logprob, reverse=True)
             best += group[:n]
-        return self._renderer.whole([self._choice(sequence) for sequence in best], self._usage())
+        for sequence in best:
+            self._count_reading(sequence.pieces)
+        return self._renderer.whole(LazyList(best, self._choice), self._usage())
+
+    @property
+    def num_told_bytes(self) -> int:
+        """How many bytes of log probabilities are to be told of all sequences."""
+        return sum(s.told.num_bytes + s.prompt.num_bytes for s in self._sequences.values())
 
     def _choice(self, sequence: SequenceText) -> Choice:
         assert sequence.finished is not None
         text, thought, calls = gathered(sequence.pieces)
-        self._count_reading(sequence.pieces)
         return Choice(
             text,
             sequence.finished,

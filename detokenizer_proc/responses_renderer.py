@@ -4,12 +4,21 @@ https://platform.openai.com/docs/api-reference/responses-streaming. A stream say
 object says, an item after the other, and then the whole object.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 import msgspec
 
+from headrace.detokenizer_proc.json_slices import slices
 from headrace.detokenizer_proc.pieces import Arguments, Content, Piece, Thought, ToolCall
-from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Object, Usage, event
+from headrace.detokenizer_proc.renderer import (
+    EVENT_STREAM,
+    JSON,
+    Answers,
+    Object,
+    Usage,
+    event,
+)
 from headrace.errors import RequestError
 from headrace.messages import FinishReason, ReplyPlan, ResponsesForm
 
@@ -190,8 +199,8 @@ class ResponsesRenderer:
         body["error"] = {"code": "server_error", "message": str(error)}
         return self._event({"type": "response.failed", "response": body})
 
-    def whole(self, answers: list[Choice], usage: Usage) -> bytes:
-        """Return the body of an answer that does not stream."""
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices."""
         (answer,) = answers
         if answer.thought:
             self._add(Thought(""), answer.thought)
@@ -201,14 +210,14 @@ class ResponsesRenderer:
             self._add(ToolCall(index, call.id, call.name), call.arguments)
         status = DONE_STATUS[answer.finished]
         self._items[-1].status = status
-        return msgspec.json.encode(self._response(status, usage))
+        return slices(self._response(status, usage))
 
     def _add(
-        self, begin: Content | Thought | ToolCall, text: str, logprobs: list[Any] | None = None
+        self, begin: Content | Thought | ToolCall, text: str, logprobs: Iterable[Any] | None = None
     ) -> None:
         """Add an item that is complete."""
         self._begin(begin)
-        self._items[-1].grows(text, logprobs or [])
+        self._items[-1].grows(text, list(logprobs or ()))
         self._items[-1].status = "completed"
 
     def _response(self, status: str, usage: Usage | None) -> Object:

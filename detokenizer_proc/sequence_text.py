@@ -4,13 +4,14 @@ from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from headrace.detokenizer_proc.logprobs import ToldToken
 from headrace.detokenizer_proc.output_parsers import marks_of
 from headrace.detokenizer_proc.pieces import Piece
 from headrace.detokenizer_proc.renderer import Usage
 from headrace.detokenizer_proc.stops import StopMatcher
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
-from headrace.messages import FinishReason, ReplyPlan, TokenLogprob
+from headrace.detokenizer_proc.told_tokens import ToldTokens, rows_of
+from headrace.messages import FinishReason, ReplyPlan
+from headrace.token_logprobs import ROW
 
 
 @dataclass(slots=True)
@@ -23,11 +24,11 @@ class SequenceText:
     num_tokens: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache
     sum_logprobs: float = 0.0
-    prompt: list[ToldToken] = field(default_factory=list)  # where its likelihood is wanted
+    prompt: ToldTokens = field(default_factory=ToldTokens)  # where its likelihood is wanted
     finished: FinishReason | None = None
     stopped_by: str | int | None = None  # the stop string, or the stop token
     pieces: list[Piece] = field(default_factory=list)  # since the last event, if there was one
-    told: list[ToldToken] = field(default_factory=list)  # the same
+    told: ToldTokens = field(default_factory=ToldTokens)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
     num_taken: int = 0  # tokens when there was one
     said: "array[int]" = field(default_factory=lambda: array("I"))  # all tokens
@@ -35,7 +36,7 @@ class SequenceText:
     _starts: "array[int] | None" = None  # of all tokens in the text, where there may be a thought
     _num_decoded: int = 0  # characters, the echo among them
     _num_given: int = 0  # the same, without what is held back
-    _held: list[ToldToken] = field(default_factory=list)  # tokens whose text is held back
+    _held: ToldTokens = field(default_factory=ToldTokens)  # tokens whose text is held back
 
     @classmethod
     def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
@@ -49,7 +50,7 @@ class SequenceText:
         assert starts is None or not length, "a parser sees no echo"
         return cls(plan, stream, stops, _starts=starts, _num_decoded=length, _num_given=length)
 
-    def add(self, pieces: list[Piece], told: list[ToldToken], token_ids: list[int]) -> None:
+    def add(self, pieces: list[Piece], told: ToldTokens, token_ids: list[int]) -> None:
         """Keep what is to be told."""
         self.pieces += pieces
         self.told += told
@@ -68,19 +69,19 @@ class SequenceText:
         """Whether something is kept."""
         return bool(self.pieces or self.told or self.token_ids)
 
-    def take(self) -> tuple[list[Piece], list[ToldToken], list[int]]:
+    def take(self) -> tuple[list[Piece], ToldTokens, list[int]]:
         """Return what is kept, and keep it no longer."""
         taken = self.pieces, self.told, self.token_ids
-        self.pieces, self.told, self.token_ids = [], [], []
+        self.pieces, self.told, self.token_ids = [], ToldTokens(), []
         self.num_taken = self.num_tokens
         return taken
 
     @property
-    def prompt_token_ids(self) -> list[int] | None:
+    def prompt_token_ids(self) -> "array[int] | None":
         """The prompt, where token ids are told."""
         if not self.plan.return_token_ids:
             return None
-        return array("I", self.plan.prompt_token_ids).tolist()
+        return array("I", self.plan.prompt_token_ids)
 
     @property
     def usage(self) -> Usage:
@@ -103,26 +104,30 @@ class SequenceText:
         return self.sum_logprobs / max(1, self.num_tokens)
 
     def feed(
-        self, ids: list[int], finished: FinishReason | None, logprobs: list[TokenLogprob]
-    ) -> tuple[str, list[ToldToken]]:
+        self, ids: list[int], finished: FinishReason | None, logprobs: bytes
+    ) -> tuple[str, ToldTokens]:
         """Take new tokens; return the text that became certain, and where wanted the tokens that
         begin in it.
 
         A stop token ends the text without being part of it. A stop string sets `finished`, and
         what comes after it is not looked at.
+
+        Args:
+            logprobs: a row of `token_logprobs.py` for each, or nothing.
         """
         text = ""
+        rows = rows_of(logprobs, len(ids))
         for position, id in enumerate(ids):
             self.num_tokens += 1
-            likely = logprobs[position] if logprobs else None
-            self.sum_logprobs += likely.logprob if likely else 0.0
+            row = rows[position] if rows else None
+            self.sum_logprobs += 0.0 if row is None else ROW.unpack_from(row)[0]
             is_stop_token = finished is FinishReason.STOP and position == len(ids) - 1
             if is_stop_token:
                 self.stopped_by = id
                 if not self.plan.include_stop:
                     break
-            if likely is not None and self.plan.logprobs is not None:
-                self._held.append(ToldToken(id, likely, self._num_decoded))
+            if row is not None and self.plan.logprobs is not None:
+                self._held.append(id, row, self._num_decoded)
             if self._starts is not None:
                 self._starts.append(self._num_decoded)
             text += self._certain(self.stream.feed(id))
@@ -138,11 +143,13 @@ class SequenceText:
         self._num_given += len(text)
         return text, self._released()
 
-    def _released(self) -> list[ToldToken]:
+    def _released(self) -> ToldTokens:
         """Return the tokens that begin in the text given; at its end all, but those cut off."""
         count = len(self._held)
         if self.finished is None or self.stops.stopped:
-            count = sum(token.offset < self._num_given for token in self._held)
+            count = self._held.num_before(self._num_given)
+        if not count and not self._held:
+            return self._held
         released, self._held = self._held[:count], self._held[count:]
         return released
 

@@ -47,6 +47,7 @@ from headrace.messages import (
     StepOutput,
     Stop,
     ToEngine,
+    detokenizer_of,
     request_of,
 )
 from headrace.process import Context
@@ -254,7 +255,12 @@ class Engine:
         self._intake.drop(request)
         ended = self._drop(request)
         self._slot.add(Field.ABORTED, len(ended))
-        self._tell([News(s, [], FinishReason.ABORT) for s in ended[:1]])  # one is enough
+        if ended:
+            self._tell([News(ended[0], [], FinishReason.ABORT)])  # one is enough
+        else:  # its answer may still be being written
+            output = StepOutput.of({}, [request], [0], [FinishReason.ABORT])
+            detokenizer = detokenizer_of(request, len(self._detokenizers))
+            self._detokenizers.hold(detokenizer, output, b"")
 
     def _drop(self, request: int) -> list[Sequence]:
         """Let go of all sequences of a request; return those there were."""
@@ -537,13 +543,14 @@ def step_output(
         cached={s.id: s.num_cached for s in starting if s.num_cached},
         logprobs={n.sequence.id: n.logprobs for n in news if n.logprobs},
         prompts={s.id: s.tokens[: s.num_prompt].tobytes() for s in watched},
-        prompt_logprobs={s.id: s.prompt_logprobs for s in watched},
+        prompt_logprobs={s.id: bytes(s.prompt_logprobs) for s in watched},
         embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
         failed=failed or {},
     )
     now_ns = time.monotonic_ns()
     for sequence in starting:
         sequence.has_started = True
+        sequence.prompt_logprobs.clear()
         if sequence.request.times is not None:
             output.times[sequence.id] = msgspec.structs.replace(
                 sequence.request.times,

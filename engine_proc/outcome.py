@@ -1,14 +1,10 @@
 """What a step brought, read in the order in which `build_step` asked."""
 
-import struct
 from array import array
 
 from headrace.engine_proc.chunk import Chunk
-from headrace.messages import TokenLogprob
+from headrace.token_logprobs import num_row_bytes
 from headrace.worker_messages import StepResult
-
-ROW = struct.Struct("<fi")  # logprob, rank
-PAIR = struct.Struct("<if")  # token, logprob
 
 
 class Outcome:
@@ -24,13 +20,18 @@ class Outcome:
         """Return the next row's token."""
         return next(self._tokens)
 
-    def logprob(self, num_top: int) -> TokenLogprob:
-        """Return the log probabilities of the row whose token came last."""
-        logprob, rank = ROW.unpack_from(self._logprobs)
-        end = ROW.size + num_top * PAIR.size
-        top = [pair for pair in PAIR.iter_unpack(self._logprobs[ROW.size : end])]
+    def logprob(self, num_top: int) -> bytes:
+        """Return the log probabilities of the row whose token came last, as the worker has them.
+
+        Raises:
+            ValueError: the result has no such row.
+        """
+        end = num_row_bytes(num_top)
+        if len(self._logprobs) < end:
+            raise ValueError(f"{len(self._logprobs)} bytes are left of a row of {end}")
+        row = bytes(self._logprobs[:end])
         self._logprobs = self._logprobs[end:]
-        return TokenLogprob(logprob, rank, top)
+        return row
 
     def pass_over(self, chunk: Chunk) -> None:
         """Go on behind what is of a sequence that has ended since."""

@@ -32,8 +32,9 @@ from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import MAX_LENGTH, PromptLookup
 from headrace.engine_proc.suspects import Suspects
 from headrace.engine_proc.waiting_queue import Policy, WaitingQueue
-from headrace.messages import FinishReason, TokenLogprob, request_of
+from headrace.messages import FinishReason, request_of
 
+SHORT_SHARE = 4  # a prompt is short that takes no more than this part of a step
 MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
 
 
@@ -44,7 +45,7 @@ class News:
     sequence: Sequence
     tokens: list[int]
     finished: FinishReason | None = None
-    logprobs: list[TokenLogprob] | None = None  # of `tokens`, where wanted
+    logprobs: bytes = b""  # of `tokens`, where wanted: rows of `token_logprobs.py`
     embedding: bytes | None = None
 
 
@@ -198,10 +199,24 @@ class Scheduler:
     def _together(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step for all who can go on."""
         num_preemptions = self.counts.preemptions
-        chunks = list(self._running_chunks(budget))
+        chunks = list(self._running_chunks(budget - self._kept_free(budget)))
         if self.waiting and self.counts.preemptions == num_preemptions:
             chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
         return chunks
+
+    def _kept_free(self, budget: int) -> int:
+        """Return how many tokens running prompts leave to a short one that is the next to begin.
+
+        Else it would wait until the last of them is computed, whosever they are.
+        """
+        waits = self.waiting and len(self.running) < self._limits.max_num_seqs
+        if not waits or self._limits.whole_prompts:
+            return 0
+        room = (budget - len(self.running)) // SHORT_SHARE
+        if room <= 0 or not any(sequence.num_missing > 1 for sequence in self.running):
+            return 0
+        first = self.waiting.first(self.counts.steps)
+        return first.num_missing if first is not None and first.num_missing <= room else 0
 
     def _alone(self, budget: int) -> list[Chunk]:
         """Return the chunk of the first suspect that waits for no image, if there is one.
@@ -445,7 +460,7 @@ class Scheduler:
             self._shares.charge(sequence.request.key, chunk.count)
             end = chunk.end
             if chunk.is_last and sequence.request.embeds:
-                news.append(News(sequence, [], FinishReason.STOP, None, outcome.embedding()))
+                news.append(News(sequence, [], FinishReason.STOP, embedding=outcome.embedding()))
             elif chunk.is_last:
                 news.append(self._draw(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)
@@ -475,7 +490,7 @@ class Scheduler:
         assert num_top is not None
         for _ in chunk.watched:
             outcome.token()
-            chunk.sequence.prompt_logprobs.append(outcome.logprob(num_top))
+            chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
     def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
         """Take the tokens that a step drew: one, and one more for every guess that was right.
@@ -486,20 +501,19 @@ class Scheduler:
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs
         news = News(sequence, [], FinishReason.LENGTH if sequence.is_stuck else None)
-        logprobs = []
+        logprobs = bytearray()
         is_right = True
         for place in range(len(chunk.drafts) + 1):
             token = outcome.token()
-            logprob = None if num_top is None else outcome.logprob(num_top)
+            logprob = b"" if num_top is None else outcome.logprob(num_top)
             if not is_right or news.finished is not None:
                 continue
             sequence.tokens.append(token)
             news.tokens.append(token)
-            if logprob is not None:
-                logprobs.append(logprob)
+            logprobs += logprob
             news.finished = finish_reason(sequence, token)
             is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
-        news.logprobs = logprobs
+        news.logprobs = bytes(logprobs)
         num_right = max(0, len(news.tokens) - 1)
         sequence.num_computed += num_right
         sequence.num_expected += num_right

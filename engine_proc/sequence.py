@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from headrace.engine_proc.matcher import Matcher
 from headrace.engine_proc.placed_image import PlacedImage, first_unready
 from headrace.engine_proc.rope_positions import RopePositions
-from headrace.messages import GenerateRequest, Sampling, TokenLogprob
+from headrace.messages import GenerateRequest, Sampling
 
 PLAIN = Sampling()
 # The fields of `Sampling` for which more has to be known, or told, than the last token.
@@ -43,7 +43,7 @@ class Sequence:
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are told
     draft_length: int = 0  # tokens to guess next, see `speculation.py`
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC

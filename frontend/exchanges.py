@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from headrace.board import Field, Slot
 from headrace.frontend.streams import Streams
+from headrace.frontend.unsent import Unsent
 from headrace.http_counts import CLIENT_LEFT
 from headrace.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
 from headrace.sent import Sent
 from headrace.sockets import Frame
 
-MAX_UNSENT_BYTES = 4 << 20  # of one response, waiting for a client that reads too slowly
+MAX_UNSENT_BYTES = 4 << 20  # of a stream, waiting for a client that reads too slowly
+MAX_TOTAL_UNSENT_BYTES = 256 << 20  # of all responses; past it the client that reads least is cut
 
 
 @dataclass(eq=False)
@@ -28,7 +30,8 @@ class Exchange:
     has_begun: bool = False  # the head has been written
     status: int = CLIENT_LEFT  # until there is a head
     declared_length: int = 0  # of the answer; 0 where it streams
-    unsent: bytearray = field(default_factory=bytearray)
+    unsent: Unsent = field(default_factory=Unsent)
+    written_at: float = 0.0  # when its client was last given something, seconds; see `Exchanges`
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
     on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
@@ -42,15 +45,20 @@ class Exchange:
         Args:
             num_written: how many bytes of their HTTP chunk have been written.
         """
-        is_piece = data and not last and not self.unsent
+        is_piece = len(data) and not last and not self.unsent
         if is_piece and self.write is not None and self.write(data, num_written):
             return
         assert not num_written
-        self.unsent += data
+        self.unsent.append(data)
         self.complete |= last
         if len(self.unsent) > MAX_UNSENT_BYTES and not last:
             self.dropped = True
         self._tell()
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """How many bytes of its answer are here."""
+        return len(self.unsent) + (0 if self.sent is None else self.sent.num_held_bytes)
 
     def drop(self) -> None:
         """Give up: the client is gone."""
@@ -85,7 +93,20 @@ class Exchanges:
     @property
     def num_unsent_bytes(self) -> int:
         """Bytes that have come and not been taken."""
-        return sum(len(exchange.unsent) for exchange in self._open.values())
+        return sum(exchange.num_unsent_bytes for exchange in self._open.values())
+
+    def cut_slowest(self) -> None:
+        """Drop requests until what waits is bounded: first whose clients last read longest ago.
+
+        One response is always kept: its request has been bounded.
+        """
+        excess = self.num_unsent_bytes - MAX_TOTAL_UNSENT_BYTES
+        waiting = [exchange for exchange in self._open.values() if exchange.unsent]
+        for exchange in sorted(waiting, key=lambda exchange: exchange.written_at)[:-1]:
+            if excess <= 0:
+                return
+            excess -= len(exchange.unsent)
+            exchange.drop()
 
     def open(self, wants_timing: bool = False) -> Exchange:
         """Draw an id and wait for its answer."""
@@ -100,7 +121,11 @@ class Exchanges:
 
     def sent(self) -> list[Sent]:
         """Return the requests that have been sent."""
-        return [exchange.sent for exchange in self._open.values() if exchange.sent is not None]
+        return [
+            exchange.sent
+            for exchange in self._open.values()
+            if exchange.sent is not None and not exchange.complete
+        ]
 
     def renumber(self, sent: Sent) -> int:
         """Draw a new id for a request; what comes for the old one is dropped."""
@@ -111,12 +136,14 @@ class Exchanges:
         self._open[exchange.id] = exchange
         return exchange.id
 
-    def fail(self, sent: Sent, head: Head, data: bytes) -> None:
-        """Answer a request with an error; no answer has begun."""
+    def fail(self, sent: Sent, head: Head, data: bytes, event: bytes) -> None:
+        """Answer a request with an error, or end a stream that has begun with an event."""
         exchange = self._open[sent.request.id]
-        assert not exchange.has_begun
-        exchange.head = head
-        exchange.deliver(data, True)
+        if exchange.has_begun or exchange.unsent:
+            exchange.deliver(event, True)
+        else:
+            exchange.head = head
+            exchange.deliver(data, True)
 
     def close(self, exchange: Exchange) -> None:
         """Stop waiting."""
@@ -125,7 +152,7 @@ class Exchanges:
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
     def deliver(
-        self, id: int, head: Head | None, data: Frame, last: bool, told: int, num_written: int = 0
+        self, id: int, head: Head | None, data: Frame, last: int, told: int, num_written: int = 0
     ) -> None:
         """Hand an entry of a message to the request it is for, as in `Exchange.deliver`."""
         exchange = self._open.get(request_of(id))
@@ -133,7 +160,10 @@ class Exchanges:
             return
         if head is not None and not exchange.has_begun:
             exchange.head = head
+        piece = [data]
         if exchange.sent is not None:
-            exchange.sent.is_answered = True
-            exchange.sent.told[id % MAX_SEQUENCES] = told
-        exchange.deliver(data, last, num_written)
+            piece = exchange.sent.take(id % MAX_SEQUENCES, data, last, told)
+        for before in piece[:-1]:
+            exchange.unsent.append(before)
+        if piece:
+            exchange.deliver(data, bool(last), num_written)

@@ -152,6 +152,10 @@ class Forwarder:
 
     def _give_up(self, sent: Sent) -> None:
         """Answer a request at which processes die, whichever it is sent to."""
-        path = sent.request.path
-        body = anthropic_body(DEADLY) if path.startswith(ANTHROPIC_PATHS) else error_body(DEADLY)
-        self._exchanges.fail(sent, Head(DEADLY.status, JSON), body)
+        if sent.request.path.startswith(ANTHROPIC_PATHS):
+            body = anthropic_body(DEADLY)
+            event = b"event: error\ndata: " + body + b"\n\n"
+        else:
+            body = error_body(DEADLY)
+            event = b"data: " + body + b"\n\ndata: [DONE]\n\n"
+        self._exchanges.fail(sent, Head(DEADLY.status, JSON), body, event)

@@ -163,6 +163,7 @@ class Frontend:
             self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
             self._slot[Field.ANSWERED] = self._server.server_state.total_requests
             self._slot.open_ids = (exchange.id for exchange in self._exchanges)
+            self._exchanges.cut_slowest()
             self._slot[Field.UNSENT_BYTES] = self._exchanges.num_unsent_bytes
             self._door.observe(loop.time())
             self._links.flush()

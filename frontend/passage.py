@@ -1,5 +1,6 @@
 """A request's way into the ring, and its answer's way out of it."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -19,6 +20,8 @@ OVERLOADED = Refusal(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
 )
 TOO_MANY = 429
+PIECE_BYTES = 256 << 10  # of a whole answer, written at once
+MAX_PIECES = 8  # in one turn of the event loop
 
 
 class Passage:
@@ -78,29 +81,41 @@ class Passage:
 
     def end(self) -> None:
         """Let go of the request."""
-        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
-        self._slot.add(Field.ADMITTED, -self._has_place)
+        self._give_up_place()
         self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
         self._request.on_lost = self._request.on_writable = nobody
         self._on_end(self._request, self._exchange)
 
+    def _give_up_place(self) -> None:
+        """Let go of the body, and of the place at the door: the answer is here."""
+        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
+        self._slot.add(Field.ADMITTED, -self._has_place)
+        self._num_kept, self._has_place = 0, False
+        if self._exchange.sent is not None:
+            self._exchange.sent.body = b""
+
     def _write_news(self) -> None:
         """Write what has come, if the client reads; it may be the last."""
         request, exchange = self._request, self._exchange
-        if exchange.dropped and not exchange.complete:
+        if exchange.complete:
+            self._give_up_place()
+        if exchange.dropped:
             self._slot.add(Field.DISCONNECTS)
-            assert exchange.sent is not None
-            self._links.abort(exchange.sent)
+            if not exchange.complete:
+                assert exchange.sent is not None
+                self._links.abort(exchange.sent)
             if not request.is_given_up:
                 request.break_off()
             self.end()
             return
         if exchange.head is None or not request.is_writable:
             return
-        data = bytes(exchange.unsent)
-        exchange.unsent.clear()
         if not exchange.has_begun:
-            self._begin(len(data))
+            self._begin(len(exchange.unsent))
+        exchange.written_at = time.monotonic()
+        if exchange.complete and not self._write_most():
+            return
+        data = exchange.unsent.take(len(exchange.unsent))
         self._slot.add(Field.BYTES_OUT, len(data))
         if not exchange.complete:
             request.write(data)
@@ -112,6 +127,29 @@ class Passage:
             whole = self._slot.histogram(Span.WHOLE)
             whole.observe(time.monotonic_ns() - request.received_at)
         self.end()
+
+    def _write_most(self) -> bool:
+        """Write all of the rest but its last piece; return whether that can be written now.
+
+        Where the client does not read it is written when it does, and what is left after some
+        pieces in the next turn of the event loop.
+        """
+        request, unsent = self._request, self._exchange.unsent
+        for _ in range(MAX_PIECES):
+            if len(unsent) <= PIECE_BYTES:
+                return True
+            data = unsent.take(PIECE_BYTES)
+            self._slot.add(Field.BYTES_OUT, len(data))
+            request.write(data)
+            if not request.is_writable:
+                return False
+        asyncio.get_running_loop().call_soon(self._go_on)
+        return False
+
+    def _go_on(self) -> None:
+        """Write more, unless that has been done or the request has ended meanwhile."""
+        if self._exchange.on_news is not None:
+            self._write_news()
 
     def _write_piece(self, data: Frame, num_written: int) -> bool:
         """Write a piece from the middle of an answer, if the client reads."""

@@ -130,6 +130,8 @@ class Field(enum.IntEnum):
     OPEN_REPLIES = 9  # gauge
     FRAMES = 10
     TOOL_READINGS = 11  # 12 words, by what `tool_readings.py` tells apart
+    REPLY_AT_HAND = 23  # the request whose reply is worked at, 0 where there is none,
+    LAST_REPLY_AT_HAND = 24  # and when the process died that was in this seat before
 
 
 WORK = slice(8, 64)  # of these words some change when a process gets something done

@@ -21,11 +21,11 @@ from headrace.messages import (
     ToEngine,
     ToFetcher,
     ToFrontend,
-    TokenLogprob,
     ToTokenizer,
     ToVision,
 )
 from headrace.output_formats import ThoughtFormat, ToolFormat
+from headrace.token_logprobs import PAIR, ROW
 from headrace.worker_messages import SAMPLING_ROW, FromWorker, ToWorker
 
 
@@ -39,8 +39,9 @@ def fingerprint() -> str:
         for kind in get_args(union) or (union,):
             lines.append(f"{kind.__name__} {get_type_hints(kind)}")
     forms = (Parsing, ResponsesForm, GenerateForm)
-    for part in (Sampling, Tensor, Image, Times, *forms, *get_args(Plan), TokenLogprob, Head):
+    for part in (Sampling, Tensor, Image, Times, *forms, *get_args(Plan), Head):
         lines.append(f"{part.__name__} {get_type_hints(part)}")
-    lines.append(f"{SAMPLING_ROW.format} {list(FinishReason)} {list(Api)}")
+    lines.append(f"{SAMPLING_ROW.format} {ROW.format} {PAIR.format}")
+    lines.append(f"{list(FinishReason)} {list(Api)}")
     lines.append(f"{list(ToolFormat)} {list(ThoughtFormat)}")
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.backlog import tokenizer_backlog
-from headrace.board import Board, Field, Slot, State
+from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.messages import Abort, Renew
 from headrace.sent import Sent
@@ -40,7 +40,8 @@ class Links:
         self._images = range(num_tokenizers + 1, num_all)  # empty where the model takes none
         self._engine = Outbox(address(run_dir, "engine"))
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
-        self._num_detokenizers = len(list(board.of("detokenizer")))
+        self._detokenizer_slots = list(board.of("detokenizer"))
+        self._num_detokenizers = len(self._detokenizer_slots)
         self._watch = Watch(board, ("tokenizer", "engine", "detokenizer"))
         self._are_unsent = False  # requests that are to be sent again
         self._slot = slot
@@ -101,21 +102,31 @@ class Links:
             give_up: is told of one with which processes die.
         """
         for seat in self._watch.replaced():
-            is_tokenizer = seat.role == "tokenizer"
-            at_hand = self._tokenizer_slots[seat.index][Field.AT_HAND] if is_tokenizer else 0
+            at_hand = self._at_hand(seat)
             for sent in open():
                 if not sent.is_lost_with(seat, self._num_detokenizers):
                     continue
                 self._withdraw(sent)
                 if sent.blame(at_hand):
-                    sent.renew(renumber(sent), is_suspect=is_tokenizer)
+                    sent.renew(renumber(sent), is_suspect=seat.role == "tokenizer")
                     self._are_unsent = True
                 else:
+                    self._aborts[self._engine].append(Abort(sent.request.id))
                     give_up(sent)
         if self._are_unsent:
             unsent = [sent for sent in open() if sent.tokenizer < 0]
             self._are_unsent = not all([self.forward(sent) for sent in unsent])
             self.flush()
+
+    def _at_hand(self, seat: Seat) -> int:
+        """Return at which request the process died that was in a seat, where that is known."""
+        match seat.role:
+            case "tokenizer":
+                return self._tokenizer_slots[seat.index][Field.AT_HAND]
+            case "detokenizer":
+                return self._detokenizer_slots[seat.index][Field.LAST_REPLY_AT_HAND]
+            case _:
+                return 0
 
     def abort(self, sent: Sent) -> None:
         """Have the engine forget a request, now or as soon as the link takes it.

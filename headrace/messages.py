@@ -88,6 +88,7 @@ class Api(enum.StrEnum):
 
 
 NOT_FINISHED = 255  # in the place of a `FinishReason`, where there is none
+MORE = 2  # in the place of `last`: the rest of this piece is in the next entries
 ENDED = 1 << 31  # beside a number of tokens: the client has been told the sequence's end
 
 
@@ -342,14 +343,6 @@ class SimilarityPlan(Message, tag="similarity", frozen=True):
 Plan = ReplyPlan | EmbeddingPlan | SimilarityPlan
 
 
-class TokenLogprob(Message, frozen=True):
-    """How likely a token was, and which were the likeliest in its place, best first."""
-
-    logprob: float  # natural logarithm
-    rank: int  # 1 is the likeliest
-    top: list[tuple[int, float]]  # token, logprob
-
-
 class StepOutput(Message, tag="step", frozen=True):
     """New tokens of one engine step: engine -> detokenizer. Frame: their ids, u32, concatenated.
 
@@ -363,9 +356,9 @@ class StepOutput(Message, tag="step", frozen=True):
     counts: bytes  # u32
     finished: bytes  # u8: `FinishReason`, or `NOT_FINISHED`
     cached: dict[int, int] = {}  # prompt tokens found in the prefix cache
-    logprobs: dict[int, list[TokenLogprob]] = {}  # one per new token
+    logprobs: dict[int, bytes] = {}  # rows of `token_logprobs.py`, one per new token
     prompts: dict[int, bytes] = {}  # u32 ids, where prompt_logprobs are wanted
-    prompt_logprobs: dict[int, list[TokenLogprob]] = {}  # of every prompt token but the first
+    prompt_logprobs: dict[int, bytes] = {}  # such rows, of every prompt token but the first
     embeddings: dict[int, bytes] = {}  # f32
     times: dict[int, Times] = {}  # with a sequence's first news
     # The `Plan` of each request that fails: workers died at it, or an image cannot be encoded. Here
@@ -417,7 +410,7 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     heads: dict[int, Head]
     ids: bytes  # u64, of sequences, or of a request where no sequence is concerned
     lengths: bytes  # u32
-    last: bytes  # u8: whether these bytes end the response
+    last: bytes  # u8: whether these bytes end the response, or `MORE`
     told: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
 
     @classmethod
@@ -426,7 +419,7 @@ class ResponseFrames(Message, tag="frames", frozen=True):
         heads: dict[int, Head],
         ids: Iterable[int],
         lengths: Iterable[int],
-        last: Iterable[bool],
+        last: Iterable[int],
         told: Iterable[int] = (),
     ) -> Self:
         """Make a message of columns that are Python's."""
@@ -442,13 +435,14 @@ class ResponseFrames(Message, tag="frames", frozen=True):
         for id, length, last, count in zip(ids, lengths, self.last, told, strict=False):
             end = start + length
             head = heads.pop(id >> SEQUENCE_BITS << SEQUENCE_BITS, None) if heads else None
-            yield id, head, view[start:end], last != 0, count
+            yield id, head, view[start:end], last, count
             start = end
 
 
 # A piece of a response: the sequence's id, or where none is concerned the request's; its head, the
-# first time; bytes; whether they are the last; what has been told with them, as in `HttpRequest`.
-Entry = tuple[int, Head | None, memoryview, bool, int]
+# first time; bytes; whether they are the last, or `MORE`; what has been told with them, as in
+# `HttpRequest`. Of a piece that comes in several entries the last one tells.
+Entry = tuple[int, Head | None, memoryview, int, int]
 
 
 ToFrontend = ResponseFrames

@@ -234,9 +234,9 @@ class Ring:
             sent = self._sent.get(request_of(id))
             if sent is not None:
                 head = None if sent.told else head
-                sent.is_answered = True
-                sent.told[id % MAX_SEQUENCES] = told
-                self._put(request_of(id), head, bytes(entry), last)
+                piece = sent.take(id % MAX_SEQUENCES, entry, last, told)
+                if piece:
+                    self._put(request_of(id), head, b"".join(piece), bool(last))
         self._slot.add(Field.MESSAGES_TAKEN)
         self._flush()
 

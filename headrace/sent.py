@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.board import Seat
-from headrace.messages import HttpRequest, detokenizer_of
+from headrace.messages import MORE, HttpRequest, detokenizer_of
+from headrace.sockets import Frame
 
-MAX_BLAMED = 2  # deaths of a process while it was at this request alone
+MAX_BLAMED = 2  # deaths of a process while this request was at hand
 
 
 @dataclass(eq=False, slots=True)
@@ -25,6 +26,27 @@ class Sent:
     told: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
     is_answered: bool = False  # something has come back since it was sent
     num_blamed: int = 0
+    held: list[Frame] = field(default_factory=list)  # of a piece that has not come whole
+
+    def take(self, index: int, data: Frame, last: int, told: int) -> list[Frame]:
+        """Take an entry of the answer, news of a sequence; return a piece once it is whole.
+
+        Args:
+            last: as in `ResponseFrames`.
+            told: as in `ResponseFrames`.
+        """
+        self.is_answered = True
+        if last == MORE:
+            self.held.append(bytes(data))
+            return []
+        self.told[index] = told
+        piece, self.held = [*self.held, data], []
+        return piece
+
+    @property
+    def num_held_bytes(self) -> int:
+        """How many bytes of the answer have come and are nobody's yet."""
+        return sum(map(len, self.held))
 
     def is_lost_with(self, seat: Seat, num_detokenizers: int) -> bool:
         """Whether the process in a seat may have taken this request with it."""
@@ -44,7 +66,7 @@ class Sent:
         return self.tokenizer >= 0 and not self.is_answered
 
     def blame(self, at_hand: int) -> bool:
-        """Take note of what a dead tokenizer was at; return whether this is sent once more."""
+        """Take note of what a dead process was at; return whether this is sent once more."""
         self.num_blamed += at_hand == self.request.id
         return self.num_blamed < MAX_BLAMED
 
@@ -60,3 +82,4 @@ class Sent:
             is_suspect=is_suspect or before.is_suspect,
         )
         self.tokenizer, self.is_answered = -1, False
+        self.held.clear()

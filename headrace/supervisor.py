@@ -479,7 +479,9 @@ class Supervisor:
         if delay_s is not None:
             log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         if self._is_up and not is_wanted:
-            at_hand = [slot[Field.AT_HAND]] if child.seat.role == "tokenizer" else []
+            hands = {"tokenizer": Field.AT_HAND, "detokenizer": Field.REPLY_AT_HAND}
+            role = child.seat.role
+            at_hand = [slot[hands[role]]] if role in hands else []
             self._capsules.make(slot, ending(code), child.process.stacks.take(), at_hand)
         child.process.stacks.close()
         if delay_s is None:

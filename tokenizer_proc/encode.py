@@ -81,6 +81,11 @@ class HuggingFace:
             types.index(1) - middle if 1 in types else None,
         )
 
+    @property
+    def decodes_bytes(self) -> bool:
+        """Whether a text is that of its tokens' bytes, one after the other."""
+        return isinstance(self._tokenizer.decoder, tokenizers.decoders.ByteLevel)
+
     def special_tokens(self) -> dict[str, int]:
         """Return the ids of the special tokens."""
         added = self._tokenizer.get_added_tokens_decoder()
@@ -138,6 +143,7 @@ class Encoder:
         self._fast: Fast | None = None
         self._pair_marks: PairMarks | None = None
         self.empty = self._load_exact().encode([""], add_special_tokens=True)[0]
+        self.decodes_bytes = self._load_exact().decodes_bytes
         self.special_tokens = self._load_exact().special_tokens()
         self.token_bytes: TokenBytes | None = None  # known once `load_fast` has run
 

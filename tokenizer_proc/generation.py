@@ -31,6 +31,12 @@ from headrace.tokenizer_proc.generate_requests import (
 from headrace.tokenizer_proc.grammar_fields import constraint_of
 from headrace.tokenizer_proc.grammars import Grammars
 from headrace.tokenizer_proc.images import Images, none_of
+from headrace.tokenizer_proc.logprob_limit import (
+    check_logprobs,
+    entries_of,
+    num_entries,
+    room_of,
+)
 from headrace.tokenizer_proc.messages_requests import CHAT_NAMES as MESSAGES_NAMES
 from headrace.tokenizer_proc.messages_requests import (
     chat_of_messages,
@@ -101,6 +107,7 @@ class Form:
     id: str = ""  # of the response; empty is a new one of that API
     first: int = 0  # index of the first sequence
     num_sequences: int | None = None  # of the whole reply; None is those planned together
+    num_logprobs: int = 0  # log probabilities that are told of the sequences before
 
 
 class GenerationPlanner:
@@ -181,7 +188,10 @@ class GenerationPlanner:
         )
         planned = Sequences([], [])
         for part in parts:
-            following = dataclasses.replace(form, first=len(planned.requests))
+            num_told = num_entries(planned.requests, planned.prompts)
+            following = dataclasses.replace(
+                form, first=len(planned.requests), num_logprobs=num_told
+            )
             with as_written(part.names):
                 found = yield from self._continue(http, part.request, following)
             planned = Sequences(planned.requests + found.requests, planned.prompts + found.prompts)
@@ -252,6 +262,9 @@ class GenerationPlanner:
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
+        of_prompts = form.num_logprobs + prompt_entries(sampling, first, prompts, num_each)
+        told = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
+        room = room_of(told, of_prompts, num_told)
         requests = []
         for position in range(num_sequences):
             prompt, index = prompts[position // num_each], form.first + position
@@ -264,7 +277,7 @@ class GenerationPlanner:
                 prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
                 told=http.told.get(index),
             )
-            max_tokens = self._max_tokens(len(prompt.ids), wanted, form)
+            max_tokens = self._max_tokens(len(prompt.ids), wanted, form, room)
             check_min_tokens(request, max_tokens)
             requests.append(
                 GenerateRequest(
@@ -281,6 +294,7 @@ class GenerationPlanner:
                     resumes=http.resumes and http.resumes + index,
                 )
             )
+        check_logprobs(told, of_prompts, (request.max_tokens for request in requests))
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
 
     def _reply_plan(
@@ -351,8 +365,11 @@ class GenerationPlanner:
         distinct = {tuple(ids): None for ids in found if len(ids)}
         return [list(ids) for ids in distinct]
 
-    def _max_tokens(self, num_prompt: int, wanted: int | None, form: Form) -> int:
-        """Return how many tokens a sequence may get: as asked, else the default, else all left."""
+    def _max_tokens(self, num_prompt: int, wanted: int | None, form: Form, room: int | None) -> int:
+        """Return how many tokens a sequence may get: as asked, else the default, else all left.
+
+        Where nothing is asked there are at most `room`; None is no limit.
+        """
         if num_prompt == 0:
             raise InvalidValue(f"{form.param}: must have at least one token", form.param)
         limit = self._card.max_model_len
@@ -360,7 +377,7 @@ class GenerationPlanner:
             raise ContextLengthExceeded(num_prompt, wanted, limit, form.param)
         left = limit - num_prompt
         default = form.default_max_tokens or self._card.sampling_defaults.max_new_tokens
-        return wanted or min(default or left, left)
+        return wanted or min(default or left, left, left if room is None else room)
 
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""
@@ -389,6 +406,15 @@ class GenerationPlanner:
         ignores = request.ignore_eos and not has_grammar
         eos = [] if ignores else self._card.eos_token_ids
         return [*eos, *stops]
+
+
+def prompt_entries(
+    sampling: Sampling, plan: ReplyPlan, prompts: list[Prompt], num_each: int
+) -> int:
+    """Return how many log probabilities are told of the prompts of all sequences."""
+    num_looks = 1 if plan.chat else num_each
+    num_tokens = sum(len(prompt.ids) for prompt in prompts)
+    return num_looks * entries_of(num_tokens, sampling.prompt_logprobs)
 
 
 def sampling_of(sampling: Sampling, index: int, plan: ReplyPlan) -> Sampling:

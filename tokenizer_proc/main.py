@@ -66,10 +66,14 @@ def serve_long(
         pass
     service = load_service(config, context, inbox, aborts, num_threads(), 1, 0)
     service.load_fast()
+    was_busy = False
     while True:
         heart.begin()
-        service.handle(IDLE_MS)
+        is_busy = service.handle(IDLE_MS)
         heart.end()
+        if was_busy and not is_busy:
+            give_back()
+        was_busy = is_busy
 
 
 def serve_images(

@@ -3,6 +3,7 @@
 OpenAI's, and those that vLLM and SGLang add. https://platform.openai.com/docs/api-reference
 """
 
+from collections.abc import Sequence
 from functools import cache
 from math import inf
 from typing import Any, Literal, TypeVar
@@ -210,7 +211,7 @@ def check_length(name: str, length: int, limit: int) -> None:
         raise InvalidValue(f"{name}: must have at most {limit} entries, not {length}", name)
 
 
-def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
+def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
     """Refuse ids that are no tokens; the text names the first."""
     if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
         return

@@ -1,13 +1,14 @@
 """`/tokenize` and `/detokenize`, as vLLM has them: what a text is to the model."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from headrace.config import ModelCard
-from headrace.errors import ModelNotFound
+from headrace.errors import InvalidValue, ModelNotFound
 from headrace.messages import HttpRequest
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.images import Images, none_of
@@ -20,10 +21,18 @@ from headrace.tokenizer_proc.sampling_fields import check_token_ids
 from headrace.tokenizer_proc.stages import Answer, Body, Encoding, Ids, Stages, Text, json_answer
 
 CHUNK = 1 << 16  # token ids made into Python's numbers at once
+MAX_TEXT_BYTES = 128 << 20  # of an answer
+NO_CHARACTER = "\ufffd"
 
 
 class Spelling(Protocol):
-    """What is needed of a tokenizer beside encoding."""
+    """What is needed of a tokenizer beside encoding.
+
+    Attributes:
+        decodes_bytes: a text is that of its tokens' bytes, one after the other.
+    """
+
+    decodes_bytes: bool
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`."""
@@ -35,7 +44,7 @@ class Spelling(Protocol):
 
 
 class TokenRoutes:
-    """Texts as tokens and back. No length is refused: nothing is computed of them."""
+    """Texts as tokens and back. Nothing is computed of them: only answers have a limit."""
 
     def __init__(
         self,
@@ -73,11 +82,34 @@ class TokenRoutes:
 
     def detokenize(self, _http: HttpRequest, body: Body) -> Answer:
         """Answer `/detokenize`."""
-        request = decode_detokenize(body)
-        self._check_model(request.model)
-        check_token_ids("tokens", request.tokens, self._card.vocab_size)
-        text = self._spelling.decode(request.tokens, skip_special_tokens=False)
-        return json_answer({"prompt": text})
+        ids, model = decode_detokenize(body)
+        self._check_model(model)
+        check_token_ids("tokens", ids, self._card.vocab_size)
+        data = bytearray(b'{"prompt":"')
+        for text in self._texts(ids):
+            data += msgspec.json.encode(text)[1:-1]
+            if len(data) > MAX_TEXT_BYTES:
+                raise InvalidValue(
+                    f"tokens: their text has more than {MAX_TEXT_BYTES} bytes of JSON; send fewer",
+                    "tokens",
+                )
+        return Answer(200, bytes(data + b'"}'))
+
+    def _texts(self, ids: "array[int]") -> Iterator[str]:
+        """Yield the text of `ids`, in parts where a token's text does not depend on others'."""
+        size = CHUNK if self._spelling.decodes_bytes else max(1, len(ids))
+        start = 0
+        while start < len(ids):
+            end = start + size
+            text = self._decoded(ids[start:end])
+            while end < len(ids) and text.endswith(NO_CHARACTER):  # maybe the rest of one follows
+                end += size
+                text = self._decoded(ids[start:end])
+            yield text
+            start = end
+
+    def _decoded(self, ids: "array[int]") -> str:
+        return self._spelling.decode(ids, skip_special_tokens=False)
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name != self._card.name:

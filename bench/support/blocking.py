@@ -8,8 +8,10 @@ from urllib.parse import urlsplit
 class Client:
     """One connection that is kept, with blocking calls: nothing costs less."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
+        """Connect; `key` is an API key."""
         where = urlsplit(url)
+        self._authorization = f"Authorization: Bearer {key}\r\n" if key else ""
         self._host = where.netloc
         self._socket = socket.create_connection((where.hostname, where.port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -23,7 +25,7 @@ class Client:
         """Send a request whose body is in pieces, which are not copied where they are long."""
         length = sum(map(len, pieces))
         head = f"{method} {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Length: {length}\r\n"
-        head += "Content-Type: application/json\r\n\r\n"
+        head += f"Content-Type: application/json\r\n{self._authorization}\r\n"
         if length < 4096:
             pieces = [b"".join([head.encode(), *pieces])]
         else:

@@ -16,10 +16,10 @@ from headrace.messages import (
     FinishReason,
     Parsing,
     StepOutput,
-    TokenLogprob,
     request_id,
 )
 from headrace.output_formats import ToolFormat
+from headrace.token_logprobs import TokenLogprob
 
 LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
 
@@ -119,7 +119,7 @@ def test_a_request_at_which_workers_die_gets_an_error(
     replies = Replies(TableVocabulary(TABLE), 2)
     id = request_id(0, 1)
     plan = msgspec.msgpack.encode(make_plan(stream=stream, logprobs=logprobs, num_sequences=2))
-    likely = {} if logprobs is None else {id: [TokenLogprob(0, 1, [])]}
+    likely = {} if logprobs is None else {id: TokenLogprob(0, 1, []).pack()}
     if has_begun:
         take(replies, StepOutput.of({id: plan}, [id], [1], [None], logprobs=likely), b"a\0\0\0")
     output = StepOutput.of({}, [id + 1], [0], [ABORT], failed={id: plan})

@@ -18,8 +18,8 @@ from headrace.messages import (
     GenerateForm,
     ReplyPlan,
     StepOutput,
-    TokenLogprob,
 )
+from headrace.token_logprobs import TokenLogprob, packed
 from headrace.tokenizer_proc.answer_schemas import Generated
 from headrace.tokenizer_proc.event_schemas import GenerateEvent
 
@@ -67,7 +67,7 @@ def events(data: bytes) -> list[Any]:
 
 def test_a_whole_answer() -> None:
     answer = Choice("hi", STOP, token_ids=[104, 105, END], stopped_by=END, usage=USAGE)
-    assert checked(make_renderer(make_generate_plan()).whole([answer], USAGE)) == {
+    assert checked(b"".join(make_renderer(make_generate_plan()).whole([answer], USAGE))) == {
         "text": "hi",
         "output_ids": [104, 105, END],
         "meta_info": {
@@ -84,7 +84,7 @@ def test_a_whole_answer() -> None:
 def test_a_batch_is_a_list_whose_ids_are_the_clients() -> None:
     answers = [Choice(text, LENGTH, token_ids=[1], usage=USAGE) for text in "abcd"]
     plan = make_generate_plan({"is_list": True, "ids": ["p", "q"], "num_each": 2}, num_sequences=4)
-    bodies = checked(make_renderer(plan).whole(answers, USAGE))
+    bodies = checked(b"".join(make_renderer(plan).whole(answers, USAGE)))
     assert [body["meta_info"]["id"] for body in bodies] == ["p_0", "p_1", "q_0", "q_1"]
     assert [body["text"] for body in bodies] == list("abcd")
     assert bodies[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 2}
@@ -114,7 +114,7 @@ def test_events_of_a_batch_say_which_sequence_they_are_of() -> None:
 
 
 def likely(token: int) -> TokenLogprob:
-    return TokenLogprob(-token / 100, 1, [(token, -token / 100), (1, -9.0)])
+    return TokenLogprob(-token / 128, 1, [(token, -token / 128), (1, -9.0)])
 
 
 def told(stream: bool, **form: Any) -> Any:
@@ -132,13 +132,13 @@ def told(stream: bool, **form: Any) -> Any:
         [],
         [],
         prompts={0: array("I", [97, 98, 99]).tobytes()},
-        prompt_logprobs={0: [likely(98), likely(99)]},
+        prompt_logprobs={0: packed([likely(98), likely(99)])},
     )
     reply = Reply(plan, ByteVocabulary())
     data = reply.open(plan, 0, NOTHING if stream else output)
     for token in b"hi":
-        data += reply.feed(0, [token], None, [likely(token)])[0]
-    return events(data)[-1] if stream else checked(data)
+        data += reply.feed(0, [token], None, likely(token).pack())[0]
+    return events(data)[-1] if stream else checked(b"".join(reply.whole()))
 
 
 def test_log_probabilities_are_those_of_all_output_ids() -> None:
@@ -146,16 +146,16 @@ def test_log_probabilities_are_those_of_all_output_ids() -> None:
         answer = told(stream, first_logprob=[None if stream else 1])
         meta = answer["meta_info"]
         assert (answer["text"], answer["output_ids"]) == ("h", [104, 105])
-        assert meta["output_token_logprobs"] == [[-1.04, 104, "h"], [-1.05, 105, "i"]]
-        assert meta["output_top_logprobs"] == [[[-1.04, 104, "h"]], [[-1.05, 105, "i"]]]
+        assert meta["output_token_logprobs"] == [[-0.8125, 104, "h"], [-0.8203125, 105, "i"]]
+        assert meta["output_top_logprobs"] == [[[-0.8125, 104, "h"]], [[-0.8203125, 105, "i"]]]
         assert meta["completion_tokens"] == 2
 
 
 def test_log_probabilities_of_a_prompt_begin_with_a_token_that_follows_nothing() -> None:
     meta = told(False, first_logprob=[0])["meta_info"]
-    expected = [[None, 97, "a"], [-0.98, 98, "b"], [-0.99, 99, "c"]]
+    expected = [[None, 97, "a"], [-0.765625, 98, "b"], [-0.7734375, 99, "c"]]
     assert meta["input_token_logprobs"] == expected
-    assert meta["input_top_logprobs"] == [None, [[-0.98, 98, "b"]], [[-0.99, 99, "c"]]]
+    assert meta["input_top_logprobs"] == [None, [[-0.765625, 98, "b"]], [[-0.7734375, 99, "c"]]]
     meta = told(False, first_logprob=[1])["meta_info"]
     assert meta["input_token_logprobs"] == [[None, 98, "b"], expected[2]]
     assert told(False)["meta_info"]["input_token_logprobs"] == []
@@ -171,19 +171,20 @@ def test_each_prompt_has_the_log_probabilities_it_asked_for(stream: bool) -> Non
     reply = Reply(plans[0], ByteVocabulary())
     data = b"".join(reply.open(plan, plan.index, NOTHING) for plan in plans)
     for plan in plans:
-        told = [] if plan.logprobs is None else [likely(104)]
+        told = b"" if plan.logprobs is None else likely(104).pack()
         data += reply.feed(plan.index, [104], LENGTH, told)[0]
+    data += b"" if stream else b"".join(reply.whole())
     metas = [one["meta_info"] for one in (events(data) if stream else checked(data))]
     assert "output_token_logprobs" not in metas[0]
     for meta in metas[1:]:
-        assert meta["output_token_logprobs"] == [[-1.04, 104, "h"]]
+        assert meta["output_token_logprobs"] == [[-0.8125, 104, "h"]]
     assert "output_top_logprobs" not in metas[1]
-    assert metas[2]["output_top_logprobs"] == [[[-1.04, 104, "h"]]]
+    assert metas[2]["output_top_logprobs"] == [[[-0.8125, 104, "h"]]]
 
 
 def test_token_texts_are_told_only_where_that_is_wanted() -> None:
     meta = told(False, tells_token_text=False)["meta_info"]
-    assert meta["output_token_logprobs"] == [[-1.04, 104, None], [-1.05, 105, None]]
+    assert meta["output_token_logprobs"] == [[-0.8125, 104, None], [-0.8203125, 105, None]]
 
 
 def test_of_a_prompt_that_is_only_scored_no_output_is_told() -> None:

@@ -12,7 +12,7 @@ from byte_replies import ByteVocabulary, make_plan
 from headrace.board import Board, Field, Seat, State
 from headrace.config import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
-from headrace.detokenizer_proc.main import Detokenizer
+from headrace.detokenizer_proc.main import Detokenizer, mark_start
 from headrace.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
@@ -117,3 +117,14 @@ def test_a_frontend_that_is_behind_gets_more_text_in_fewer_messages(bench: Bench
     assert received is not None
     assert all(text in bytes(received[1]) for text in (b'"c"', b'"d"', b'"e"'))
     assert bench.frontend.receive(0) is None
+
+
+def test_next_detokenizer_tells_at_which_reply_the_last_one_died(bench: Bench) -> None:
+    slot = bench.board.slot("detokenizer")
+    slot[Field.REPLY_AT_HAND] = OLD
+    for state in (State.STARTING, State.READY):
+        slot.enter(state)
+    mark_start(slot)
+    assert (slot[Field.LAST_REPLY_AT_HAND], slot[Field.REPLY_AT_HAND]) == (OLD, 0)
+    bench.tell(NEW, b"a")
+    assert slot[Field.LAST_REPLY_AT_HAND] == OLD, "until the next one dies"

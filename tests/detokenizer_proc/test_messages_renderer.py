@@ -62,7 +62,7 @@ def test_a_stream_says_what_the_whole_message_says() -> None:
     found = events(data)
     text, thought, calls = gathered(PIECES)
     answer = Choice(text, STOP, thought=thought, calls=calls, stopped_by=END)
-    body = MessagesRenderer(make_message_plan()).whole([answer], USAGE)
+    body = b"".join(MessagesRenderer(make_message_plan()).whole([answer], USAGE))
     whole = json.loads(body)
     Message.model_validate(whole)
     msgspec.json.decode(body, type=AnsweredMessage)
@@ -125,27 +125,29 @@ def test_why_a_message_ends(
         data = reply.open(plan, 0, NOTHING)
         for position, token in enumerate(tokens):
             is_last = position == len(tokens) - 1
-            data += reply.feed(0, [token], finished if is_last else None, [])[0]
+            data += reply.feed(0, [token], finished if is_last else None, b"")[0]
         assert reply.is_complete
         if stream:
             found = events(data)
             content, end = content_of(found), found[-2]["delta"]
         else:
-            end = json.loads(data)
+            end = json.loads(b"".join(reply.whole()))
             content = end["content"]
         assert content == [{"type": "text", "text": text}]
         assert (end["stop_reason"], end["stop_sequence"]) == (reason, sequence)
 
 
 def test_an_answer_without_a_word_has_no_blocks() -> None:
-    whole = json.loads(MessagesRenderer(make_message_plan()).whole([Choice("", STOP)], USAGE))
+    whole = json.loads(
+        b"".join(MessagesRenderer(make_message_plan()).whole([Choice("", STOP)], USAGE))
+    )
     assert whole["content"] == []
     assert events(MessagesRenderer(make_message_plan(stream=True)).delta(0, [], STOP)) == []
 
 
 def test_arguments_that_were_cut_off_are_not_told() -> None:
     answer = Choice("", LENGTH, calls=[Call("call_1", "look", '{"at": "se')])
-    whole = json.loads(MessagesRenderer(make_message_plan()).whole([answer], USAGE))
+    whole = json.loads(b"".join(MessagesRenderer(make_message_plan()).whole([answer], USAGE)))
     assert (whole["content"][0]["input"], whole["stop_reason"]) == ({}, "max_tokens")
 
 

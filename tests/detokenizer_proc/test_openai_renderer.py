@@ -113,7 +113,7 @@ def test_usage_is_absent_where_it_is_not_wanted() -> None:
 def test_a_whole_chat() -> None:
     renderer = make_renderer(chat=True, stream=False)
     answers = [Choice("a", FinishReason.STOP), Choice("b", FinishReason.LENGTH)]
-    body = json.loads(renderer.whole(answers, Usage(3, 4, 2)))
+    body = json.loads(b"".join(renderer.whole(answers, Usage(3, 4, 2))))
     assert body == IDENTITY | {
         "object": "chat.completion",
         "choices": [
@@ -131,7 +131,7 @@ def test_a_whole_chat() -> None:
 
 def test_a_whole_completion() -> None:
     renderer = make_renderer(chat=False, stream=False)
-    body = json.loads(renderer.whole([Choice("a", FinishReason.STOP)], Usage(3, 1, 0)))
+    body = json.loads(b"".join(renderer.whole([Choice("a", FinishReason.STOP)], Usage(3, 1, 0))))
     assert body == text_chunk("a", "stop") | {"usage": usage_body(Usage(3, 1, 0))}
 
 

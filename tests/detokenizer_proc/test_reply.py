@@ -25,10 +25,10 @@ from headrace.messages import (
     ResponseFrames,
     StepOutput,
     Stop,
-    TokenLogprob,
     request_id,
     request_of,
 )
+from headrace.token_logprobs import TokenLogprob, packed
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 REFUSED = FinishReason.REFUSED
@@ -59,7 +59,10 @@ def feed(
     finished: FinishReason | None,
     logprobs: list[TokenLogprob] | None = None,
 ) -> tuple[bytes, bool]:
-    return reply.feed(index, ids, finished, logprobs or [])
+    data, stopped_here = reply.feed(index, ids, finished, packed(logprobs or []))
+    if reply.is_complete and not reply.streams:
+        data = b"".join(reply.whole())
+    return data, stopped_here
 
 
 def ids(text: str) -> list[int]:
@@ -417,7 +420,7 @@ def test_what_cannot_be_has_openais_lowest_number() -> None:
 def watched_output(prompt: str) -> StepOutput:
     told = [likely(-i, ("z", -0.5), rank=i) for i in range(1, len(prompt))]
     plans = array("I", ids(prompt)).tobytes()
-    return StepOutput.of({}, [], [], [], prompts={0: plans}, prompt_logprobs={0: told})
+    return StepOutput.of({}, [], [], [], prompts={0: plans}, prompt_logprobs={0: packed(told)})
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -21,8 +21,9 @@ from headrace.detokenizer_proc.renderer import Choice, Usage
 from headrace.detokenizer_proc.reply import Reply
 from headrace.detokenizer_proc.responses_renderer import ResponsesRenderer
 from headrace.errors import InternalError
-from headrace.messages import Api, FinishReason, ReplyPlan, ResponsesForm, TokenLogprob
+from headrace.messages import Api, FinishReason, ReplyPlan, ResponsesForm
 from headrace.sampling_defaults import OPENAI
+from headrace.token_logprobs import TokenLogprob
 from headrace.tokenizer_proc import answer_schemas, event_schemas
 from headrace.tokenizer_proc.responses_requests import decode_responses, echo_of
 
@@ -63,7 +64,7 @@ def test_a_stream_says_what_the_whole_response_says(
     found = stream_of(pieces, finished)
     text, thought, calls = gathered(pieces)
     answer = Choice(text, finished, thought=thought, calls=calls)
-    body = ResponsesRenderer(make_response_plan()).whole([answer], USAGE)
+    body = b"".join(ResponsesRenderer(make_response_plan()).whole([answer], USAGE))
     whole = json.loads(body)
     Response.model_validate(whole)
     msgspec.json.decode(body, type=answer_schemas.Response)
@@ -126,7 +127,7 @@ def test_logprobs_are_told_once_each() -> None:
     data = reply.open(plan, 0, NOTHING)
     for token in b"a#b##c":
         likely = TokenLogprob(-0.5, 1, [(token, -0.5)])
-        data += reply.feed(0, [token], None, [likely])[0]
+        data += reply.feed(0, [token], None, likely.pack())[0]
     found = events(data)
     told = [one for event in found for one in event.get("logprobs", []) if "delta" in event]
     assert [one["token"] for one in told] == ["a", "#", "b"]

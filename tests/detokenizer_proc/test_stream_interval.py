@@ -25,10 +25,10 @@ from headrace.messages import (
     Parsing,
     ResponsesForm,
     StepOutput,
-    TokenLogprob,
     request_id,
 )
 from headrace.output_formats import ThoughtFormat, ToolFormat
+from headrace.token_logprobs import TokenLogprob
 
 ID = request_id(0, 1)
 LENGTH = FinishReason.LENGTH
@@ -48,7 +48,7 @@ def stream(interval: int, vocabulary: Vocabulary, text: str = TEXT, **fields: An
             [ID],
             [1],
             [LENGTH if place == len(text) - 1 else None],
-            logprobs={ID: [TokenLogprob(-1.0, 1, [])]} if "logprobs" in fields else {},
+            logprobs={ID: TokenLogprob(-1.0, 1, []).pack()} if "logprobs" in fields else {},
         )
         outgoing, _ = take(replies, output, array("I", [byte]).tobytes())
         data += b"".join(frames.data() for frames in outgoing.values())

@@ -26,9 +26,9 @@ from headrace.messages import (
     Said,
     Sampling,
     Stop,
-    TokenLogprob,
     request_id,
 )
+from headrace.token_logprobs import TokenLogprob
 from headrace.worker_messages import StepFailed, StepResult, WorkerReady
 
 
@@ -70,7 +70,7 @@ def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:
     output, tokens = rig.heard()
     assert output.started == {FIRST: b"plan %d" % FIRST}
     assert (list(output.rows()), tokens) == ([(FIRST, 1, None)], [7])
-    assert output.logprobs == {FIRST: [TokenLogprob(0, 1, [])]}
+    assert output.logprobs == {FIRST: TokenLogprob(0, 1, []).pack()}
     assert [id for id, _, _ in rig.heard(1)[0].rows()] == [other]
     rig.step()
     output, tokens = rig.heard()
@@ -390,7 +390,7 @@ def test_log_probabilities_are_told_anew(rig: Rig) -> None:
     rig.take(GenerateRequest(again, 1, 2, sampling, [], b"plan", resumes=FIRST))
     rig.step()
     output, tokens = rig.heard(1)
-    assert (output.started, tokens, len(output.logprobs[again])) == ({again: b"plan"}, [7], 1)
+    assert (output.started, tokens, len(output.logprobs[again])) == ({again: b"plan"}, [7], 8)
 
 
 def test_the_death_of_an_idle_worker_is_noticed(rig: Rig) -> None:
@@ -413,7 +413,7 @@ def test_prompts_are_told_with_their_log_probabilities(rig: Rig) -> None:
     rig.step()
     output, _ = rig.heard()
     assert output.prompts == {FIRST: array("I", [1, 2, 3]).tobytes()}
-    assert output.prompt_logprobs == {FIRST: [TokenLogprob(0, 1, [])] * 2}
+    assert output.prompt_logprobs == {FIRST: TokenLogprob(0, 1, []).pack() * 2}
     rig.step()
     assert rig.heard()[0].prompts == {}
 
@@ -451,6 +451,12 @@ def test_an_abort_is_told_once_for_all_sequences(rig: Rig) -> None:
     output, _ = rig.heard()
     assert list(output.rows()) == [(FIRST, 0, FinishReason.ABORT)]
     assert rig.slot[Field.ABORTED] == 3
+
+
+def test_abort_of_an_ended_request_reaches_the_detokenizer(rig: Rig) -> None:
+    rig.take(Abort(request_id(0, 6)))
+    output, _ = rig.heard()
+    assert list(output.rows()) == [(request_id(0, 6), 0, FinishReason.ABORT)]
 
 
 def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:

@@ -4,8 +4,8 @@ from array import array
 
 import pytest
 
-from headrace.engine_proc.outcome import PAIR, ROW, Outcome
-from headrace.messages import TokenLogprob
+from headrace.engine_proc.outcome import Outcome
+from headrace.token_logprobs import PAIR, ROW, TokenLogprob
 from headrace.worker_messages import StepResult
 
 
@@ -13,10 +13,10 @@ def test_rows_and_logprobs_come_in_turn() -> None:
     logprobs = ROW.pack(-0.5, 2) + PAIR.pack(7, -0.25) + PAIR.pack(8, -0.5) + ROW.pack(-1, 1)
     outcome = Outcome(StepResult(array("i", [8, 9, 4]).tobytes(), logprobs), 0)
     assert outcome.token() == 8
-    assert outcome.logprob(2) == TokenLogprob(-0.5, 2, [(7, -0.25), (8, -0.5)])
+    assert TokenLogprob.unpack(outcome.logprob(2)) == (-0.5, 2, [(7, -0.25), (8, -0.5)])
     assert outcome.token() == 9
     assert outcome.token() == 4
-    assert outcome.logprob(0) == TokenLogprob(-1, 1, [])
+    assert TokenLogprob.unpack(outcome.logprob(0)) == (-1, 1, [])
 
 
 def test_embeddings_are_of_one_size() -> None:

@@ -1,8 +1,11 @@
 """Response bytes find the request they are for, and wait for it within limits."""
 
+import pytest
+
 from headrace.board import SLOT_WORDS, Field, Seat, Slot
+from headrace.frontend import exchanges as exchanges_module
 from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchange, Exchanges
-from headrace.messages import Head, HttpRequest, ResponseFrames, frontend_of
+from headrace.messages import MORE, Head, HttpRequest, ResponseFrames, frontend_of
 from headrace.sent import Sent
 from headrace.sockets import Frame
 
@@ -35,7 +38,7 @@ def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
     exchange.deliver(b"third", False)
     exchange.deliver(b"last", True)
     assert written == [b"first", b"part", b"too much"]
-    assert exchange.unsent == b"too muchthirdlast"
+    assert bytes(exchange.unsent) == b"too muchthirdlast"
 
 
 def test_a_client_that_leaves_is_news() -> None:
@@ -73,9 +76,9 @@ def test_bytes_are_cut_apart_by_their_lengths() -> None:
     frames = ResponseFrames.of({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
     for entry in frames.split(b"bbaaa"):
         exchanges.deliver(*entry)
-    assert (a.unsent, a.head, a.complete) == (b"aaa", HEAD, True)
-    assert (b.unsent, b.head, b.complete) == (b"bb", None, False)
-    assert (c.unsent, c.complete) == (b"", True)
+    assert (bytes(a.unsent), a.head, a.complete) == (b"aaa", HEAD, True)
+    assert (bytes(b.unsent), b.head, b.complete) == (b"bb", None, False)
+    assert (bytes(c.unsent), c.complete) == (b"", True)
 
 
 def test_a_head_that_has_come_stays() -> None:
@@ -83,7 +86,7 @@ def test_a_head_that_has_come_stays() -> None:
     exchange = exchanges.open()
     exchanges.deliver(exchange.id, HEAD, b"x", False, 0)
     exchanges.deliver(exchange.id, None, b"y", False, 0)
-    assert (exchange.unsent, exchange.head) == (b"xy", HEAD)
+    assert (bytes(exchange.unsent), exchange.head) == (b"xy", HEAD)
 
 
 def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
@@ -92,7 +95,7 @@ def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
     exchanges.close(gone)
     for entry in ResponseFrames.of({}, [gone.id, here.id], [3, 2], [False, False]).split(b"xxxhi"):
         exchanges.deliver(*entry)
-    assert here.unsent == b"hi"
+    assert bytes(here.unsent) == b"hi"
     assert not gone.unsent
     assert list(exchanges) == [here]
 
@@ -130,7 +133,7 @@ def test_what_comes_for_an_old_id_is_dropped() -> None:
     assert (exchange.id, len(exchanges)) == (new, 1)
     exchanges.deliver(old, None, b"lost ", False, 2)
     exchanges.deliver(new, HEAD, b"second", True, 2)
-    assert exchange.unsent == b"first second"
+    assert bytes(exchange.unsent) == b"first second"
 
 
 def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
@@ -147,5 +150,66 @@ def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
 def test_a_request_that_is_given_up_has_an_answer() -> None:
     exchanges = Exchanges(0, SLOT)
     exchange = exchanges.open()
-    exchanges.fail(sent_of(exchange), HEAD, b"sorry")
-    assert (exchange.unsent, exchange.head, exchange.complete) == (b"sorry", HEAD, True)
+    exchanges.fail(sent_of(exchange), HEAD, b"sorry", b"data: sorry")
+    assert (bytes(exchange.unsent), exchange.head, exchange.complete) == (b"sorry", HEAD, True)
+
+
+def test_slices_of_an_answer_wait_until_it_is_whole() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    sent = sent_of(exchange)
+    told = []
+    exchange.on_news = lambda: told.append(bytes(exchange.unsent))
+    exchanges.deliver(exchange.id, None, b"one ", MORE, 0)
+    exchanges.deliver(exchange.id, None, b"two ", MORE, 0)
+    assert (told, sent.told, exchange.head, exchanges.num_unsent_bytes) == ([], {}, None, 8)
+    exchanges.deliver(exchange.id, HEAD, b"three", True, 7)
+    assert (told, sent.told, exchange.head) == ([b"one two three"], {0: 7}, HEAD)
+
+
+def test_slices_of_a_dead_process_are_dropped() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    sent = sent_of(exchange)
+    exchanges.deliver(exchange.id, None, b"half", MORE, 0)
+    exchanges.renumber(sent)
+    sent.renew(exchange.id, is_suspect=False)
+    exchanges.deliver(exchange.id, HEAD, b"whole", True, 1)
+    assert bytes(exchange.unsent) == b"whole"
+
+
+def test_complete_answer_is_not_sent_again() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    sent_of(exchange)
+    exchanges.deliver(exchange.id, HEAD, b"whole", True, 1)
+    assert exchanges.sent() == []
+
+
+def test_stream_that_is_given_up_ends_with_an_event() -> None:
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    sent = sent_of(exchange)
+    exchanges.deliver(exchange.id, HEAD, b"data: 1", False, 1)
+    exchanges.fail(sent, Head(500, "x"), b"sorry", b"data: sorry")
+    assert (bytes(exchange.unsent), exchange.head) == (b"data: 1data: sorry", HEAD)
+
+
+def test_unread_answers_are_bounded_over_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges_module, "MAX_TOTAL_UNSENT_BYTES", 250)
+    exchanges = Exchanges(0, SLOT)
+    opened = [exchanges.open() for _ in range(4)]
+    for written_at, exchange in zip([3.0, 1.0, 2.0, 4.0], opened, strict=True):
+        exchange.written_at = written_at
+        exchange.deliver(bytes(100), True)
+    exchanges.cut_slowest()
+    assert [exchange.dropped for exchange in opened] == [False, True, True, False]
+
+
+def test_one_answer_is_kept_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges_module, "MAX_TOTAL_UNSENT_BYTES", 10)
+    exchanges = Exchanges(0, SLOT)
+    exchange = exchanges.open()
+    exchange.deliver(bytes(100), True)
+    exchanges.cut_slowest()
+    assert not exchange.dropped

@@ -30,7 +30,7 @@ class Tokenizers:
     def __init__(self, run_dir: str, num_images: int = 0) -> None:
         num_all = 3 + num_images
         seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(num_all))]
-        self.board = Board.create([*seats, Seat("engine", 0)])
+        self.board = Board.create([*seats, Seat("engine", 0), Seat("detokenizer", 0)])
         self.inboxes: list[Inbox[ToTokenizer]] = [
             Inbox(address(run_dir, "tokenizer", i), ToTokenizer) for i in range(num_all)
         ]
@@ -226,6 +226,22 @@ def test_a_request_with_which_tokenizers_die_is_given_up(tokenizers: Tokenizers)
         tokenizers.replace(0)
         owner.resend()
     assert owner.given_up == [owner.sent[1]]
+
+
+def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokenizers) -> None:
+    owner = Owner(tokenizers, 2)
+    slot = tokenizers.board.slot("detokenizer", 0)
+    for _ in range(MAX_BLAMED):
+        for sent in owner.sent:
+            sent.tokenizer, sent.is_answered = 0, True
+        slot[Field.LAST_REPLY_AT_HAND] = deadly = owner.sent[1].request.id
+        tokenizers.replace(0, "detokenizer")
+        owner.resend()
+    assert owner.given_up == [owner.sent[1]]
+    tokenizers.links.flush()
+    received = tokenizers.engine.receive(1000)
+    assert received is not None, "the engine is to let go of it"
+    assert received[0] == Abort(deadly)
 
 
 def test_what_a_full_link_refuses_is_sent_again_later(tokenizers: Tokenizers) -> None:

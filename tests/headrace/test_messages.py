@@ -31,7 +31,6 @@ from headrace.messages import (
     ToDetokenizer,
     ToEngine,
     ToFrontend,
-    TokenLogprob,
     ToTokenizer,
     ToVision,
     TowerReady,
@@ -40,6 +39,7 @@ from headrace.messages import (
     request_id,
     request_of,
 )
+from headrace.token_logprobs import TokenLogprob
 from headrace.worker_messages import FromWorker, StepResult, WorkerReady
 
 
@@ -87,7 +87,7 @@ EXAMPLES: list[tuple[Any, Message]] = [
             [1],
             [None],
             cached={5: 32},
-            logprobs={5: [TokenLogprob(-0.5, 2, [(3, -0.25), (4, -0.5)])]},
+            logprobs={5: TokenLogprob(-0.5, 2, [(3, -0.25), (4, -0.5)]).pack()},
             embeddings={5: b"1234"},
         ),
     ),

@@ -14,6 +14,7 @@ class ByteEncoder:
     empty = ids_of([1])
     special_tokens: ClassVar[dict[str, int]] = {}
     token_bytes: TokenBytes | None = None
+    decodes_bytes = False
 
     def encode(self, texts: list[Text]) -> list[Ids]:
         return [ids_of([1] * text.add_special_tokens + list(text.text.encode())) for text in texts]

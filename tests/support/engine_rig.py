@@ -16,7 +16,6 @@ from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.images import Images, Losses
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
 from headrace.engine_proc.mask_area import MaskArea
-from headrace.engine_proc.outcome import ROW
 from headrace.exit_status import ExitStatus
 from headrace.messages import (
     Encode,
@@ -29,6 +28,7 @@ from headrace.messages import (
     request_id,
 )
 from headrace.sockets import Inbox, Outbox, address
+from headrace.token_logprobs import ROW
 from headrace.worker_messages import Step, StepFailed, StepResult, WorkerReady
 
 WAIT_MS = 60_000

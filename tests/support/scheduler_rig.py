@@ -7,12 +7,13 @@ from typing import Any
 
 from headrace.engine_proc.batch import build_step
 from headrace.engine_proc.chunk import Chunk
-from headrace.engine_proc.outcome import PAIR, ROW, Outcome
+from headrace.engine_proc.outcome import Outcome
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.scheduler import Limits, News, Scheduler
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.step_limit import StepLimit
 from headrace.messages import FinishReason, GenerateRequest, Sampling, request_id
+from headrace.token_logprobs import PAIR, ROW
 from headrace.worker_messages import SAMPLING_ROW, Step, StepResult
 
 VOCABULARY = 11
@@ -261,6 +262,6 @@ class Rig:
 
 def check_prompt_logprobs(sequence: Sequence) -> None:
     prompt = sequence.tokens[: sequence.num_prompt]
-    assert [(one.logprob, one.rank) for one in sequence.prompt_logprobs] == [
+    assert [*ROW.iter_unpack(sequence.prompt_logprobs)] == [
         (next_token(prompt[:position]), position) for position in range(1, len(prompt))
     ]

@@ -23,6 +23,7 @@ from headrace.messages import (
 )
 from headrace.sampling_defaults import SamplingDefaults
 from headrace.sent import Sent
+from headrace.tokenizer_proc import logprob_limit
 from headrace.tokenizer_proc.stages import Sequences
 
 
@@ -445,3 +446,35 @@ def test_eos_ends_a_text_with_a_grammar_even_where_it_is_ignored() -> None:
     assert ignoring.sampling.logit_bias == {EOS: float("-inf")}
     request = only(chat(guided_regex="a+", logit_bias={"5": 1}))
     assert (request.stop_token_ids, request.sampling.logit_bias) == ([EOS], {5: 1})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [[1] * 90] * 100, "prompt_logprobs": 20, "max_tokens": 1}, "prompt_logprobs"),
+        ({"prompt": [[1] * 90] * 100, "echo": True, "logprobs": 20, "max_tokens": 1}, "logprobs"),
+        ({"prompt": [1], "n": 100, "max_tokens": 90, "logprobs": 20}, "logprobs"),
+    ],
+)
+def test_logprobs_of_a_request_are_bounded(
+    fields: dict[str, Any], param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    completion(**fields)
+    monkeypatch.setattr(logprob_limit, "MAX_ENTRIES", 188_999)
+    with pytest.raises(InvalidValue, match="more than 188999 in one request") as refused:
+        completion(**fields)
+    assert refused.value.param == param
+
+
+def test_max_tokens_by_default_keep_logprobs_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprob_limit, "MAX_ENTRIES", 21 * 2 * 30)
+    planned = chat(n=2, logprobs=True, top_logprobs=20)
+    assert [request.max_tokens for request in planned.requests] == [30, 30]
+
+
+def test_logprobs_that_events_repeat_are_bounded_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprob_limit, "MAX_REPEATED_ENTRIES", 40)
+    echoed = {"prompt": [1] * 50, "echo": True, "logprobs": 0, "max_tokens": 1}
+    completion(**echoed)
+    with pytest.raises(InvalidValue, match="in a stream of this kind"):
+        completion(**echoed, stream=True)

@@ -1,6 +1,5 @@
 """What a step draws on the device is what it draws on the host, rows that ask for more included."""
 
-import struct
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from headrace.engine_proc.worker.cuda.team import Team
 from headrace.engine_proc.worker.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
 from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
-from headrace.messages import TokenLogprob
+from headrace.token_logprobs import TokenLogprob
 from headrace.worker_messages import Step, StepResult
 
 VOCAB_SIZE = 150
@@ -155,8 +154,9 @@ def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> 
 def reports_of(result: StepResult, num_tops: list[int]) -> list[TokenLogprob]:
     """Return what is told of each row that wants it."""
     outcome = Outcome(result, 0)
-    reports = [outcome.logprob(num_top) for num_top in num_tops if num_top >= 0]
-    with pytest.raises(struct.error):
+    wanted = [num_top for num_top in num_tops if num_top >= 0]
+    reports = [TokenLogprob.unpack(outcome.logprob(num_top)) for num_top in wanted]
+    with pytest.raises(ValueError, match="bytes are left"):
         outcome.logprob(0)  # that was all
     return reports
 

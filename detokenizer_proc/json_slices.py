@@ -1,0 +1,94 @@
+"""JSON in slices: a body as long as a request made it is encoded a little at a time.
+
+What is long in a body is a `LazyList`, whose items are made while they are encoded. The slices
+together are what `msgspec.json.encode` makes of the same body with lists.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+SLICE_BYTES = 64 << 10  # some 3 ms of work, and one item more
+NUMBERS = 4096  # of an array, encoded at once
+
+encode = msgspec.json.encode
+
+
+class LazyList:
+    """A list of what `form` makes of `items`. With `is_deep` its items may have such lists."""
+
+    def __init__(
+        self, items: "Sequence[Any] | LazyList", form: Callable[[Any], Any], is_deep: bool = False
+    ) -> None:
+        self._items = items
+        self._form = form
+        self.is_deep = is_deep
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._form(self._items[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._form, self._items)
+
+
+def slices(body: Any, num_bytes: int = SLICE_BYTES) -> Iterator[bytes]:
+    """Yield a body's JSON in slices of at least `num_bytes`; the last is shorter, maybe empty."""
+    slice = bytearray()
+    for part in parts(body):
+        slice += part
+        if len(slice) >= num_bytes:
+            yield bytes(slice)
+            slice.clear()
+    yield bytes(slice)
+
+
+def parts(value: Any) -> Iterator[bytes]:
+    """Yield a value's JSON item by item."""
+    if isinstance(value, dict):
+        mark = b"{"
+        for name, one in value.items():
+            yield mark + encode(name) + b":"
+            yield from parts(one)
+            mark = b","
+        yield b"}" if value else b"{}"
+    elif isinstance(value, array):
+        yield b"["
+        for start in range(0, len(value), NUMBERS):
+            numbers = encode(value[start : start + NUMBERS].tolist())[1:-1]
+            yield b"," + numbers if start else numbers
+        yield b"]"
+    elif isinstance(value, list | LazyList):
+        yield from parts_of_list(value, isinstance(value, list) or value.is_deep)
+    else:
+        yield encode(value)
+
+
+def parts_of_list(items: list[Any] | LazyList, is_deep: bool) -> Iterator[bytes]:
+    """Yield a list's JSON item by item."""
+    yield b"["
+    mark = b""
+    if is_deep:
+        for item in items:
+            yield mark
+            yield from parts(item)
+            mark = b","
+    else:
+        for item in items:
+            yield mark + encode(item)
+            mark = b","
+    yield b"]"
+
+
+def eager(columns: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return an object with lists in the place of lazy ones, for an event of a stream."""
+    if columns is None:
+        return None
+    return {
+        name: list(value) if isinstance(value, LazyList | array) else value
+        for name, value in columns.items()
+    }

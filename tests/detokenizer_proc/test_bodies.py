@@ -1,0 +1,119 @@
+"""Whole answers are written a slice at a time, and nothing waits for them."""
+
+from array import array
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+from byte_replies import TABLE, ByteVocabulary, make_plan
+
+from headrace.detokenizer_proc import bodies as bodies_module
+from headrace.detokenizer_proc import replies as replies_module
+from headrace.detokenizer_proc.json_slices import SLICE_BYTES, slices
+from headrace.detokenizer_proc.replies import Replies
+from headrace.detokenizer_proc.text import TableVocabulary
+from headrace.messages import MORE, Api, FinishReason, Head, StepOutput, request_id
+from headrace.token_logprobs import TokenLogprob
+
+LONG, OTHER, STREAM = (request_id(0, counter) for counter in (1, 2, 3))
+NUM_TOKENS = 3000
+LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
+ROW = TokenLogprob(-0.5, 1, [(100 + i, -0.25 * i) for i in range(20)]).pack()
+
+
+def step(id: int, count: int, finished: FinishReason | None = LENGTH, **fields: Any) -> Any:
+    """Return the news of a sequence: its plan, tokens, and how likely they were."""
+    plan = msgspec.msgpack.encode(make_plan(**fields))
+    logprobs = {id: ROW * count} if "logprobs" in fields else {}
+    output = StepOutput.of({id: plan}, [id], [count], [finished], logprobs=logprobs)
+    return output, array("I", [97] * count).tobytes()
+
+
+def rendered(replies: Replies) -> list[tuple[int, Head | None, bytes, int]]:
+    """Return what one turn tells the frontend."""
+    frames = replies.render(0)
+    if frames is None:
+        return []
+    entries = frames.message().split(frames.data())
+    return [(id, head, bytes(data), last) for id, head, data, last, _ in entries]
+
+
+def body_of(replies: Replies, id: int) -> bytes:
+    """Return all slices of an answer."""
+    body = b""
+    while True:
+        for one, head, data, last in rendered(replies):
+            assert one == id
+            assert (head is None) == (last == MORE), "a head comes with the end"
+            body += data
+            if last == 1:
+                return body
+            assert SLICE_BYTES <= len(data) < 2 * SLICE_BYTES
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
+def test_sliced_reply_is_the_unsliced_one(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for num_bytes in (SLICE_BYTES, 1 << 30):
+        monkeypatch.setattr(bodies_module, "SLICE_BYTES", num_bytes)
+        monkeypatch.setattr(
+            "headrace.detokenizer_proc.openai_renderer.slices",
+            partial(slices, num_bytes=num_bytes),
+        )
+        replies = Replies(ByteVocabulary(), 1)
+        replies.feed(*step(LONG, NUM_TOKENS, api=api, logprobs=20))
+        found.append(body_of(replies, LONG))
+        assert len(replies) == 0
+    assert found[0] == found[1]
+    logprobs = msgspec.json.decode(found[0])["choices"][0]["logprobs"]
+    assert len(logprobs["content" if api is Api.CHAT else "top_logprobs"]) == NUM_TOKENS
+
+
+def test_streams_are_told_between_slices_of_a_long_answer() -> None:
+    replies = Replies(TableVocabulary(TABLE), 1)
+    replies.feed(*step(LONG, NUM_TOKENS, logprobs=20))
+    for _ in range(3):
+        replies.feed(*step(STREAM, 1, None, stream=True))
+        ids = [id for id, _, _, _ in rendered(replies)]
+        assert ids == [STREAM, LONG]
+    assert replies.is_writing
+
+
+def test_short_answer_does_not_wait_for_a_long_one() -> None:
+    replies = Replies(ByteVocabulary(), 1)
+    replies.feed(*step(LONG, NUM_TOKENS, logprobs=20))
+    rendered(replies)
+    replies.feed(*step(OTHER, 3, logprobs=0))
+    told = [*rendered(replies), *rendered(replies)]
+    assert [(id, last) for id, _, _, last in told if id == OTHER] == [(OTHER, 1)]
+
+
+def test_long_answers_are_written_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies_module, "LONG_BYTES", 1000)
+    replies = Replies(ByteVocabulary(), 1)
+    for id in (LONG, OTHER):
+        replies.feed(*step(id, NUM_TOKENS, logprobs=20))
+    for id in (LONG, OTHER):
+        body_of(replies, id)
+
+
+def test_abort_ends_the_writing_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replies_module, "LONG_BYTES", 1000)
+    replies = Replies(ByteVocabulary(), 1)
+    for id in (LONG, OTHER):
+        replies.feed(*step(id, NUM_TOKENS, logprobs=20))
+    rendered(replies)
+    replies.feed(StepOutput.of({}, [LONG], [0], [ABORT]), b"")
+    body_of(replies, OTHER)
+    assert len(replies) == 0
+
+
+def test_request_at_hand_is_told_while_its_reply_is_written() -> None:
+    told: list[int] = []
+    replies = Replies(ByteVocabulary(), 1, at_hand=told.append)
+    replies.feed(*step(LONG, NUM_TOKENS, logprobs=20))
+    assert (set(told), told[-1]) == ({LONG, 0}, 0)
+    told.clear()
+    rendered(replies)
+    assert told == [LONG, 0]
