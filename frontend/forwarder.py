@@ -60,10 +60,9 @@ class Forwarder:
         self._counts.settle()
         self._reading: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request, head: RequestHead) -> None:
         """Let a request in, or say why not: then its body is not read."""
         self._slot.add(Field.REQUESTS)
-        head = RequestHead.of(request.headers)
         row = self._counts.row(request.method, request.path)
         row.begin()
         refusal = self._door.enter(request.method, head)

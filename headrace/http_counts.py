@@ -29,7 +29,7 @@ NOT_COUNTED = (
 )  # nor are /health and its kin; as with vLLM
 METHODS = (GET, POST, "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "OTHER")
 CLIENT_LEFT = 499  # before there was an answer; the number is nginx's
-STATUSES = (200, 400, 401, 404, 405, 413, 429, CLIENT_LEFT, 500, 503)
+STATUSES = (200, 400, 401, 404, 405, 413, 415, 429, CLIENT_LEFT, 500, 503)
 PLACES = {status: place for place, status in enumerate(STATUSES, 1)}
 
 SECONDS = Scale(buckets.HTTP, units=10**9)  # ns

@@ -61,11 +61,18 @@ class Client(Request):
         *chunks: bytes,
         path: str = "/v1/completions",
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = b"application/json",
+        hosts: tuple[bytes, ...] = (b"x",),
+        version: str = "1.1",
         method: str = "POST",
         has_all: bool = True,
     ) -> None:
         """Send a body in pieces, which have come already; or not `has_all` of them."""
-        self.method, self.path, self.headers = method, path, headers
+        self.method, self.path, self._version = method, path, version
+        fields = [(b"content-type", content_type)] if content_type else []
+        if any(chunks) and b"content-length" not in dict(headers):
+            fields.append((b"transfer-encoding", b"chunked"))
+        self.headers = (*headers, *fields, *((b"host", host) for host in hosts))
         self.received_at = time.monotonic_ns()
         self.common = ()
         self.on_lost = self.on_writable = nobody
@@ -97,6 +104,10 @@ class Client(Request):
         """Read again, after not having read."""
         self.reads = True
         self.on_writable()
+
+    @property
+    def version(self) -> str:
+        return self._version
 
     @property
     def query(self) -> bytes:
@@ -595,3 +606,70 @@ def test_pages_of_other_sites_may_call_where_that_is_allowed(
     elsewhere = site.ask(Client(b"{}"))
     assert not elsewhere.common
     os.close(site.board.fd)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        *((b, 0) for b in (b"application/json", b"Application/JSON ; charset=utf-8")),
+        *((b, 415) for b in (b"", b"text/plain", b"application/x-www-form-urlencoded")),
+        *((b, 415) for b in (b"multipart/form-data; boundary=x", b"application/vnd.api+json")),
+    ],
+)
+async def test_body_of_another_type_is_refused(
+    site: Site, content_type: bytes, status: int
+) -> None:
+    client = Client(b"{}", content_type=content_type)
+    site.app(client)
+    assert client.status == status
+    assert site.links.forwarded.qsize() == (status == 0)
+
+
+async def test_post_without_a_body_needs_no_type(site: Site) -> None:
+    site.app(Client(b"", content_type=b""))
+    assert site.links.forwarded.qsize() == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/admin/processes"])
+@pytest.mark.parametrize(
+    ("version", "hosts", "code"),
+    [
+        ("1.1", (), "invalid_host"),
+        ("1.1", (b"a", b"a"), "invalid_host"),
+        ("1.0", (b"a", b"b"), "invalid_host"),
+        *(
+            ("1.1", (bad,), "invalid_host")
+            for bad in (b"a b", b"a/b", b"a:b", b"[::1", b"\xe4", b"@")
+        ),
+    ],
+)
+async def test_bad_host_is_refused(
+    site: Site, path: str, version: str, hosts: tuple[bytes, ...], code: str
+) -> None:
+    client = Client(b"", path=path, method="GET", hosts=hosts, version=version)
+    site.app(client)
+    assert client.status == 400
+    assert json.loads(b"".join(client.pieces))["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    "host", [b"", b"a", b"a.b-c_d:80", b"127.0.0.1:8000", b"[::1]:8000", b"[fe80::1%25eth0]", b"a:"]
+)
+async def test_valid_host_is_taken(site: Site, host: bytes) -> None:
+    client = Client(b"", path="/ping", hosts=(host,))
+    site.app(client)
+    assert client.status in (200, 503)
+
+
+async def test_http_1_0_may_lack_a_host(site: Site) -> None:
+    client = Client(b"", path="/ping", hosts=(), version="1.0")
+    site.app(client)
+    assert client.status in (200, 503)
+
+
+async def test_two_authorizations_are_refused(site: Site) -> None:
+    client = Client(
+        b"{}", headers=((b"authorization", b"Bearer a"), (b"authorization", b"Basic b"))
+    )
+    site.app(client)
+    assert client.status == 400

@@ -17,6 +17,7 @@ from headrace.frontend import connection as module
 from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.connection import MAX_HEAD_BYTES, MIN_BYTES_PER_S, Connection
 from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.half_closed import HalfClosed
 from headrace.frontend.main import KEEP_ALIVE_S
 from headrace.frontend.request import Request
 
@@ -28,11 +29,14 @@ LARGE = 1 << 20  # bytes of an answer; some fit into the buffers of sockets
 
 async def read(request: Request) -> bytes:
     body = request.take_body()
-    while body is None:
+    if body is not None:
+        return body
+    pieces = []
+    while True:
         message = await request.receive()
+        pieces.append(message.get("body", b""))
         if not message.get("more_body"):
-            body = message.get("body", b"")
-    return body
+            return b"".join(pieces)
 
 
 def pour(request: Request) -> None:
@@ -52,6 +56,7 @@ class Site:
     ) -> None:
         self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self.readers: Deadlines[Connection] = Deadlines(reader_patience_s)
+        self.half_closed: HalfClosed[Connection] = HalfClosed()
         self.num_large = 0
         self._clients: list[Client] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
@@ -68,7 +73,8 @@ class Site:
                 site.num_heard += len(data)
 
         http: Any = partial(
-            *(Counted, self.deadlines, self.readers, Arrivals(), max_connections),
+            *(Counted, self.deadlines, self.readers, self.half_closed),
+            *(Arrivals(), max_connections),
             is_leaving=lambda: self.is_leaving,
         )
         self._server = uvicorn.Server(
@@ -93,7 +99,8 @@ class Site:
             return
         if request.path == "/fail":
             raise ValueError("nobody has foreseen it")
-        task = asyncio.create_task(self._answer(request))
+        answer = self._tell if request.path in ("/told", "/steps") else self._answer
+        task = asyncio.create_task(answer(request))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -113,6 +120,17 @@ class Site:
                     request.write(bytes(1 << 12))  # until the kernel takes no more
                 request.end()
                 self.lost.put_nowait("answered")
+
+    async def _tell(self, request: Request) -> None:
+        if request.path == "/told":
+            told = f"{request.method} {request.path} ".encode() + await read(request)
+            request.answer(200, [], told)
+            return
+        request.begin(200, [])
+        request.write(b"a")
+        await self.go.wait()
+        request.write(b"b")
+        request.end()
 
     async def _answer(self, request: Request) -> None:
         match request.path:
@@ -151,6 +169,8 @@ class Site:
         while not serving.done():
             for connection in self.readers.passed(loop.time()):
                 connection.on_reader_deadline()
+            for connection in self.half_closed.gone(loop.time()):
+                connection.cut()
             await asyncio.sleep(READER_PATIENCE_S / 10)
         await serving
 
@@ -164,6 +184,12 @@ class Site:
         """Wait until clients are connected, and what they have said is here."""
         async with asyncio.timeout(DEADLINE_S):
             while not self.deadlines or self.num_heard < sum(c.num_said for c in self._clients):
+                await asyncio.sleep(0)
+
+    async def read_all(self) -> None:
+        """Wait until what clients have said is here."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.num_heard < sum(client.num_said for client in self._clients):
                 await asyncio.sleep(0)
 
     async def stop(self, running: "asyncio.Task[None]") -> None:
@@ -494,3 +520,189 @@ async def test_who_reads_later_is_given_all(site: Site) -> None:
         assert await client.response() == (200, bytes(LARGE))
     client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")
     assert await client.response() == (200, b"ok")
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP\r\n"
+INNER = b"GET /told?smuggled HTTP/1.1\r\nhost: x\r\n\r\n"  # a body that looks like a request
+SIZED = b"content-length: %d\r\n\r\n%b" % (len(INNER), INNER)
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\nupgrade: h2c\r\n\r\n" % (
+    len(INNER),
+    INNER,
+)
+TOLD = b"POST /told " + INNER
+UPGRADES = b"".join(
+    [
+        b"POST /told HTTP/1.1\r\n" + H2C + SIZED,
+        b"GET /told HTTP/1.1\r\n" + H2C + b"\r\n",
+        b"POST /told HTTP/1.1\r\n" + H2C + CHUNKED,
+        b"GET /told HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+        b"POST /told HTTP/1.1\r\n" + SIZED,
+    ]
+)
+
+
+async def test_upgrade_is_ignored_split_at_every_byte(site: Site) -> None:
+    client = await site.connect()
+    for split in range(1, len(UPGRADES)):
+        client.say(UPGRADES[:split])
+        await site.read_all()
+        client.say(UPGRADES[split:])
+        for told in (TOLD, b"GET /told ", TOLD, b"GET /told ", TOLD):
+            assert await client.response() == (200, told), split
+
+
+async def test_upgrade_is_ignored_byte_by_byte(site: Site) -> None:
+    client = await site.connect()
+    for byte in UPGRADES:
+        client.say(bytes([byte]))
+        await site.read_all()
+    for told in (TOLD, b"GET /told ", TOLD, b"GET /told ", TOLD):
+        assert await client.response() == (200, told)
+
+
+async def test_upgrade_and_close_is_answered_once(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /told HTTP/1.1\r\nupgrade: h2c\r\nconnection: close, upgrade\r\n" + SIZED)
+    answer = await client.end()
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert answer.endswith(b"\r\n\r\n" + TOLD)
+
+
+@pytest.mark.parametrize(
+    ("start", "status", "error"),
+    [
+        (b"GET / HTTP/2.0\r\nhost: x\r\n\r\n", 505, "http_version"),
+        (b"GET / HTTP/3.1\r\nhost: x\r\n\r\n", 505, "http_version"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "http_version"),
+        (b"GET /\r\n\r\n", 505, "http_version"),
+        (b"POST /echo HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n", 501, "transfer_encoding"),
+        (
+            b"POST /echo HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+            *(501, "transfer_encoding"),
+        ),
+        (
+            b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n",
+            *(400, "invalid_http"),
+        ),
+        (
+            b"POST /echo HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+            *(400, "invalid_http"),
+        ),
+        (b"POST /echo HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400, "invalid_http"),
+        (b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", 405, "method_not_allowed"),
+    ],
+)
+async def test_unclear_framing_ends_the_connection(
+    site: Site, start: bytes, status: int, error: str
+) -> None:
+    client = await site.connect()
+    client.say(start + b"GET /echo HTTP/1.1\r\n\r\n")
+    found, body = await client.response()
+    assert (found, code(body)) == (status, error)
+    assert await client.end() == b""
+    assert not site.has_begun.is_set()
+
+
+async def test_trailers_are_no_headers(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /late HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
+    client.say(b"x-request-id: trailer\r\n\r\n")
+    client.say(b"GET /echo HTTP/1.1\r\nx-request-id: header\r\n\r\n")
+    await site.read_all()
+    site.go.set()
+    for name in (None, "header"):
+        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        assert b"trailer" not in head
+        assert name is None or b"x-request-id: header\r\n" in head
+        if name is None:
+            await client.reader.readexactly(len(b"late"))
+
+
+@pytest.mark.parametrize("path", [b"/late", b"/stream", b"/echo"])
+async def test_half_closed_client_is_answered(site: Site, path: bytes) -> None:
+    client = await site.connect()
+    client.say(b"POST %b HTTP/1.1\r\ncontent-length: 2\r\n\r\nbb" % path)
+    client.writer.write_eof()
+    await asyncio.wait_for(site.has_begun.wait(), DEADLINE_S)
+    site.go.set()
+    answer = await client.end()
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith({b"/late": b"late", b"/echo": b"bb"}.get(path, b"1\r\nc\r\n0\r\n\r\n"))
+
+
+async def test_half_closed_client_is_answered_all_it_asked(site: Site) -> None:
+    client = await site.connect()
+    for number in range(3):
+        client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 1\r\n\r\n%d" % number)
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 9\r\n\r\nnot all")
+    client.writer.write_eof()
+    for number in range(3):
+        assert await client.response() == (200, b"%d" % number)
+    assert await client.end() == b""
+
+
+async def test_half_closed_client_in_a_stream_is_told_the_rest(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /steps HTTP/1.1\r\n\r\n")
+    await asyncio.wait_for(client.reader.readuntil(b"1\r\na\r\n"), DEADLINE_S)
+    client.writer.write_eof()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await client.reader.readexactly(1) == b"0", "a digit of the next chunk's size"
+    site.go.set()
+    assert await client.end() == b"1\r\nb\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/late", b"/wait"])
+async def test_client_that_closes_is_given_up(site: Site, path: bytes) -> None:
+    client = await site.connect()
+    client.say(b"GET %b HTTP/1.1\r\n\r\n" % path)
+    await asyncio.wait_for(site.has_begun.wait(), DEADLINE_S)
+    client.writer.close()
+    await site.is_left()
+
+
+async def test_half_closed_client_that_closes_later_is_given_up(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"GET /late HTTP/1.1\r\n\r\n")
+    client.writer.write_eof()
+    async with asyncio.timeout(DEADLINE_S):
+        assert await client.reader.readexactly(1) == b"H"
+    client.writer.close()
+    await site.is_left()
+
+
+async def test_incomplete_request_is_dropped_at_the_end(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 9\r\n\r\nnot all")
+    client.writer.write_eof()
+    assert await client.end() == b""
+    await site.is_left()
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (b"x-request-id: a-1:b\r\n", b"a-1:b"),
+        (b"x-request-id: " + b"x" * 128 + b"\r\n", b"x" * 128),
+        *((b, None) for b in (b"", b"x-request-id: \r\n", b"x-request-id: a b\r\n")),
+        (b'x-request-id: a"b\r\n', None),
+        (b"x-request-id: " + b"x" * 129 + b"\r\n", None),
+    ],
+)
+async def test_answer_has_a_request_id(site: Site, sent: bytes, told: bytes | None) -> None:
+    client = await site.connect()
+    found = []
+    for _ in range(2):
+        client.say(b"GET /refuse HTTP/1.1\r\n" + sent + b"\r\n")
+        answer = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\nno"), DEADLINE_S)
+        found += [line for line in answer.split(b"\r\n") if line.startswith(b"x-request-id: ")]
+    if told is None:
+        assert len({line for line in found if len(line) > 30}) == 2
+    else:
+        assert found == [b"x-request-id: " + told] * 2
+
+
+async def test_what_is_not_http_has_a_request_id(site: Site) -> None:
+    client = await site.connect()
+    client.say(b"\0\r\n\r\n")
+    assert b"\r\nx-request-id: " in await client.end()
