@@ -45,7 +45,6 @@ class Connection(HttpToolsProtocol):
         self,
         deadlines: "Deadlines[Connection]",
         readers: "Deadlines[Connection]",
-        half_closed: "HalfClosed[Connection]",
         arrivals: Arrivals,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
@@ -57,13 +56,12 @@ class Connection(HttpToolsProtocol):
         Args:
             deadlines: of clients that are to say something.
             readers: of clients that are to read something.
-            half_closed: clients that say no more and still read.
         """
         super().__init__(**uvicorn)
         self._server_is_leaving = is_leaving
         self._deadlines = deadlines
         self._readers = readers
-        self._half_closed = half_closed
+        self._half_closed: HalfClosed | None = None
         self._arrivals = arrivals
         self._max_connections = max_connections
         self._on_parting = on_parting
@@ -94,7 +92,8 @@ class Connection(HttpToolsProtocol):
         """Tell whoever serves the request."""
         self._deadlines.stop(self)
         self._readers.stop(self)
-        self._half_closed.discard(self)
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
         self._disown()
 
@@ -114,10 +113,11 @@ class Connection(HttpToolsProtocol):
             return False
         last.keep_alive = False
         socket = self.transport.get_extra_info("socket")
-        self._half_closed.add(self, socket, self.loop.time())
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.loop, socket, self._probe, self.cut)
         return True
 
-    def probe(self) -> None:
+    def _probe(self) -> None:
         """Send a byte of the answer ahead, if one is known."""
         if self._served is not None and not self._served.is_complete:
             self._served.probe()

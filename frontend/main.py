@@ -28,7 +28,6 @@ from headrace.frontend.delivery import Delivery
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.half_closed import HalfClosed
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.loop_lag import LoopLag
 from headrace.heap import return_large
@@ -97,7 +96,6 @@ class Frontend:
         app = App(context.board, self._awake, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
-        self._half_closed: HalfClosed[Connection] = HalfClosed()
         self._server = uvicorn.Server(self._uvicorn_config(app))
         self._is_leaving = False
 
@@ -108,7 +106,6 @@ class Frontend:
             Connection,
             self._deadlines,
             self._readers,
-            self._half_closed,
             Arrivals(after=self._links.flush),
             max_connections,
             is_leaving=lambda: self._is_leaving,
@@ -174,8 +171,6 @@ class Frontend:
                 connection.on_deadline()
             for connection in self._readers.passed(loop.time()):
                 connection.on_reader_deadline()
-            for connection in self._half_closed.gone(loop.time()):
-                connection.cut()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _drain(self) -> None:

@@ -17,7 +17,6 @@ from headrace.frontend import connection as module
 from headrace.frontend.arrivals import Arrivals
 from headrace.frontend.connection import MAX_HEAD_BYTES, MIN_BYTES_PER_S, Connection
 from headrace.frontend.deadlines import Deadlines
-from headrace.frontend.half_closed import HalfClosed
 from headrace.frontend.main import KEEP_ALIVE_S
 from headrace.frontend.request import Request
 
@@ -56,7 +55,6 @@ class Site:
     ) -> None:
         self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self.readers: Deadlines[Connection] = Deadlines(reader_patience_s)
-        self.half_closed: HalfClosed[Connection] = HalfClosed()
         self.num_large = 0
         self._clients: list[Client] = []
         self.lost: asyncio.Queue[str] = asyncio.Queue()
@@ -73,8 +71,7 @@ class Site:
                 site.num_heard += len(data)
 
         http: Any = partial(
-            *(Counted, self.deadlines, self.readers, self.half_closed),
-            *(Arrivals(), max_connections),
+            *(Counted, self.deadlines, self.readers, Arrivals(), max_connections),
             is_leaving=lambda: self.is_leaving,
         )
         self._server = uvicorn.Server(
@@ -169,8 +166,6 @@ class Site:
         while not serving.done():
             for connection in self.readers.passed(loop.time()):
                 connection.on_reader_deadline()
-            for connection in self.half_closed.gone(loop.time()):
-                connection.cut()
             await asyncio.sleep(READER_PATIENCE_S / 10)
         await serving
 

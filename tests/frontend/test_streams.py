@@ -23,7 +23,6 @@ from headrace.frontend.delivery import Delivery
 from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.half_closed import HalfClosed
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.request_head import RequestHead
 from headrace.frontend.streams import TURN, Streams, Written
@@ -190,9 +189,7 @@ class Site:
         forwarder = Forwarder(self.exchanges, self.links, slot, door, 1000)
         self.delivery = Delivery(asyncio.get_running_loop(), self.exchanges, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
-        half_closed: HalfClosed[Connection] = HalfClosed()
-        rest = (half_closed, Arrivals(), 10 * NUM_CLIENTS)
-        http: Any = partial(Connection, deadlines, deadlines, *rest)
+        http: Any = partial(Connection, deadlines, deadlines, Arrivals(), 10 * NUM_CLIENTS)
         app: Any = lambda request: forwarder.begin(request, RequestHead.of(request.headers))  # noqa: E731
         options: Any = {"http": http, "interface": "asgi3", "proxy_headers": False}
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, **options)
