@@ -21,7 +21,11 @@ from headrace.frontend.request_head import RequestHead
 
 GET = "GET"
 ONLY_ASKED = Refusal(
-    405, "this path takes GET", "invalid_request_error", "method_not_allowed", allow=GET
+    405,
+    "this path takes GET",
+    "invalid_request_error",
+    "method_not_allowed",
+    allow=f"{GET}, {HEAD}",
 )
 
 

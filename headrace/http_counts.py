@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace import buckets
 from headrace.histogram import Histogram, Scale
 
-GET, POST = "GET", "POST"
+GET, HEAD, POST = "GET", "HEAD", "POST"
 NOWHERE = "none"  # the path of what is not served
 SERVED = {
     GET: ("/v1/models", "/openapi.json", "/docs"),
@@ -111,7 +111,7 @@ class HttpCounts:
 
     def row(self, method: str, path: str) -> HttpRow:
         """Return the row of a request."""
-        found = self._found.get((method, path))
+        found = self._found.get((GET if method == HEAD else method, path))
         return self._rows[nowhere(method)] if found is None else found
 
     def settle(self) -> None:
