@@ -29,8 +29,9 @@ BODY = json.dumps(
     {"prompt": "Tell me a story.", "max_tokens": MAX_TOKENS, "stream": True, "ignore_eos": True}
 ).encode()
 REQUEST = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY) + BODY
-)
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n" % len(BODY)
+) + BODY
 
 
 async def abandon(host: str, port: int) -> None:

@@ -78,8 +78,9 @@ class Admin:
             return WRONG_KEY
         if path not in METHODS:
             return invalid(404, f"there is nothing here; there are {', '.join(METHODS)}")
-        if method != METHODS[path]:
-            return invalid(405, f"{path} takes {METHODS[path]}", METHODS[path])
+        taken = METHODS[path]
+        if method != taken and (method, taken) != ("HEAD", "GET"):
+            return invalid(405, f"{path} takes {taken}", "GET, HEAD" if taken == "GET" else taken)
         if path == PROCESSES:
             return Done(200, self._processes())
         if path == DRAIN:

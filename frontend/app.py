@@ -10,6 +10,7 @@ import time
 from headrace.awake import Awake
 from headrace.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
+from headrace.frontend.conformance import head_fault
 from headrace.frontend.cors import Cors
 from headrace.frontend.door import Door
 from headrace.frontend.forwarder import Forwarder
@@ -20,7 +21,11 @@ from headrace.frontend.request_head import RequestHead
 
 GET = "GET"
 ONLY_ASKED = Refusal(
-    405, "this path takes GET", "invalid_request_error", "method_not_allowed", allow=GET
+    405,
+    "this path takes GET",
+    "invalid_request_error",
+    "method_not_allowed",
+    allow=f"{GET}, {HEAD}",
 )
 
 
@@ -45,14 +50,19 @@ class App:
 
     def __call__(self, request: Request) -> None:
         """Answer a request, now or when the ring does."""
+        head = RequestHead.of(request.headers)
+        fault = head_fault(request.version, head)
+        if fault is not None:
+            request.refuse(fault)
+            return
         if self._cors is not None and self._cors.look(request):
             return
         if request.path in PATHS:
             self._tell_health(request)
         elif is_for_operators(request.path):
-            self._administer(request)
+            self._administer(request, head)
         else:
-            self._forwarder.begin(request)
+            self._forwarder.begin(request, head)
 
     def _tell_health(self, request: Request) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:
@@ -63,9 +73,8 @@ class App:
         found = health_of(self._board, request.path, self._door.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
 
-    def _administer(self, request: Request) -> None:
-        key = RequestHead.of(request.headers).key
-        answer = self._admin.answer(request.method, request.path, request.query, key)
+    def _administer(self, request: Request, head: RequestHead) -> None:
+        answer = self._admin.answer(request.method, request.path, request.query, head.key)
         if isinstance(answer, Refusal):
             request.refuse(answer)
         else:

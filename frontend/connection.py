@@ -13,12 +13,16 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.frontend.arrivals import Arrivals
+from headrace.frontend.conformance import NOT_SERVED, framing_fault
 from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.half_closed import HalfClosed
 from headrace.frontend.refusals import Refusal, error_body
 from headrace.frontend.request import Request, nobody
+from headrace.frontend.request_head import REQUEST_ID, new_request_id
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 READER_PATIENCE_S = 60.0  # between looks at how much of an answer has been read
@@ -26,6 +30,8 @@ MIN_BYTES_PER_S = 500  # of a body, and of an answer that waits to be read
 MAX_HEAD_BYTES = 64 << 10
 MAX_PIPELINED = 2048  # requests that wait for those before them; each is 2 KB of objects
 MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
+INVALID_VERSION = "Invalid HTTP version"  # llhttp's words
+HTTP2_METHOD = b"PRI"  # of HTTP/2's preface
 
 
 class Parted(Exception):
@@ -55,10 +61,12 @@ class Connection(HttpToolsProtocol):
         self._server_is_leaving = is_leaving
         self._deadlines = deadlines
         self._readers = readers
+        self._half_closed: HalfClosed | None = None
         self._arrivals = arrivals
         self._max_connections = max_connections
         self._on_parting = on_parting
         self._awaits_head = True
+        self._is_upgrade = False  # the parser takes what follows this head for another protocol
         self._num_bytes = 0  # of the head, then of the body, since the last look
         self._num_bodiless = 0  # bytes since a piece of a body
         self._num_ignored = 0
@@ -84,8 +92,35 @@ class Connection(HttpToolsProtocol):
         """Tell whoever serves the request."""
         self._deadlines.stop(self)
         self._readers.stop(self)
+        if self._half_closed is not None:
+            self._half_closed.stop()
         super().connection_lost(exc)
         self._disown()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio.Protocol
+        """Answer a client that says no more (half-closed), unless it has gone; else part.
+
+        Returns:
+            Whether the connection stays open for that. TLS does not let it.
+        """
+        served = self._served
+        if served is None or self._is_leaving or not self.transport.can_write_eof():
+            return False
+        if self.pipeline and self.pipeline[0][0].more_body:
+            self.pipeline.popleft()  # it will never be whole; those before it are
+        last = self.pipeline[0][0] if self.pipeline else served.cycle
+        if last.more_body or last.response_complete:
+            return False
+        last.keep_alive = False
+        socket = self.transport.get_extra_info("socket")
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.loop, socket, self._probe, self.cut)
+        return True
+
+    def _probe(self) -> None:
+        """Send a byte of the answer ahead, if one is known."""
+        if self._served is not None and not self._served.is_complete:
+            self._served.probe()
 
     def pause_writing(self) -> None:
         """Wait for the client to read, but not for ever."""
@@ -109,11 +144,49 @@ class Connection(HttpToolsProtocol):
             return
         self._num_bytes += len(data)
         self._num_bodiless += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            if INVALID_VERSION in str(error) or self.parser.get_method() == HTTP2_METHOD:
+                self._refuse(NOT_SERVED)
+            else:
+                self.send_400_response(str(error))
         if self._awaits_head and self._num_bytes > MAX_HEAD_BYTES:
             self._refuse(too_long("head"))
         elif not self._awaits_head and self._num_bodiless > MAX_HEAD_BYTES:
             self._refuse(too_long("trailer"))
+
+    def _parse(self, data: bytes) -> None:
+        """Parse, and ignore each wish for another protocol, as RFC 9110, 7.8 lets a server.
+
+        The parser stops behind a head that has one, without a look at the body. Another reads the
+        same head without the wish, and goes on where the first has stopped.
+        """
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as stopped:
+                self._is_upgrade = False
+                head = self._head_without_upgrade()
+                self.parser = self._new_parser()
+                self.parser.feed_data(head)
+                rest = rest[stopped.args[0] :]
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        """Return the head that has been read, as it was but for `Upgrade`."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
+        lines += [b"%b: %b" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        return b"\r\n".join((*lines, b"\r\n"))
+
+    def _new_parser(self) -> Any:
+        parser: Any = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn
+        return parser
 
     def on_message_begin(self) -> None:
         """Begin to wait for the head of a request, if there are not too many before it."""
@@ -130,8 +203,21 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._deadlines.start(self, self.loop.time())
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; one that comes behind the body (a trailer) means nothing here."""
+        if self._awaits_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Begin to wait for its body."""
+        """Begin to wait for its body, if it can be told where that ends."""
+        method = self.parser.get_method().decode("ascii")
+        fault = framing_fault(method, self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            self._refuse(fault)
+            raise Parted
+        self._is_upgrade = self.parser.should_upgrade()
+        if self._is_upgrade:
+            return
         self._awaits_head = False
         self._num_bytes = self._num_bodiless = 0
         super().on_headers_complete()
@@ -167,6 +253,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Wait for nothing more."""
+        if self._is_upgrade:  # it is still to come
+            return
         self._awaits_head = True
         self._num_bytes = 0
         self._num_ignored = 0
@@ -290,6 +378,7 @@ def whole_response(refusal: Refusal) -> bytes:
     head = (
         f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        f"{REQUEST_ID.decode()}: {new_request_id().decode()}\r\n"
         "connection: close\r\n\r\n"
     )
     return head.encode("ascii") + body

@@ -2,6 +2,7 @@
 
 from headrace.board import Board, Field, Slot
 from headrace.frontend.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
+from headrace.frontend.conformance import body_fault
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.refusals import STOPPING, UNAUTHORIZED, Refusal, too_large
 from headrace.frontend.request_head import RequestHead
@@ -34,6 +35,9 @@ class Door:
         if not self._keyring.admits(head.key):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
+        fault = body_fault(method, head)
+        if fault is not None:
+            return fault
         if self.is_closed and method == POST:
             return STOPPING
         if head.length > self._max_body_bytes:

@@ -19,7 +19,7 @@ from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_
 from headrace.frontend.request import Request
 from headrace.frontend.request_head import RequestHead
 from headrace.http_counts import HttpCounts, HttpRow
-from headrace.links import LONG_BODY_BYTES, Links
+from headrace.links import LONG_BODY_BYTES, READS, Links
 from headrace.messages import Head, share_key
 from headrace.sent import Sent
 
@@ -47,8 +47,18 @@ class Forwarder:
     """Gives each request a passage, when its body is there."""
 
     def __init__(
-        self, exchanges: Exchanges, links: Links, slot: Slot, door: Door, max_body_bytes: int
+        self,
+        exchanges: Exchanges,
+        links: Links,
+        slot: Slot,
+        door: Door,
+        max_body_bytes: int,
+        pages: dict[str, bytes] | None = None,
+        anthropic_pages: dict[str, bytes] | None = None,
     ) -> None:
+        """Know what is told at some paths as long as the server runs: JSON, for two APIs."""
+        self._pages = pages or {}
+        self._anthropic_pages = anthropic_pages or {}
         self._exchanges = exchanges
         self._links = links
         self._slot = slot
@@ -60,10 +70,9 @@ class Forwarder:
         self._counts.settle()
         self._reading: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: Request, head: RequestHead) -> None:
         """Let a request in, or say why not: then its body is not read."""
         self._slot.add(Field.REQUESTS)
-        head = RequestHead.of(request.headers)
         row = self._counts.row(request.method, request.path)
         row.begin()
         refusal = self._door.enter(request.method, head)
@@ -71,6 +80,11 @@ class Forwarder:
             length = request.refuse(refusal)
             duration_ns = time.monotonic_ns() - request.received_at
             row.end(refusal.status, duration_ns, head.length, length)
+            return
+        page = self._page(request, head)
+        if page is not None:
+            request.answer(200, [(b"content-type", JSON.encode())], page)
+            row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
             return
         passage = Passage(
             request,
@@ -87,6 +101,11 @@ class Forwarder:
             self._begin_reading(self._read(request, head.length, passage, key))
         else:
             self._enter(passage, body, key)
+
+    def _page(self, request: Request, head: RequestHead) -> bytes | None:
+        """Return what is told at a path as long as the server runs, or None."""
+        pages = self._anthropic_pages if head.is_anthropic else self._pages
+        return pages.get(request.path) if request.method in READS else None
 
     def _enter(self, passage: Passage, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:

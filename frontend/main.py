@@ -87,7 +87,8 @@ class Frontend:
             context.slot,
         )
         self._forwarder = Forwarder(
-            self._exchanges, self._links, context.slot, self._door, config.max_body_bytes
+            *(self._exchanges, self._links, context.slot, self._door, config.max_body_bytes),
+            *(config.pages, config.anthropic_pages),
         )
         admins = Keyring(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)

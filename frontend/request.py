@@ -12,12 +12,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.refusals import Refusal, anthropic_body, error_body
+from headrace.frontend.request_head import REQUEST_ID, Headers, request_id_of
 from headrace.sockets import Frame
 
 HEAD = "HEAD"
 JSON = b"application/json"
+ANTHROPIC_REQUEST_ID = b"request-id"  # as Anthropic's clients read it
 LAST_CHUNK = b"0\r\n\r\n"
-Headers = Iterable[tuple[bytes, bytes]]
+ANNOUNCED = b"HTTP/1.1 "  # with which each answer begins
+LEADING_ZERO = b"0"  # of the size of a chunk; RFC 9112, 7.1 allows any number of them
+MAX_ZEROS = 8  # h11 takes 20 digits at most
 
 
 def nobody() -> None:
@@ -30,6 +34,7 @@ class Request:
     Attributes:
         path: decoded, without the query.
         headers: names are in lower case.
+        id: its x-request-id, which its answer has, too.
         received_at: when the head was read, CLOCK_MONOTONIC, ns.
         common: headers of its answer, whatever that is.
         on_lost: is told where there is nobody to answer any more.
@@ -37,8 +42,8 @@ class Request:
     """
 
     __slots__ = (
-        *("_cycle", "_head", "_is_chunked"),
-        *("common", "headers", "method", "on_lost", "on_writable", "path", "received_at"),
+        *("_cycle", "_head", "_is_chunked", "_num_announced", "_num_zeros"),
+        *("common", "headers", "id", "method", "on_lost", "on_writable", "path", "received_at"),
     )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -47,13 +52,27 @@ class Request:
         scope = cycle.scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.headers: Headers = scope["headers"]
+        self.headers: Headers = list(scope["headers"])
+        self.id = request_id_of(self.headers)
         self.received_at = time.monotonic_ns()
         self.common: Headers = ()
         self.on_lost: Callable[[], None] = nobody
         self.on_writable: Callable[[], None] = nobody
         self._head = b""  # of the answer, until something is written
         self._is_chunked = False
+        self._num_zeros = 0
+        self._num_announced = 0  # bytes of the head that have been written before the rest
+
+    @property
+    def cycle(self) -> RequestResponseCycle:
+        """What uvicorn has of it."""
+        return self._cycle
+
+    @property
+    def version(self) -> str:
+        """The version of HTTP."""
+        version: str = self._cycle.scope["http_version"]
+        return version
 
     @property
     def query(self) -> bytes:
@@ -94,6 +113,15 @@ class Request:
         """Receive a part of the body, as an ASGI application does."""
         return await self._cycle.receive()
 
+    def probe(self) -> None:
+        """Send the next byte of the answer ahead, if it is known whatever the answer is."""
+        if not self.has_begun:
+            self._cycle.transport.write(ANNOUNCED[self._num_announced :][:1])
+            self._num_announced = min(self._num_announced + 1, len(ANNOUNCED))
+        elif self._is_chunked and self.method != HEAD and self._num_zeros < MAX_ZEROS:
+            self._cycle.transport.write(LEADING_ZERO)
+            self._num_zeros += 1
+
     @property
     def is_writable(self) -> bool:
         """Whether the client reads what it is sent."""
@@ -108,7 +136,9 @@ class Request:
         cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
-        lines = [STATUS_LINE[status]]
+        lines = [STATUS_LINE[status][self._num_announced :], REQUEST_ID, b": ", self.id, b"\r\n"]
+        if self.path.startswith(ANTHROPIC_PATHS):
+            lines += (ANTHROPIC_REQUEST_ID, b": ", self.id, b"\r\n")
         for name, value in (*cycle.default_headers, *self.common, *headers):
             lines += (name, b": ", value, b"\r\n")
         if length is not None:

@@ -72,7 +72,7 @@ class Field(enum.IntEnum):
     LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
     LAG_NS = 6  # gauge, how late the event loop's last timer was; before all that is `WORK`
     WISHES = 57  # 7 words, how often operators have asked for each of `WISHES`
-    FORWARDED_BYTES = 32  # 25 words, one per tokenizer process: bodies sent to it
+    FORWARDED_BYTES = 31  # 26 words, one per tokenizer process: bodies sent to it
     # tokenizer
     HANDLED = 8
     REFUSED = 9
@@ -153,7 +153,7 @@ GAUGES = {
 }
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
 MAX_TOKENIZERS = 16  # beside the one for long prompts
-MAX_PREPROCESSORS = 8  # beside both, for images
+MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 
 
 class Span(enum.IntEnum):

@@ -351,6 +351,8 @@ class FrontendConfig:
     ssl_certfile: str | None
     ssl_keyfile: str | None
     profiles: bool = False  # workers write some when operators ask
+    pages: dict[str, bytes] = field(default_factory=dict)  # JSON that never changes, by path
+    anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,7 +365,8 @@ class TokenizerConfig:
     num_detokenizers: int
     seed: int
     started_at: int  # seconds since the epoch; `created` of the model
-    # That take short prompts; the next index has the long ones, those after it have images.
+    # That take short prompts; the next index has the long ones, those after it have images, and
+    # the last answers GETs.
     num_tokenizers: int
     max_batch_size: int
     batch_wait_ms: int

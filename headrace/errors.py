@@ -127,7 +127,7 @@ class MethodNotAllowed(RequestError):
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
         super().__init__(f"{path} takes {allowed}, not {method}")
-        self.headers = [("allow", allowed)]
+        self.headers = [("allow", "GET, HEAD" if allowed == "GET" else allowed)]
 
 
 class ContextLengthExceeded(RequestError):

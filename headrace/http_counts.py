@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace import buckets
 from headrace.histogram import Histogram, Scale
 
-GET, POST = "GET", "POST"
+GET, HEAD, POST = "GET", "HEAD", "POST"
 NOWHERE = "none"  # the path of what is not served
 SERVED = {
     GET: ("/v1/models", "/openapi.json", "/docs"),
@@ -29,7 +29,7 @@ NOT_COUNTED = (
 )  # nor are /health and its kin; as with vLLM
 METHODS = (GET, POST, "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "OTHER")
 CLIENT_LEFT = 499  # before there was an answer; the number is nginx's
-STATUSES = (200, 400, 401, 404, 405, 413, 429, CLIENT_LEFT, 500, 503)
+STATUSES = (200, 400, 401, 404, 405, 413, 415, 429, CLIENT_LEFT, 500, 503)
 PLACES = {status: place for place, status in enumerate(STATUSES, 1)}
 
 SECONDS = Scale(buckets.HTTP, units=10**9)  # ns
@@ -111,7 +111,7 @@ class HttpCounts:
 
     def row(self, method: str, path: str) -> HttpRow:
         """Return the row of a request."""
-        found = self._found.get((method, path))
+        found = self._found.get((GET if method == HEAD else method, path))
         return self._rows[nowhere(method)] if found is None else found
 
     def settle(self) -> None:

@@ -1,7 +1,8 @@
 """Where a frontend sends: bodies to the least busy tokenizer, aborts there and to the engine.
 
 Long bodies have a tokenizer of their own: who asks for little never waits behind one. So do those
-with images, the last. What has an image is told by a word in it, without a look at anything else.
+with images, and GETs, the last. What has an image is told by a word in it, without a look at
+anything else.
 Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
 again (aborts: losing one would leave others working for nobody). What a process had that died
 is sent again when another is in its seat.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from headrace.backlog import tokenizer_backlog
 from headrace.board import Board, Field, Seat, Slot, State
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.messages import Abort, Renew
+from headrace.messages import Abort, HttpRequest, Renew
 from headrace.sent import Sent
 from headrace.sockets import Outbox, address
 from headrace.watch import Watch
@@ -24,6 +25,7 @@ RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
 MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
 IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others;
+READS = ("GET", "HEAD")  # ask for what needs no tokenizer
 ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
 
 
@@ -37,7 +39,8 @@ class Links:
         self._tokenizers = [Outbox(address(run_dir, "tokenizer", i)) for i in range(num_all)]
         self._short = range(num_tokenizers)
         self._long = num_tokenizers
-        self._images = range(num_tokenizers + 1, num_all)  # empty where the model takes none
+        self._about = num_all - 1  # answers GETs
+        self._images = range(num_tokenizers + 1, self._about)  # empty where the model takes none
         self._engine = Outbox(address(run_dir, "engine"))
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._detokenizer_slots = list(board.of("detokenizer"))
@@ -65,7 +68,7 @@ class Links:
         It goes with others at the next `flush`: to wake a process costs more than a short request.
         """
         body = sent.body
-        target = min(self._lane(sent.request.path, body), key=self._business)
+        target = min(self._lane(sent.request, body), key=self._business)
         if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
             return False
         counter, num_bytes = Field.FORWARDED_BYTES + target, len(body) + 1  # none is work, too
@@ -76,9 +79,11 @@ class Links:
         sent.tokenizer = target
         return True
 
-    def _lane(self, path: str, body: bytes) -> Sequence[int]:
+    def _lane(self, request: HttpRequest, body: bytes) -> Sequence[int]:
         """Return the tokenizers that may get a body."""
-        mark = ANTHROPIC_MARK if path.startswith(ANTHROPIC_PATHS) else IMAGE_MARK
+        if request.method in READS:
+            return (self._about,)
+        mark = ANTHROPIC_MARK if request.path.startswith(ANTHROPIC_PATHS) else IMAGE_MARK
         if self._images and mark in body:
             return self._images
         return self._short if len(body) < LONG_BODY_BYTES else (self._long,)

@@ -6,7 +6,6 @@ would are beside them, in the dialect that is asked for.
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -19,6 +18,7 @@ from headrace.backlog import frontend_backlog, tokenizer_backlog
 from headrace.board import Board, Field, Span, State
 from headrace.buckets import HEADRACE
 from headrace.config import ModelCard
+from headrace.exposition import Exposition
 from headrace.histogram import Spread
 from headrace.http_metrics import SglangHttpCollector, VllmHttpCollector
 from headrace.readings import buckets_of
@@ -207,10 +207,22 @@ class BoardCollector(Collector):
             )
 
 
+class MetricsPage:
+    """What `/metrics` answers; `dialect` is one of `DIALECTS`."""
+
+    def __init__(self, board: Board, card: ModelCard, dialect: str = "vllm") -> None:
+        self._collectors: list[Collector] = [
+            BoardCollector(board, card.name),
+            DIALECTS[dialect](board, card),
+            HTTP_DIALECTS[dialect](board),
+        ]
+        self._exposition = Exposition()
+
+    def render(self) -> bytes:
+        """Return what the board says now."""
+        return self._exposition.text(f for one in self._collectors for f in one.collect())
+
+
 def render_metrics(board: Board, card: ModelCard, dialect: str = "vllm") -> bytes:
-    """Return what `/metrics` answers; `dialect` is one of `DIALECTS`."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(BoardCollector(board, card.name))
-    registry.register(DIALECTS[dialect](board, card))
-    registry.register(HTTP_DIALECTS[dialect](board))
-    return generate_latest(registry)
+    """Return what `/metrics` answers, once."""
+    return MetricsPage(board, card, dialect).render()

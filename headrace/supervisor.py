@@ -44,6 +44,7 @@ from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
 from headrace.file_limit import raise_file_limit
 from headrace.listeners import Listeners
 from headrace.machine import memory_limit
+from headrace.model_list import anthropic_model_pages, model_pages
 from headrace.process import DRAIN, LEAVE, Process, spawn
 from headrace.record import prepare_folder
 from headrace.restarts import Restarts
@@ -89,8 +90,8 @@ def seats_of(config: ServerConfig, takes_images: bool = False) -> list[Seat]:
     num_preprocessors = config.preprocess_procs if takes_images else 0
     counts = {
         "frontend": config.frontend_procs,
-        # One has the long prompts, those after it prepare images.
-        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors,
+        # One has the long prompts, those after it prepare images, the last answers GETs.
+        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + 1,
         "engine": 1,
         "worker": 0 if config.engine == "mock" else config.tp,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
@@ -116,6 +117,7 @@ class Supervisor:
     ) -> None:
         self._config = config
         self._card = card
+        self._started_at = int(time.time())
         self._listeners = listeners
         self._api_keys = api_keys
         self._admin_keys = () if admin_key is None else (admin_key,)
@@ -348,6 +350,8 @@ class Supervisor:
                 ssl_certfile=c.ssl_certfile,
                 ssl_keyfile=c.ssl_keyfile,
                 profiles=c.profile_dir is not None and c.engine != "mock",
+                pages=model_pages(self._card, self._started_at),
+                anthropic_pages=anthropic_model_pages(self._card, self._started_at),
             )
         if role == "tokenizer":
             return TokenizerConfig(
@@ -356,7 +360,7 @@ class Supervisor:
                 num_frontends=c.frontend_procs,
                 num_detokenizers=c.detokenizer_procs,
                 seed=c.seed,
-                started_at=int(time.time()),
+                started_at=self._started_at,
                 num_tokenizers=c.tokenizer_procs,
                 max_batch_size=c.tokenizer_max_batch_size,
                 batch_wait_ms=c.tokenizer_batch_wait_ms,

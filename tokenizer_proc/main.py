@@ -29,6 +29,8 @@ def main(config: TokenizerConfig, context: Context) -> None:
     tokenizer_backlog(context.board, context.index).settle()
     if context.index < config.num_tokenizers:
         serve, high_water = serve_short, HIGH_WATER
+    elif context.index == len(list(context.board.of("tokenizer"))) - 1:
+        serve, high_water = serve_about, HIGH_WATER
     elif context.index == config.num_tokenizers:
         serve, high_water = serve_long, LONG_HIGH_WATER
     else:
@@ -53,6 +55,19 @@ def serve_short(
             # Only now: the server is not to start later for it.
             loader = threading.Thread(target=service.load_fast, name="loader")
             loader.start()
+
+
+def serve_about(
+    config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
+) -> None:
+    """Answer what is asked about the server. It waits for nobody, and others for it."""
+    from headrace.tokenizer_proc.about_lane import AboutLane
+
+    lane = AboutLane(config, context, inbox)
+    context.ready()
+    while True:
+        context.slot.beat()
+        lane.handle()
 
 
 def serve_long(

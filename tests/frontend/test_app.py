@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_links import FakeLinks
 
 from headrace.api_keys import digest
 from headrace.awake import Awake
@@ -22,35 +23,13 @@ from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.request import Headers, Request, nobody
 from headrace.http_counts import CLIENT_LEFT, HttpCounts
-from headrace.links import Links
 from headrace.messages import Head, HttpRequest, Times
-from headrace.sent import Sent
 from headrace.sockets import Frame
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 120
 Message = dict[str, Any]
 MAX_REQUESTS = 50
-
-
-class FakeLinks(Links):
-    """Keeps what is sent. `full` refuses."""
-
-    def __init__(self) -> None:
-        self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()
-        self.aborted: list[int] = []
-        self.full = False
-
-    def forward(self, sent: Sent) -> bool:
-        if not self.full:
-            self.forwarded.put_nowait((sent.request, sent.body))
-        return not self.full
-
-    def flush(self) -> None:
-        pass
-
-    def abort(self, sent: Sent) -> None:
-        self.aborted.append(sent.request.id)
 
 
 class Client(Request):
@@ -61,11 +40,18 @@ class Client(Request):
         *chunks: bytes,
         path: str = "/v1/completions",
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        content_type: bytes = b"application/json",
+        host: bytes | None = b"x",
         method: str = "POST",
         has_all: bool = True,
     ) -> None:
         """Send a body in pieces, which have come already; or not `has_all` of them."""
-        self.method, self.path, self.headers = method, path, headers
+        self.method, self.path = method, path
+        fields = [(b"content-type", content_type)] if content_type else []
+        if any(chunks) and b"content-length" not in dict(headers):
+            fields.append((b"transfer-encoding", b"chunked"))
+        hosts = [] if host is None else [(b"host", host)]
+        self.headers = (*headers, *fields, *hosts)
         self.received_at = time.monotonic_ns()
         self.common = ()
         self.on_lost = self.on_writable = nobody
@@ -97,6 +83,10 @@ class Client(Request):
         """Read again, after not having read."""
         self.reads = True
         self.on_writable()
+
+    @property
+    def version(self) -> str:
+        return "1.1"
 
     @property
     def query(self) -> bytes:
@@ -452,7 +442,7 @@ def test_a_ping_may_be_posted(site: Site) -> None:
 
 def test_health_is_only_asked_for(site: Site) -> None:
     client = site.ask(Client(path="/health", method="POST"))
-    assert (client.status, client.head[b"allow"]) == (405, b"GET")
+    assert (client.status, client.head[b"allow"]) == (405, b"GET, HEAD")
     assert site.ask(Client(path="/health", method="HEAD")).status == 503
 
 
@@ -595,3 +585,11 @@ def test_pages_of_other_sites_may_call_where_that_is_allowed(
     elsewhere = site.ask(Client(b"{}"))
     assert not elsewhere.common
     os.close(site.board.fd)
+
+
+async def test_faults_of_a_head_are_refused_everywhere(site: Site) -> None:
+    for path in ("/v1/completions", "/health", "/admin/processes"):
+        assert site.ask(Client(b"", path=path, method="GET", host=None)).status == 400
+    assert site.ask(Client(b"{}", content_type=b"text/plain")).status == 415
+    assert answered(site) == {415: 1}
+    assert site.links.forwarded.empty()

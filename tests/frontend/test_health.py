@@ -98,7 +98,9 @@ def test_a_frontend_that_was_not_awake_calls_nobody_ill(monkeypatch: pytest.Monk
     board, statuses = make_board(), []
     others: Any = SimpleNamespace(is_closed=False)
     app = App(board, Awake(), others, others, others)
-    request: Any = SimpleNamespace(path=LIVE, method="GET")
+    request: Any = SimpleNamespace(
+        path=LIVE, method="GET", version="1.1", headers=[(b"host", b"x")]
+    )
     request.answer = lambda status, head, body: statuses.append(status)
     for at in (2, 3600, 3602, 3604, 3606):
         monkeypatch.setattr(time, "monotonic_ns", lambda at=at: at * 10**9)

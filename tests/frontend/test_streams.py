@@ -24,6 +24,7 @@ from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.keyring import Keyring
+from headrace.frontend.request_head import RequestHead
 from headrace.frontend.streams import TURN, Streams, Written
 from headrace.links import Links
 from headrace.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id
@@ -151,7 +152,10 @@ def test_it_is_known_what_each_sequence_has_been_told(pairs: Pairs) -> None:
     assert pairs.streams.told(REQUESTS[1]) == {}
 
 
-REQUEST = b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"
+REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: 2\r\n\r\n{}"
+)
 
 
 class FakeLinks(Links):
@@ -186,7 +190,7 @@ class Site:
         self.delivery = Delivery(asyncio.get_running_loop(), self.exchanges, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
         http: Any = partial(Connection, deadlines, deadlines, Arrivals(), 10 * NUM_CLIENTS)
-        app: Any = forwarder.begin
+        app: Any = lambda request: forwarder.begin(request, RequestHead.of(request.headers))  # noqa: E731
         options: Any = {"http": http, "interface": "asgi3", "proxy_headers": False}
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, **options)
         self._server = uvicorn.Server(config)

@@ -133,7 +133,7 @@ def test_every_field_is_within_its_slot() -> None:
 
 
 def test_a_frontends_words_have_one_meaning_each() -> None:
-    num_tokenizers = MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS
+    num_tokenizers = MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1
     counted = {*range(Field.FORWARDED_BYTES, Field.FORWARDED_BYTES + num_tokenizers)}
     asked = {*range(Field.WISHES, Field.WISHES + len(WISHES))}
     assert len(counted | asked) == num_tokenizers + len(WISHES)

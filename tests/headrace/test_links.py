@@ -28,7 +28,7 @@ class Tokenizers:
     """
 
     def __init__(self, run_dir: str, num_images: int = 0) -> None:
-        num_all = 3 + num_images
+        num_all = 4 + num_images
         seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(num_all))]
         self.board = Board.create([*seats, Seat("engine", 0), Seat("detokenizer", 0)])
         self.inboxes: list[Inbox[ToTokenizer]] = [

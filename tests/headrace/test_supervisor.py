@@ -12,8 +12,8 @@ from headrace.supervisor import ChildDied, seats_of
 def test_there_is_a_seat_per_process() -> None:
     config = ServerConfig(frontend_procs=2, tokenizer_procs=3, detokenizer_procs=1)
     seats = seats_of(config)
-    assert len(seats) == len(set(seats)) == 2 + (3 + 1) + 1 + 1 + 1
-    assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(4)]
+    assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
+    assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
     assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher"}
 
 
@@ -21,7 +21,7 @@ def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -
     config = ServerConfig(tokenizer_procs=2, preprocess_procs=3)
     with_images = seats_of(config, takes_images=True)
     assert [seat for seat in with_images if seat not in seats_of(config)] == [
-        *(Seat("tokenizer", i) for i in (3, 4, 5)),
+        *(Seat("tokenizer", i) for i in (4, 5, 6)),
         Seat("vision", 0),
     ]
     fetching = ServerConfig(allowed_media_domains=("example.com",))

@@ -9,6 +9,7 @@ from servers import RunningServer
 USER = {"role": "user", "content": "x"}
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+JSON = {"Content-Type": "application/json"}
 EMBED = "/v1/embeddings"
 
 
@@ -136,7 +137,7 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input_gets_a_clear_4xx(server: RunningServer, name: str) -> None:
     path, content, status, says = CASES[name]
-    response = httpx.post(f"{server.url}{path}", content=content)
+    response = httpx.post(f"{server.url}{path}", content=content, headers=JSON)
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
@@ -150,7 +151,7 @@ def test_chunked_50_mb_body_is_refused_before_its_end(server: RunningServer) -> 
         return [b"x" * 1_000_000] * 50
 
     try:
-        response = httpx.post(f"{server.url}{TEXT}", content=iter(chunks()))
+        response = httpx.post(f"{server.url}{TEXT}", content=iter(chunks()), headers=JSON)
     except httpx.WriteError:
         return  # closed while the client was still sending
     assert response.status_code == 413
@@ -158,12 +159,12 @@ def test_chunked_50_mb_body_is_refused_before_its_end(server: RunningServer) -> 
 
 def test_unknown_fields_are_ignored(server: RunningServer) -> None:
     content = body(surprise={"a": [1]}, user="me", metadata={}, store=False, temperature=0)
-    response = httpx.post(f"{server.url}{CHAT}", content=content)
+    response = httpx.post(f"{server.url}{CHAT}", content=content, headers=JSON)
     assert response.status_code == 200, response.text
 
 
 def test_error_of_a_wrong_type_names_the_field(server: RunningServer) -> None:
-    response = httpx.post(f"{server.url}{CHAT}", content=body(max_tokens="ten"))
+    response = httpx.post(f"{server.url}{CHAT}", content=body(max_tokens="ten"), headers=JSON)
     assert response.json()["error"] == {
         "message": "max_tokens: Expected `int | null`, got `str`",
         "type": "invalid_request_error",

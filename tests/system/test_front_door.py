@@ -17,6 +17,7 @@ TIMEOUT_S = 300
 MOCK = ("--engine", "mock")
 BODY = {"prompt": "x", "max_tokens": 3}
 TEXT = "/v1/completions"
+JSON = "content-type: application/json\r\n"
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_each_part_tells_how_long_it_took(server: RunningServer) -> None:
 @pytest.mark.parametrize("framing", ["content-length: 1000000000", "transfer-encoding: chunked"])
 def test_a_body_of_a_gigabyte_is_refused(server: RunningServer, framing: str) -> None:
     with socket.create_connection(address(server), TIMEOUT_S) as client:
-        client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n{framing}\r\n\r\n".encode())
+        client.sendall(f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n{JSON}{framing}\r\n\r\n".encode())
         if "chunked" in framing:
             client.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
             for _ in range(30):
@@ -156,7 +157,7 @@ def test_a_client_that_never_reads_is_cut_off_alone(server: RunningServer) -> No
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(address(server))
-        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
         wait_until(lambda: server.metric("http_disconnects_total") == 1, "it is cut off")
         assert is_served(server)

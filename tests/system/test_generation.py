@@ -101,7 +101,8 @@ def test_client_that_leaves_frees_its_place(
     body = json.dumps({"messages": expected[0].messages, "max_tokens": 8000, "ignore_eos": True})
     url = httpx.URL(server.url)
     with socket.create_connection((url.host, url.port)) as client:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
         client.sendall(f"{head}{body}".encode())
         wait_until(lambda: server.metric("num_requests_running") == 1, "it runs")
     wait_until(lambda: server.metric("aborted_sequences_total") == aborted + 1, "the abort arrives")

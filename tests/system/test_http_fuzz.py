@@ -15,6 +15,7 @@ from servers import RunningServer, wait_until
 NUM_BYTES = int(os.environ.get("FUZZ_BYTES", 10_000_000))
 NUM_CLIENTS = 8
 PIECE = 100_000
+JSON = "Content-Type: application/json\r\n"
 PATIENCE_S = 120
 SPARE_FILES = 16  # that a process may open once, when there is something to do
 CLOSING_S = 15  # less than the patience of a frontend, which closes what is forgotten
@@ -29,7 +30,7 @@ BODIES = [
 
 def request(path: str, body: object, head: str = "") -> bytes:
     data = msgspec.json.encode(body)
-    lines = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{head}\r\n"
+    lines = f"POST {path} HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(data)}\r\n{head}\r\n"
     return lines.encode() + data
 
 
@@ -40,7 +41,8 @@ SEEDS = [
     request("/v1/completions", BODIES[1], "Expect: 100-continue\r\nX-Request-Timing: 1\r\n"),
     request("/v1/chat/completions", BODIES[2], "Connection: close\r\n"),
     request("/tokenize", {"prompt": "x"}) + b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     b'10\r\n{"prompt": "abc"\r\n11\r\n,"max_tokens": 2}\r\n0\r\n\r\n',
 ]
 

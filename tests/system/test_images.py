@@ -168,7 +168,8 @@ def begin_asking(server: RunningServer, body: bytes) -> socket.socket:
     where = urlsplit(server.url)
     assert where.hostname is not None
     client = socket.create_connection((where.hostname, where.port or 80))
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     client.sendall(head.encode() + body)
     return client
 

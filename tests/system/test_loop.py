@@ -9,6 +9,7 @@ import httpx
 from servers import RunningServer
 
 HEADRACE = Path(sys.executable).parent / "headrace"
+JSON = {"Content-Type": "application/json"}
 # Processor time, which a busy machine stretches less. A body of 4 MB is read and handed on in
 # 2 ms, a step of 64 streams in less; parsing the one or rendering the other would take far longer.
 MAX_CALLBACK_S = 0.03
@@ -22,7 +23,7 @@ def test_no_callback_of_a_frontend_takes_long() -> None:
         done = subprocess.Popen([*command, *load], stdout=subprocess.DEVNULL)
         long = json.dumps({"prompt": "word " * 800_000, "max_tokens": 1}).encode()
         while done.poll() is None:
-            refused = httpx.post(f"{server.url}/v1/completions", content=long)
+            refused = httpx.post(f"{server.url}/v1/completions", content=long, headers=JSON)
             assert refused.status_code == 400
             assert "context length" in refused.json()["error"]["message"]
         assert done.returncode == 0

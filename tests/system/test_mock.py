@@ -63,7 +63,8 @@ def test_a_stop_string_ends_a_text(mock: RunningServer) -> None:
 def test_who_leaves_makes_place_and_who_is_too_many_is_refused(mock: RunningServer) -> None:
     address = urlsplit(mock.url)
     body = json.dumps({**PROMPT, "max_tokens": 8000, "stream": True}).encode()  # minutes
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % len(body)
     with ExitStack() as clients:
         for gauge in ("num_requests_running", "num_requests_waiting"):
             where = (address.hostname or "", address.port)

@@ -52,6 +52,7 @@ def test_process_table_is_the_ring(server: RunningServer) -> None:
         "headrace: tokenizer 0",
         "headrace: tokenizer 1",
         "headrace: tokenizer 2",  # the long prompts'
+        "headrace: tokenizer 3",  # answers GETs
         "headrace: worker 0",
     ]
 

@@ -200,7 +200,7 @@ def test_version_is_the_packages() -> None:
 
 def test_clients_of_vllm_are_told_how_much_is_asked() -> None:
     routes = make_routes()
-    routes._board.slot("frontend")[Field.ADMITTED] = 3
+    routes._about._board.slot("frontend")[Field.ADMITTED] = 3
     told = finish(routes.handle(HttpRequest(0, "GET", "/load", 0.0), b""), ByteEncoder())
     assert isinstance(told, Answer)
     assert msgspec.json.decode(told.body) == {"server_load": 3}
@@ -223,7 +223,7 @@ def test_clients_of_sglang_are_told_of_the_model(path: str) -> None:
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 def test_clients_of_sglang_are_told_of_the_server(path: str) -> None:
     routes = make_routes()
-    engine = routes._board.slot("engine")
+    engine = routes._about._board.slot("engine")
     engine[Field.PAGES_TOTAL], engine[Field.PAGE_TOKENS] = 10, 32
     told = finish(routes.handle(HttpRequest(0, "GET", path, 0.0), b""), ByteEncoder())
     assert isinstance(told, Answer)

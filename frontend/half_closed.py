@@ -1,0 +1,62 @@
+"""Clients that have said all (shutdown(SHUT_WR)) and still read, told from those that have gone.
+
+To the server both look alike: the end of what it reads. A byte that is sent to a closed socket is
+answered by a reset. One that is sent to a half-closed socket is read. So the answer's first bytes,
+which are known before it is, are sent ahead, the first at once. Where none is left, TCP's keepalive
+finds that a client has gone: after `tcp_fin_timeout`, 60 s. A Unix socket tells at once.
+"""
+
+import asyncio
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+FIRST_LOOK_S = 0.01  # at whether a client has gone
+LOOK_S = 0.1  # between later looks
+FIRST_GAP_S = 1.0  # between probes; each gap is twice the one before
+# Seconds of silence before keepalive's probe and between probes, and how many fail (tcp(7)).
+KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+class HalfClosed:
+    """A look now and then at a socket that the event loop does not watch: nothing more is read."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: Any,
+        probe: Callable[[], None],
+        on_gone: Callable[[], None],
+    ) -> None:
+        """Begin to look.
+
+        Args:
+            probe: sends a byte of the answer ahead, if one is known.
+            on_gone: is told when the client has gone.
+        """
+        self._loop, self._probe, self._on_gone = loop, probe, on_gone
+        self._poll = select.poll()
+        self._poll.register(sock.fileno(), 0)  # the kernel always tells of POLLHUP and POLLERR
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE.items():
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._gap_s = FIRST_GAP_S
+        self._probe_at = loop.time() + self._gap_s
+        self._timer = loop.call_later(FIRST_LOOK_S, self._look)
+        probe()
+
+    def stop(self) -> None:
+        """Look no more; before the socket is closed."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._poll.poll(0):
+            self._on_gone()
+            return
+        if self._loop.time() >= self._probe_at:
+            self._gap_s *= 2
+            self._probe_at = self._loop.time() + self._gap_s
+            self._probe()
+        self._timer = self._loop.call_later(LOOK_S, self._look)

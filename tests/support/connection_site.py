@@ -1,0 +1,231 @@
+"""A server of connections over real sockets, served by uvicorn, and its clients."""
+
+import asyncio
+import json
+import math
+import socket
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import uvicorn
+
+from headrace.frontend.arrivals import Arrivals
+from headrace.frontend.connection import Connection
+from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.main import KEEP_ALIVE_S
+from headrace.frontend.request import Request
+
+DEADLINE_S = 120
+PATIENCE_S = 20.0
+READER_PATIENCE_S = 0.05
+LARGE = 1 << 20  # bytes of an answer; some fit into the buffers of sockets
+
+
+async def read(request: Request) -> bytes:
+    body = request.take_body()
+    if body is not None:
+        return body
+    pieces = []
+    while True:
+        message = await request.receive()
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(pieces)
+
+
+def pour(request: Request) -> None:
+    """Write as long as the client reads."""
+    while request.is_writable:
+        request.write(bytes(1 << 16))
+
+
+class Site:
+    """A server with one application, whose clients have time until `be_impatient`."""
+
+    def __init__(
+        self,
+        max_connections: int = 100,
+        reader_patience_s: float = DEADLINE_S,
+        keep_alive_s: int = KEEP_ALIVE_S,
+    ) -> None:
+        self.deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
+        self.readers: Deadlines[Connection] = Deadlines(reader_patience_s)
+        self.num_large = 0
+        self._clients: list[Client] = []
+        self.lost: asyncio.Queue[str] = asyncio.Queue()
+        self.go = asyncio.Event()
+        self.has_begun = asyncio.Event()
+        self.is_leaving = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.num_heard = 0
+        site = self
+
+        class Counted(Connection):
+            def data_received(self, data: bytes) -> None:
+                super().data_received(data)
+                site.num_heard += len(data)
+
+        http: Any = partial(
+            *(Counted, self.deadlines, self.readers, Arrivals(), max_connections),
+            is_leaving=lambda: self.is_leaving,
+        )
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self.app,  # type: ignore[arg-type]  # called by `Connection` alone
+                http=http,
+                ws="none",
+                interface="asgi3",
+                lifespan="off",
+                log_config=None,
+                timeout_keep_alive=keep_alive_s,
+                proxy_headers=False,
+            )
+        )
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+
+    def app(self, request: Request) -> None:
+        self.has_begun.set()
+        if request.path in ("/pour", "/large", "/brim"):
+            self._answer_much(request)
+            return
+        if request.path == "/fail":
+            raise ValueError("nobody has foreseen it")
+        answer = self._tell if request.path in ("/told", "/steps") else self._answer
+        task = asyncio.create_task(answer(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _answer_much(self, request: Request) -> None:
+        match request.path:
+            case "/pour":
+                request.on_lost = partial(self.lost.put_nowait, "cut off")
+                request.on_writable = partial(pour, request)
+                request.begin(200, [])
+                pour(request)
+            case "/large":
+                self.num_large += 1
+                request.answer(200, [], bytes(LARGE))
+            case "/brim":
+                request.begin(200, [])
+                while not request._cycle.transport.get_write_buffer_size():
+                    request.write(bytes(1 << 12))  # until the kernel takes no more
+                request.end()
+                self.lost.put_nowait("answered")
+
+    async def _tell(self, request: Request) -> None:
+        if request.path == "/told":
+            told = f"{request.method} {request.path} ".encode() + await read(request)
+            request.answer(200, [], told)
+            return
+        request.begin(200, [])
+        request.write(b"a")
+        await self.go.wait()
+        request.write(b"b")
+        request.end()
+
+    async def _answer(self, request: Request) -> None:
+        match request.path:
+            case "/echo":
+                request.answer(200, [], await read(request))
+            case "/refuse":
+                request.answer(429, [], b"no")
+            case "/stream":
+                body = await read(request)
+                request.begin(200, [])
+                for piece in (b"a", b"", memoryview(body)):
+                    request.write(piece)
+                request.end(b"c")
+            case "/wait":
+                request.on_lost = partial(self.lost.put_nowait, "left")
+                request.begin(200, [])
+                request.write(b"a")
+            case "/late":
+                await read(request)
+                await self.go.wait()
+                request.answer(200, [], b"late")
+                self.lost.put_nowait("nobody is told")
+            case "/flood":
+                request.begin(200, [])
+                pour(request)
+                request.on_writable = request.end
+            case "/part":
+                request.on_lost = partial(self.lost.put_nowait, "parted")
+                request.begin(200, [])
+                request.write(b"not all")
+                request.break_off()
+
+    async def run(self) -> None:
+        serving = asyncio.create_task(self._server._serve([self._listener]))
+        loop = asyncio.get_running_loop()
+        while not serving.done():
+            for connection in self.readers.passed(loop.time()):
+                connection.on_reader_deadline()
+            await asyncio.sleep(READER_PATIENCE_S / 10)
+        await serving
+
+    async def be_impatient(self) -> None:
+        """Let all the time pass that clients have, once what they have said is here."""
+        await self.hear()
+        for connection in list(self.deadlines.passed(math.inf)):
+            connection.on_deadline()
+
+    async def hear(self) -> None:
+        """Wait until clients are connected, and what they have said is here."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.deadlines or self.num_heard < sum(c.num_said for c in self._clients):
+                await asyncio.sleep(0)
+
+    async def read_all(self) -> None:
+        """Wait until what clients have said is here."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.num_heard < sum(client.num_said for client in self._clients):
+                await asyncio.sleep(0)
+
+    async def stop(self, running: "asyncio.Task[None]") -> None:
+        for client in self._clients:
+            client.writer.close()
+        self._server.should_exit = self._server.force_exit = True
+        await asyncio.wait_for(running, DEADLINE_S)
+
+    async def is_left(self) -> None:
+        """Wait until nobody is connected."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self._server.server_state.connections:
+                await asyncio.sleep(0)
+
+    async def connect(self) -> "Client":
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
+        self._clients.append(client)
+        return client
+
+
+class Client:
+    """The other end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.num_said = 0
+
+    def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        self.num_said += len(data)
+
+    async def response(self) -> tuple[int, bytes]:
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        lines = head.decode().lower().split("\r\n")
+        length = next(int(x.split(":")[1]) for x in lines if x.startswith("content-length"))
+        body = await asyncio.wait_for(self.reader.readexactly(length), DEADLINE_S)
+        return int(lines[0].split()[1]), body
+
+    async def end(self) -> bytes:
+        """Wait until the server closes; return what it says before."""
+        with suppress(ConnectionResetError):
+            return await asyncio.wait_for(self.reader.read(), DEADLINE_S)
+        return b""
+
+
+def code(body: bytes) -> str:
+    found: str = json.loads(body)["error"]["code"]
+    return found

@@ -1,0 +1,27 @@
+"""A frontend's links that lead nowhere."""
+
+import asyncio
+
+from headrace.links import Links
+from headrace.messages import HttpRequest
+from headrace.sent import Sent
+
+
+class FakeLinks(Links):
+    """Keeps what is sent. `full` refuses."""
+
+    def __init__(self) -> None:
+        self.forwarded: asyncio.Queue[tuple[HttpRequest, bytes]] = asyncio.Queue()
+        self.aborted: list[int] = []
+        self.full = False
+
+    def forward(self, sent: Sent) -> bool:
+        if not self.full:
+            self.forwarded.put_nowait((sent.request, sent.body))
+        return not self.full
+
+    def flush(self) -> None:
+        pass
+
+    def abort(self, sent: Sent) -> None:
+        self.aborted.append(sent.request.id)
