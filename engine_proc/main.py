@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 IDLE_MS = 500
 LOADING_MS = 20  # between looks at whether new workers are ready
 STUCK = (  # the text of an error
-    "the grammar could not be followed after {} tokens: it is too ambiguous or too large; a simpler "
-    "one may work"
+    "the grammar could not be followed after {} tokens: it is too ambiguous or too large; a "
+    "simpler one may work"
 )
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 SHORT_STEP_S = 0.004  # ahead of longer ones nothing is won, and who comes waits for two of them

@@ -13,7 +13,7 @@ import signal
 import struct
 import sys
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import msgspec
 import setproctitle
@@ -23,6 +23,9 @@ from headrace.tokenizer_proc.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.structural_grammar import tag_grammar
 from headrace.tokenizer_proc.thought_grammar import after_thoughts
+
+if TYPE_CHECKING:
+    from headrace.grammar import GrammarCompiler
 
 T = TypeVar("T")
 
@@ -73,17 +76,26 @@ def main() -> None:
             continue
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            grammar = grammar_of(constraint)
-            compiler.check(grammar)  # alone, since trying ends within the thoughts
-            if constraint.thoughts:
-                is_lark = constraint.kind in ("lark", "grammar")
-                grammar = after_thoughts(constraint.thoughts, grammar, is_lark)
-                compiler.check(grammar)
-            verdict = Verdict(grammar.encode())
+            verdict = Verdict(checked(compiler, constraint).encode())
         except (ValueError, RecursionError) as error:
             verdict = Verdict(error=reworded(str(error)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sink, verdict)
+
+
+def checked(compiler: "GrammarCompiler", constraint: Constraint) -> str:
+    """Return the grammar that a constraint comes to, thoughts before it included.
+
+    Raises:
+        ValueError, RecursionError: the grammar is wrong, or takes too much.
+    """
+    grammar = grammar_of(constraint)
+    compiler.check(grammar)  # alone, since trying ends within the thoughts
+    if not constraint.thoughts:
+        return grammar
+    whole = after_thoughts(constraint.thoughts, grammar, constraint.kind in ("lark", "grammar"))
+    compiler.check(whole)
+    return whole
 
 
 def limit_memory() -> None:
