@@ -6,6 +6,7 @@ from standard input and writes `Verdict`s to standard output, each after its len
 message is a `Task`.
 """
 
+import contextlib
 import os
 import re
 import resource
@@ -22,7 +23,7 @@ from headrace.process import die_with_parent
 from headrace.tokenizer_proc.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.structural_grammar import tag_grammar
-from headrace.tokenizer_proc.thought_grammar import after_thoughts
+from headrace.tokenizer_proc.thought_grammar import after_thoughts, or_calls
 
 if TYPE_CHECKING:
     from headrace.grammar import GrammarCompiler
@@ -89,13 +90,26 @@ def checked(compiler: "GrammarCompiler", constraint: Constraint) -> str:
     Raises:
         ValueError, RecursionError: the grammar is wrong, or takes too much.
     """
-    grammar = grammar_of(constraint)
+    grammar, is_lark = grammar_of(constraint), constraint.kind in ("lark", "grammar")
     compiler.check(grammar)  # alone, since trying ends within the thoughts
-    if not constraint.thoughts:
-        return grammar
-    whole = after_thoughts(constraint.thoughts, grammar, constraint.kind in ("lark", "grammar"))
-    compiler.check(whole)
-    return whole
+    if constraint.calls:
+        calls = first_sound(compiler, constraint.calls)
+        grammar, is_lark = or_calls(calls, grammar, is_lark), False
+        compiler.check(grammar)
+    if constraint.thoughts:
+        grammar = after_thoughts(constraint.thoughts, grammar, is_lark)
+        compiler.check(grammar)
+    return grammar
+
+
+def first_sound(compiler: "GrammarCompiler", grammars: tuple[str, ...]) -> str:
+    """Return the first grammar that compiles, of those that say the same less and less strictly."""
+    for grammar in grammars[:-1]:
+        with contextlib.suppress(ValueError):
+            compiler.check(grammar)
+            return grammar
+    compiler.check(grammars[-1])
+    return grammars[-1]
 
 
 def limit_memory() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 
+import msgspec
 import numpy as np
 import pytest
 from added_tokens import MODELS, Model, model
@@ -15,7 +16,7 @@ from headrace.output_formats import THOUGHT_MARKS, ThoughtFormat, ToolFormat
 from headrace.tokenizer_proc.grammar_checker import checked
 from headrace.tokenizer_proc.grammar_fields import Constraint, of_choice
 from headrace.tokenizer_proc.thought_grammar import thoughts_of
-from headrace.tokenizer_proc.tool_grammar import demanded_calls
+from headrace.tokenizer_proc.tool_grammar import demanded_calls, or_calls_of
 
 TAG = {
     "type": "triggered_tags",
@@ -57,10 +58,10 @@ KINDS = {
 
 def grammar_of(model: Model, constraint: Constraint, parsing: Parsing | None = None) -> str:
     """Return a constraint's grammar, as a request's is made."""
+    special = model.special if constraint.kind == "structural_tag" else {}
     thoughts = "" if parsing is None else thoughts_of(parsing, model.special)
-    kind, source, space, *_ = (constraint.kind, constraint.source, constraint.space)
-    special = model.special if kind == "structural_tag" else {}
-    return checked(model.compiler, Constraint(kind, source, space, thoughts, False, special))
+    whole = msgspec.structs.replace(constraint, thoughts=thoughts, special_tokens=special)
+    return checked(model.compiler, whole)
 
 
 def spellings(model: Model, text: str) -> list[list[int]]:
@@ -131,6 +132,71 @@ def test_demanded_calls_are_written(name: str, format: ToolFormat) -> None:
         check_written(model(name), grammar, CALLS[format])
         if thoughts is not None:
             check_written(model(name), grammar, f"<think>\nrain?\n</think>\n\n{CALLS[format]}")
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "parameters": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+ANSWERS = ['{"name": "<h1>"}', '{"name":"forecast", "parameters": 3}', '{"name": "forecast"}']
+EXOTIC = {
+    "name": "exotic",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"not": {"type": "string"}}, "b": {"type": "string"}},
+        "required": ["b"],
+    },
+}
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+@pytest.mark.parametrize("name", MODELS)
+def test_an_answer_in_a_schema_or_a_call_is_written(name: str, format: ToolFormat) -> None:
+    wanted = "response_format", Constraint("json_schema", json.dumps(ANSWER))
+    for thoughts in (None, ThoughtFormat.QWEN3):
+        parsing = Parsing(tools=format, thoughts=thoughts)
+        both = or_calls_of(tools(FORECAST, NOW), wanted, parsing, model(name).special)
+        assert both[0] == "response_format"
+        grammar = grammar_of(model(name), both[1], parsing)
+        for text in (CALLS[format], *ANSWERS):
+            check_written(model(name), grammar, text)
+            if thoughts is not None:
+                check_written(model(name), grammar, f"<think>rain?</think>{text}")
+        matcher = model(name).compiler.compile(grammar)
+        wrong = model(name).ids('{"city": 1}')
+        assert matcher.try_consume_tokens(wrong) < len(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_kind_of_answer_may_be_a_call_instead(kind: str) -> None:
+    constraint, text = KINDS[kind]
+    parsing = Parsing(tools=ToolFormat.HERMES)
+    _, both = or_calls_of(tools(NOW), ("field", constraint), parsing, model("qwen").special)
+    grammar = grammar_of(model("qwen"), both)
+    check_written(model("qwen"), grammar, text)
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    if kind == "structural tag":
+        assert both == constraint
+    else:
+        check_written(model("qwen"), grammar, call)
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_a_schema_that_no_grammar_follows_loosens_calls(format: ToolFormat) -> None:
+    wanted = "response_format", Constraint("json_schema", json.dumps(ANSWER))
+    parsing = Parsing(tools=format)
+    _, both = or_calls_of(tools(EXOTIC), wanted, parsing, {})
+    grammar = grammar_of(model("qwen"), both)
+    text = {
+        ToolFormat.HERMES: '<tool_call>\n{"name": "exotic", "arguments": {"b": "x"}}\n</tool_call>',
+        ToolFormat.LLAMA3_JSON: '{"name": "exotic", "parameters": {"a": [1], "b": "x"}}',
+        ToolFormat.PYTHONIC: '[exotic(a=1, b="x")]',
+    }.get(format)
+    if text is not None:
+        check_written(model("qwen"), grammar, text)
+    check_written(model("qwen"), grammar, ANSWERS[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
