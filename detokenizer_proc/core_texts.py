@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from headrace.core import load_core
 from headrace.detokenizer_proc.event_template import EventTemplate
-from headrace.detokenizer_proc.text import TokenTable
 from headrace.messages import FinishReason, ReplyPlan
+from headrace.token_table import TokenTable
 
 FIRST = 2
 STOPPED_ROOM = 64

@@ -108,7 +108,7 @@ class Replies:
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
         for request, plan in output.failed.items():
-            self._fail_elsewhere(request, self._plans.decode(plan))
+            self._fail_elsewhere(request, self._plans.decode(plan), output.reasons.get(request))
         for id in output.started:
             if id not in dead and id not in output.embeddings:
                 self._start(id, output)
@@ -276,9 +276,9 @@ class Replies:
             self._frames(request).add(request, *error_body(error, reply.api), True)
         self._stops.append(Abort(request))
 
-    def _fail_elsewhere(self, request: int, plan: Plan) -> None:
+    def _fail_elsewhere(self, request: int, plan: Plan, reason: str | None) -> None:
         """End a reply with an error for which the engine has aborted the request."""
-        error = DeadlyRequest()
+        error = DeadlyRequest() if reason is None else InternalError(reason)
         reply = self._replies.get(request)
         if isinstance(reply, Reply):
             has_begun, failure = reply.head_sent or reply.has_begun, reply.failure(error)

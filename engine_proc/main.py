@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 
 IDLE_MS = 500
 LOADING_MS = 20  # between looks at whether new workers are ready
+STUCK = (  # the text of an error
+    "the grammar could not be followed after {} tokens: it is too ambiguous or too large; a "
+    "simpler one may work"
+)
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 SHORT_STEP_S = 0.004  # ahead of longer ones nothing is won, and who comes waits for two of them
 
@@ -367,14 +371,28 @@ class Engine:
             self._can_step = False
             self._show()
 
-    def _fail(self, sequence: Sequence, why: str) -> None:
-        """End a sequence's request with an error."""
+    def _without_stuck(self, news: list[News]) -> list[News]:
+        """Fail the requests whose grammars cannot be followed; return the news of all others."""
+        stuck = {
+            request_of(n.sequence.id): n.sequence for n in news if n.finished is FinishReason.ABORT
+        }
+        for sequence in stuck.values():
+            error = sequence.matcher.error if sequence.matcher else "it was not compiled"
+            num = sequence.num_generated
+            self._fail(sequence, f"its grammar, after {num} tokens: {error}", STUCK.format(num))
+        if not stuck:  # nearly always
+            return news
+        return [n for n in news if request_of(n.sequence.id) not in stuck]
+
+    def _fail(self, sequence: Sequence, why: str, reason: str = "") -> None:
+        """End a sequence's request with an error, whose text is `reason` where there is one."""
         request = request_of(sequence.id)
         log.error("request %x fails: %s", request, why)
         self._intake.drop(request)
         self._slot.add(Field.ABORTED, len(self._drop(request)))
         news = [News(sequence, [], FinishReason.ABORT)]
-        output, tokens = step_output(news, failed={request: sequence.request.plan})
+        failed, reasons = {request: sequence.request.plan}, {request: reason} if reason else {}
+        output, tokens = step_output(news, failed, reasons)
         self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
 
     def step(self, workers: Workers) -> None:
@@ -445,6 +463,7 @@ class Engine:
         self._slot[Field.STEPPED_NS] = time.monotonic_ns()
         self._expect()
         news = self._scheduler.update(chunks, Outcome(result, len(step.pooled_rows) // ITEM_BYTES))
+        news = self._without_stuck(news)
         if self._sent:
             self._make_masks(workers)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
@@ -530,7 +549,7 @@ def load_compiler(config: EngineConfig) -> "GrammarCompiler":
 
 
 def step_output(
-    news: list[News], failed: dict[int, bytes] | None = None
+    news: list[News], failed: dict[int, bytes] | None = None, reasons: dict[int, str] | None = None
 ) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
@@ -546,6 +565,7 @@ def step_output(
         prompt_logprobs={s.id: bytes(s.prompt_logprobs) for s in watched},
         embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
         failed=failed or {},
+        reasons=reasons or {},
     )
     now_ns = time.monotonic_ns()
     for sequence in starting:

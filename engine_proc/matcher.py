@@ -27,8 +27,13 @@ class Matcher:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the grammar has become too complex to go on with; masks then ban nothing."""
+        """Whether the grammar cannot be followed any further; masks then ban nothing."""
         return self._inner.is_error()
+
+    @property
+    def error(self) -> str:
+        """Why it is stuck, in llguidance's words, for the log; empty where it is not."""
+        return self._inner.get_error().partition("\n")[0]
 
     def fill(
         self, generated: "array[int]", drafts: "array[int]", area: MaskArea, first: int

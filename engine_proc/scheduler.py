@@ -495,12 +495,12 @@ class Scheduler:
     def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
         """Take the tokens that a step drew: one, and one more for every guess that was right.
 
-        What was drawn without a grammar that should have been followed is not told: the text is
-        cut off there.
+        What was drawn without a grammar that should have been followed is not told: the sequence
+        ends as if aborted, and its request is to fail.
         """
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs
-        news = News(sequence, [], FinishReason.LENGTH if sequence.is_stuck else None)
+        news = News(sequence, [], FinishReason.ABORT if sequence.is_stuck else None)
         logprobs = bytearray()
         is_right = True
         for place in range(len(chunk.drafts) + 1):

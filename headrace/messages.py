@@ -361,9 +361,10 @@ class StepOutput(Message, tag="step", frozen=True):
     prompt_logprobs: dict[int, bytes] = {}  # such rows, of every prompt token but the first
     embeddings: dict[int, bytes] = {}  # f32
     times: dict[int, Times] = {}  # with a sequence's first news
-    # The `Plan` of each request that fails: workers died at it, or an image cannot be encoded. Here
-    # it is aborted.
+    # The `Plan` of each request that fails: workers died at it, an image cannot be encoded, or a
+    # grammar cannot be followed. Here it is aborted.
     failed: dict[int, bytes] = {}
+    reasons: dict[int, str] = {}  # of requests in `failed`, fit for the client
 
     @classmethod
     def of(

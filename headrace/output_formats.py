@@ -67,6 +67,7 @@ TOOL_SIGNS = (
     (("<|python_tag|>",), ToolFormat.LLAMA3_JSON),
     (('"parameters": dictionary of argument name',), ToolFormat.LLAMA3_JSON),
 )
+TOOL_WORDS = ("tool", "function")  # in templates that have a place for tools, in whatever format
 THOUGHT_SIGNS = ((("[THINK]",), ThoughtFormat.MISTRAL), (("</think>",), ThoughtFormat.QWEN3))
 
 # Between what thoughts are.
@@ -93,9 +94,16 @@ TOOL_MARKS = {
 def tool_format(name: str, template: str | None) -> ToolFormat | None:
     """Return the format that `--tool-call-parser` names, or by `auto` the template's."""
     if name == AUTO:
-        is_foreign = any(mark in (template or "") for mark in FOREIGN_MARKS)
-        return None if is_foreign else told_by(template, TOOL_SIGNS)
+        if template is None or any(mark in template for mark in FOREIGN_MARKS):
+            return None
+        generic = ToolFormat.HERMES if knows_no_tools(template) else None
+        return told_by(template, TOOL_SIGNS) or generic
     return None if name == NONE else TOOL_ALIASES.get(name) or ToolFormat(name)
+
+
+def knows_no_tools(template: str) -> bool:
+    """Whether a template says nothing of tools; requests may then describe them in a message."""
+    return not any(word in template.lower() for word in TOOL_WORDS)
 
 
 def thought_format(name: str, template: str | None) -> ThoughtFormat | None:

@@ -23,12 +23,17 @@ import jinja2.sandbox
 from headrace.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.memory_limit import MemoryLimit
+from headrace.tokenizer_proc.generic_tools import describe_tools, plain_messages
 from headrace.tokenizer_proc.message_content import add_text, parts_of, plain_text
 from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
 from headrace.tokenizer_proc.stages import Text
 from headrace.tokenizer_proc.tool_requests import as_template_call
 
 OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
+REMEDIES = {
+    "tools": "; with --tool-call-parser auto or hermes a message describes them",
+    "documents": "; write them into a message",
+}
 PROBE = "headrace"
 TEMPLATE_BYTES = 512 << 20  # that a request's own may take; a body has 32 MB at most
 TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
@@ -124,11 +129,13 @@ class ChatTemplate:
         cpu_s: float = TEMPLATE_CPU_S,
         trusts_requests: bool = False,
         takes_images: bool = False,
+        describes_tools: bool = False,
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
         With `trusts_requests`, a request may bring a template of its own; with `takes_images`,
-        messages may have parts that are images.
+        messages may have parts that are images; with `describes_tools`, a message describes tools
+        where a template has no place for them.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -145,6 +152,7 @@ class ChatTemplate:
         self._environment = environment
         self._trusts_requests = trusts_requests
         self._takes_images = takes_images
+        self._describes_tools = describes_tools
         self._wants_parts = False  # even for content that is a text
         self._special_tokens = special_tokens
         try:
@@ -173,9 +181,13 @@ class ChatTemplate:
         template = self._template_for(request)
         messages = [self._as_template_message(m, i) for i, m in enumerate(request.messages)]
         variables = OPTIONAL | self._special_tokens | request.variables
+        if self._describes_tools and "tools" not in template.variables:
+            messages = self._with_described_tools(template, messages, variables.pop("tools"))
         for name in OPTIONAL:
-            if variables[name] and name not in template.variables:
-                raise Unsupported(f"{name}: the chat template has no place for them", name)
+            if variables.get(name) and name not in template.variables:
+                raise Unsupported(
+                    f"{name}: the chat template has no place for them{REMEDIES[name]}", name
+                )
         continues, begins = request.continue_final_message, request.add_generation_prompt
         variables |= {
             "messages": messages,
@@ -193,6 +205,31 @@ class ChatTemplate:
                 "continue_final_message",
             )
         return text if rest.startswith(" ") else text.rstrip()
+
+    @property
+    def lacks_tools(self) -> bool:
+        """Whether tools are described in a message, since the model's template lacks them."""
+        template = self._template
+        return self._describes_tools and template is not None and "tools" not in template.variables
+
+    def _with_described_tools(
+        self, template: "Compiled", messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> list[dict[str, Any]]:
+        """Return messages that say what a template without tools cannot."""
+        if not template.writes_calls:
+            messages = plain_messages(messages)
+        if not tools:
+            return messages
+        return describe_tools(messages, tools, self._takes_system(template))
+
+    def _takes_system(self, template: "Compiled") -> bool:
+        """Whether a template has a place for a system message."""
+        said = [{"role": "system", "content": PROBE}, {"role": "user", "content": "Hi"}]
+        variables = OPTIONAL | self._special_tokens | {"messages": said}
+        try:
+            return PROBE in self._filled(template, {"add_generation_prompt": True} | variables)
+        except (*TEMPLATE_FAILURES, CpuLimitExceeded, MemoryError):
+            return False
 
     def to_encode(self, text: str, special: bool | None = None) -> Text:
         """Return a rendered conversation as it is to be encoded.
@@ -219,7 +256,7 @@ class ChatTemplate:
             template = self._environment.from_string(source)
         # Every rendering copies them, and a ChainMap is slow to copy.
         template.globals = dict(template.globals)
-        return Compiled(template, frozenset(names))
+        return Compiled(template, frozenset(names), "tool_calls" in source)
 
     def _template_for(self, request: Conversation) -> "Compiled":
         source = request.chat_template
@@ -278,10 +315,11 @@ def too_much_memory() -> InvalidValue:
 
 
 class Compiled(NamedTuple):
-    """A template, and the names of the variables that it looks at."""
+    """A template, the names of the variables that it looks at, and whether it writes calls."""
 
     code: jinja2.Template
     variables: frozenset[str]
+    writes_calls: bool
 
 
 def as_template_message(

@@ -74,7 +74,7 @@ from headrace.tokenizer_proc.sampling_fields import (
 )
 from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, json_answer
 from headrace.tokenizer_proc.thought_grammar import thoughts_of
-from headrace.tokenizer_proc.tool_grammar import demanded_calls
+from headrace.tokenizer_proc.tool_grammar import demanded_calls, or_calls_of
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
@@ -382,13 +382,11 @@ class GenerationPlanner:
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""
         constraint, special = constraint_of(request), self._prompts.vocabulary.special_tokens
-        if isinstance(request, ChatRequest) and parsing is not None and request.demanded:
-            if constraint is not None:
-                raise InvalidValue(
-                    f"{constraint[0]}: not together with a 'tool_choice' that demands a call",
-                    constraint[0],
-                )
-            constraint = demanded_calls(request.demanded, parsing, special)
+        if isinstance(request, ChatRequest) and parsing is not None and request.offered:
+            if request.demanded:  # what the text has to be is set aside for the call
+                constraint = demanded_calls(request.demanded, parsing, special)
+            elif constraint is not None:
+                constraint = or_calls_of(request.offered, constraint, parsing, special)
         if constraint is None:
             return b""
         param, wanted = constraint

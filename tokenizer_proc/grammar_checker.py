@@ -6,6 +6,7 @@ from standard input and writes `Verdict`s to standard output, each after its len
 message is a `Task`.
 """
 
+import contextlib
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ import signal
 import struct
 import sys
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import msgspec
 import setproctitle
@@ -22,7 +23,10 @@ from headrace.process import die_with_parent
 from headrace.tokenizer_proc.exact_schemas import exact_source
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.structural_grammar import tag_grammar
-from headrace.tokenizer_proc.thought_grammar import after_thoughts
+from headrace.tokenizer_proc.thought_grammar import after_thoughts, or_calls
+
+if TYPE_CHECKING:
+    from headrace.grammar import GrammarCompiler
 
 T = TypeVar("T")
 
@@ -73,17 +77,39 @@ def main() -> None:
             continue
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            grammar = grammar_of(constraint)
-            compiler.check(grammar)  # alone, since trying ends within the thoughts
-            if constraint.thoughts:
-                is_lark = constraint.kind in ("lark", "grammar")
-                grammar = after_thoughts(constraint.thoughts, grammar, is_lark)
-                compiler.check(grammar)
-            verdict = Verdict(grammar.encode())
+            verdict = Verdict(checked(compiler, constraint).encode())
         except (ValueError, RecursionError) as error:
             verdict = Verdict(error=reworded(str(error)))
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sink, verdict)
+
+
+def checked(compiler: "GrammarCompiler", constraint: Constraint) -> str:
+    """Return the grammar that a constraint comes to, thoughts before it included.
+
+    Raises:
+        ValueError, RecursionError: the grammar is wrong, or takes too much.
+    """
+    grammar, is_lark = grammar_of(constraint), constraint.kind in ("lark", "grammar")
+    compiler.check(grammar)  # alone, since trying ends within the thoughts
+    if constraint.calls:
+        calls = first_sound(compiler, constraint.calls)
+        grammar, is_lark = or_calls(calls, grammar, is_lark), False
+        compiler.check(grammar)
+    if constraint.thoughts:
+        grammar = after_thoughts(constraint.thoughts, grammar, is_lark)
+        compiler.check(grammar)
+    return grammar
+
+
+def first_sound(compiler: "GrammarCompiler", grammars: tuple[str, ...]) -> str:
+    """Return the first grammar that compiles, of those that say the same less and less strictly."""
+    for grammar in grammars[:-1]:
+        with contextlib.suppress(ValueError):
+            compiler.check(grammar)
+            return grammar
+    compiler.check(grammars[-1])
+    return grammars[-1]
 
 
 def limit_memory() -> None:

@@ -91,6 +91,7 @@ class Constraint(msgspec.Struct, frozen=True, array_like=True):
     thoughts: str = ""  # rules of what comes before, as Lark has them
     closed: bool = False  # objects have no properties but those that their schemas name
     special_tokens: dict[str, int] = {}  # that are tokens in a structural tag, too
+    calls: tuple[str, ...] = ()  # Lark: the text may be this instead; the first that compiles
 
 
 def constraint_of(fields: GrammarFields) -> tuple[str, Constraint] | None:

@@ -16,7 +16,9 @@ def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | 
     """
     if request.offered and card.tool_format is None:
         raise Unsupported(
-            "tools: how this model writes calls is not known; --tool-call-parser says it", "tools"
+            "tools: this server does not know how the model writes calls, or does not read them; "
+            "--tool-call-parser names the format",
+            "tools",
         )
     tools = card.tool_format if request.offered else None
     thoughts = card.thought_format

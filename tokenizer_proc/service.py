@@ -7,6 +7,7 @@ is handled alone, so that it is known what kills. One whose client has left goes
 """
 
 import itertools
+import logging
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from headrace.messages import (
     ToTokenizer,
     frontend_of,
 )
+from headrace.output_formats import ToolFormat
 from headrace.process import Context
 from headrace.sockets import Inbox, Outbox, address
 from headrace.tokenizer_proc.aborts import Aborts
@@ -40,6 +42,9 @@ from headrace.tokenizer_proc.tokens import TokenRoutes
 
 LOOK_MS = 1  # between looks at what is laid aside
 LoadImages = Callable[[TokenizerConfig, Context, Encoder, Aborts], Images]
+
+
+log = logging.getLogger(__name__)
 
 
 class Service:
@@ -69,7 +74,13 @@ class Service:
             card.special_tokens,
             trusts_requests=config.trust_request_chat_template,
             takes_images=card.takes_images,
+            describes_tools=card.tool_format is ToolFormat.HERMES,
         )
+        if template.lacks_tools and context.index == 0:
+            log.info(
+                "the chat template has no place for tools: a message describes them, and calls are "
+                "read as --tool-call-parser hermes"
+            )
         self.grammars = Grammars(card, config.follows_grammars)
         num, seed = config.num_detokenizers, config.seed
         self._images = images = None

@@ -1,6 +1,6 @@
-"""The grammar of an answer that comes after thoughts: the thoughts are free, the answer is not.
+"""The grammar of an answer with what may be before it or in its place: thoughts, calls of tools.
 
-Thoughts are a grammar of their own, in llguidance's dialect of Lark, which refers to the answer's.
+Each is a grammar of its own, in llguidance's dialect of Lark, which refers to the answer's.
 """
 
 from collections.abc import Mapping
@@ -59,6 +59,20 @@ def after_thoughts(thoughts: str, answer: str, is_lark: bool) -> str:
         return in_json(whole, Grammar("answer", answer))
     first, *others = msgspec.json.decode(answer, type=Several).grammars
     return in_json(whole, msgspec.structs.replace(first, name="answer"), *others)
+
+
+def or_calls(calls: str, answer: str, is_lark: bool) -> str:
+    """Return the grammar of calls of tools or an answer, as llguidance's list.
+
+    Args:
+        calls: a grammar in Lark.
+        answer: a grammar in Lark, or a list in llguidance's JSON, of which the first begins.
+    """
+    both = [Grammar("either", "start: @calls | @text"), Grammar("calls", calls)]
+    if is_lark:
+        return in_json(*both, Grammar("text", answer))
+    first, *others = msgspec.json.decode(answer, type=Several).grammars
+    return in_json(*both, msgspec.structs.replace(first, name="text"), *others)
 
 
 def in_json(*grammars: Grammar) -> str:

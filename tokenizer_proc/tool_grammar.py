@@ -1,13 +1,17 @@
-"""The grammar of an answer that calls tools, for `tool_choice` required or of one by name.
+"""The grammar of an answer that calls tools, or may: because `tool_choice` demands a call, or
+beside what the text has to be otherwise.
 
 It is llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md), and
 writes calls as the model's chat template does; `detokenizer_proc/parsers/` reads them.
 """
 
+import contextlib
 import json
 import keyword
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import Parsing
@@ -77,20 +81,65 @@ def demanded_calls(
     Raises:
         Unsupported, InvalidValue: there is no such grammar, or it is too large.
     """
+    return "tool_choice", Constraint("lark", grammar_of_calls(tools, parsing, special_tokens))
+
+
+def or_calls_of(
+    tools: list[Tool],
+    constraint: tuple[str, Constraint],
+    parsing: Parsing,
+    special_tokens: Mapping[str, int],
+) -> tuple[str, Constraint]:
+    """Return what an answer has to be that may call some of `tools` instead, and its field.
+
+    Arguments follow a tool's schema where a grammar can follow it; else they are JSON under the
+    names of its parameters. A structural tag stays as it is: it says itself where calls are.
+
+    Raises:
+        Unsupported, InvalidValue: there is no such grammar, or it is too large.
+    """
+    param, wanted = constraint
+    if wanted.kind == "structural_tag":
+        return constraint
+    loose = grammar_of_calls(list(map(loosened, tools)), parsing, special_tokens, wanted.space)
+    calls = [loose]
+    with contextlib.suppress(InvalidValue, Unsupported):
+        calls.insert(0, grammar_of_calls(tools, parsing, special_tokens, wanted.space))
+    return param, msgspec.structs.replace(wanted, calls=tuple(calls))
+
+
+def grammar_of_calls(
+    tools: list[Tool], parsing: Parsing, special_tokens: Mapping[str, int], space: str | None = None
+) -> str:
+    """Return the grammar of calls of some of `tools`; see `ToolGrammar`."""
     assert parsing.tools is not None
     marks = TOOL_MARKS[parsing.tools]
     special = {mark: special_tokens[mark] for mark in marks if mark in special_tokens}
     try:
-        source = ToolGrammar(parsing.tools, special).of(tools, not parsing.has_one_call)
+        source = ToolGrammar(parsing.tools, special, space).of(tools, not parsing.has_one_call)
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"tools: {error}", "tools") from None
     if len(source) > MAX_GRAMMAR_CHARACTERS:
         raise InvalidValue(
-            f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where one has to be "
-            f"called, not {len(source)}",
+            f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where a grammar holds "
+            f"calls, not {len(source)}",
             "tools",
         )
-    return "tool_choice", Constraint("lark", source)
+    return source
+
+
+def loosened(tool: Tool) -> Tool:
+    """Return a tool of whose parameters no more is said than their names, and which are strings."""
+    properties = {
+        name: {"type": "string"} if is_string(one) else {}
+        for name, one, _ in properties_of(tool.function.parameters or {})
+    }
+    needed = [
+        name for name, _, is_needed in properties_of(tool.function.parameters or {}) if is_needed
+    ]
+    schema = {"type": "object", "properties": properties, "required": needed}
+    function = msgspec.structs.replace(tool.function, parameters=schema)
+    return msgspec.structs.replace(tool, function=function)
 
 
 class ToolGrammar:
@@ -98,11 +147,16 @@ class ToolGrammar:
 
     Args:
         special: the ids of marks that are special tokens; others are written as text.
+        space: what may be between the parts of an answer in JSON that may be in the place of calls.
+            llguidance's lexer does not look back, so calls that are JSON are then spaced alike.
     """
 
-    def __init__(self, format: ToolFormat, special: Mapping[str, int]) -> None:
+    def __init__(
+        self, format: ToolFormat, special: Mapping[str, int], space: str | None = None
+    ) -> None:
         self._format = format
         self._special = special
+        self._space = space if format is ToolFormat.LLAMA3_JSON else None
 
     def of(self, tools: list[Tool], may_repeat: bool) -> str:
         """Return the grammar of calls of `tools`, one or several.
@@ -113,6 +167,10 @@ class ToolGrammar:
         writing = WRITINGS[self._format]
         rules = []
         for index, tool in enumerate(tools):
+            if self._space is not None:
+                value = json_value(call_schema(tool), spacing_of(self._space))
+                rules.append(f"c{index}: {value}")
+                continue
             head = writing.head.replace(NAME, tool.function.name)
             call = self._joined(self._text(head), f"a{index}", self._text(writing.tail))
             rules.append(f"c{index}: {call}")
@@ -140,13 +198,30 @@ class ToolGrammar:
         return " ".join(part for part in parts if part)
 
 
-def json_value(schema: Schema) -> str:
+def call_schema(tool: Tool) -> Schema:
+    """Return the schema of a call in Llama's JSON, definitions at its root."""
+    arguments = {"type": "object"} | (tool.function.parameters or NO_ARGUMENTS)
+    shared = {name: arguments.pop(name) for name in DEFINITIONS if name in arguments}
+    return shared | {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def spacing_of(space: str) -> Schema:
+    """Return llguidance's options for JSON with `space`, a regex, between its parts."""
+    return {"whitespace_flexible": bool(space), "whitespace_pattern": space or None}
+
+
+def json_value(schema: Schema, spacing: Schema = SPACING) -> str:
     """Return what a value under a schema is.
 
     Raises:
         ValueError, RecursionError: the schema has what cannot be followed.
     """
-    exactly = {**exact(schema), "x-guidance": SPACING}
+    exactly = {**exact(schema), "x-guidance": spacing}
     return "%json " + json.dumps(exactly, ensure_ascii=False)
 
 

@@ -9,9 +9,10 @@ import pytest
 from byte_replies import make_plan, take
 
 from headrace.detokenizer_proc.replies import Replies
-from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
+from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
 from headrace.output_formats import ThoughtFormat, ToolFormat
+from headrace.token_table import TokenTable
 from headrace.tokenizer_proc.event_schemas import ChatEvent
 from headrace.tool_readings import READINGS
 

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from headrace.detokenizer_proc.text import (
     LibraryVocabulary,
     TableVocabulary,
-    TokenTable,
     Vocabulary,
-    byte_characters,
     load_vocabulary,
-    read_table,
 )
 from headrace.errors import ModelError
 from headrace.model_card import find_demo_model
+from headrace.token_table import TokenTable, byte_characters, read_table
 from headrace.tokenizer_json import read_tokenizer_json
 
 TEXT = "Grüße, 世界! 🦊👩‍🚀 naïve \u0e01\u0e33  x\n\n\tdef f(): return 1"

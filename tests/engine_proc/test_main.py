@@ -540,9 +540,16 @@ def test_a_grammar_ends_its_sequence_where_none_can_be_followed(rig: Rig) -> Non
     rig.take(with_grammar(FIRST))
     receive_compiled(rig)
     rig.step()
-    ((id, _, finish),) = rig.heard()[0].rows()
-    assert id == FIRST
-    assert finish is not None
+    check_stuck(rig, "after 0 tokens")
+
+
+def check_stuck(rig: Rig, where: str) -> None:
+    """Check that the first request has failed for its grammar, with nothing told of its text."""
+    output, tokens = rig.heard()
+    assert (list(output.rows()), tokens) == ([(FIRST, 0, FinishReason.ABORT)], [])
+    assert output.failed.keys() == {FIRST}
+    assert where in output.reasons[FIRST]
+    assert not rig.scheduler.has_work
 
 
 def test_an_abort_reaches_what_waits_for_its_grammar(rig: Rig, compiler: Slow) -> None:
@@ -572,6 +579,4 @@ def test_what_was_drawn_without_its_grammar_is_not_told(rig: Rig, compiler: Slow
     rig.take(with_grammar(FIRST, b"wrong"))
     receive_compiled(rig)
     rig.step()
-    output, tokens = rig.heard()
-    assert (list(output.rows()), tokens) == ([(FIRST, 0, FinishReason.LENGTH)], [])
-    assert not rig.scheduler.has_work
+    check_stuck(rig, "after 0 tokens")

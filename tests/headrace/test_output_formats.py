@@ -41,7 +41,7 @@ TEMPLATES = {
         ToolFormat.DEEPSEEK_V3,
     ),
     "DeepSeek V3.1": ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", ToolFormat.DEEPSEEK_V31),
-    "SmolLM2": ("<|im_start|>", None),
+    "SmolLM2, without tools": ("<|im_start|>", ToolFormat.HERMES),
 }
 
 

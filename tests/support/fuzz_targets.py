@@ -22,7 +22,7 @@ from PIL import Image
 from random_decoders import NUM_PAGES, SPEC, cpu
 
 from headrace.detokenizer_proc.replies import Replies
-from headrace.detokenizer_proc.text import TableVocabulary, TokenTable
+from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.engine_proc.intake import Intake
 from headrace.engine_proc.legacy import Legacy
 from headrace.engine_proc.outcome import Outcome
@@ -61,6 +61,7 @@ from headrace.messages import (
     request_id,
 )
 from headrace.model_card import read_gguf
+from headrace.token_table import TokenTable
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.image_header import format_of
 from headrace.tokenizer_proc.image_processor import decoded

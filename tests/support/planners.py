@@ -46,7 +46,8 @@ class Echo:
     """Grammars that are their own sources, after what comes first, and known at once."""
 
     def compiled(self, param: str, constraint: Constraint) -> Encoding[bytes]:
-        return f"{param}: {constraint.thoughts}{constraint.source}".encode()
+        calls = "".join(constraint.calls[:1])
+        return f"{param}: {calls}{constraint.thoughts}{constraint.source}".encode()
         yield []
 
 

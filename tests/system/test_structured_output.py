@@ -240,6 +240,36 @@ def test_a_hostile_schema_is_refused_while_others_are_served(server: RunningServ
     assert choice["text"] == "abc"
 
 
+AMBIGUOUS = """
+start: /x{50}/ a*
+a: b b | b | c
+b: c c | c | a
+c: /[a-z ]/ | a
+"""  # in more ways the longer it gets
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_too_ambiguous_is_an_error(server: RunningServer, stream: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 100, "temperature": 0, "guided_grammar": AMBIGUOUS}
+    url = f"{server.url}{TEXT}"
+    response = httpx.post(url, json=body | {"stream": stream, "n": 2}, timeout=TIMEOUT_S)
+    assert response.status_code == (200 if stream else 500)
+    last = response.text.removesuffix("data: [DONE]\n\n").strip().rpartition("data: ")[2]
+    error = json.loads(last)["error"]
+    assert error["message"].startswith("the grammar could not be followed after ")
+    assert "llguidance" not in response.text
+    assert '"finish_reason":"length"' not in response.text
+
+
+def test_special_names_in_a_text_are_text(server: RunningServer) -> None:
+    for path in (CHAT, TEXT):
+        fields = {"prompt": "x"} if path == TEXT else {}
+        text = "<h1><|im_end|></h1>"
+        (choice,) = ask(server, path, guided_choice=[text], **fields)
+        assert choice.get("text", choice.get("message", {}).get("content")) == text
+        assert choice["finish_reason"] == "stop"
+
+
 class Pet(BaseModel):
     """What a client may ask for."""
 

@@ -4,69 +4,16 @@ import json
 import random
 from typing import Any
 
-import msgspec
 import pytest
 from grammars import allows, mark_ids, matcher, some_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tool_calls import CALLS, FORECAST, NOW, tools
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.messages import Parsing
 from headrace.output_formats import ToolFormat
 from headrace.tokenizer_proc.tool_grammar import ToolGrammar, demanded_calls
-from headrace.tokenizer_proc.tool_requests import Tool
-
-FORECAST = {
-    "name": "forecast",
-    "parameters": {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer"},
-            "unit": {"type": "string", "enum": ["C", "F"]},
-            "hours": {"$ref": "#/$defs/hours"},
-        },
-        "required": ["city"],
-        "additionalProperties": False,
-        "$defs": {"hours": {"type": "array", "items": {"type": "boolean"}}},
-    },
-}
-NOW = {"name": "now"}
-
-CALLS = {
-    ToolFormat.HERMES: (
-        '<tool_call>\n{"name": "forecast", "arguments": {"city": "Ås", "hours": [true]}}\n'
-        '</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-    ),
-    ToolFormat.QWEN3_CODER: (
-        "<tool_call>\n<function=forecast>\n<parameter=city>\nÅs <b>\n</parameter>\n"
-        "<parameter=unit>\nC\n</parameter>\n<parameter=hours>\n[true]\n</parameter>\n</function>\n"
-        "</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    ),
-    ToolFormat.LLAMA3_JSON: (
-        '{"name": "forecast", "parameters": {"city": "Ås", "days": 3}}; '
-        '{"name": "now", "parameters": {}}'
-    ),
-    ToolFormat.MISTRAL: (
-        '[TOOL_CALLS][{"name": "forecast", "arguments": {"city": "Ås"}}, '
-        '{"name": "now", "arguments": {}}]'
-    ),
-    ToolFormat.PYTHONIC: '[forecast(city="Ås", unit="F", hours=[true]), now()]',
-    ToolFormat.DEEPSEEK_V3: (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>forecast\n```json\n"
-        '{"city": "Ås"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n'
-        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    ),
-    ToolFormat.DEEPSEEK_V31: (
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>forecast<｜tool▁sep｜>{"city": "Ås"}'
-        "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-        "<｜tool▁calls▁end｜>"
-    ),
-}
-
-
-def tools(*functions: dict[str, Any]) -> list[Tool]:
-    return msgspec.convert([{"type": "function", "function": f} for f in functions], list[Tool])
 
 
 def grammar_of(

@@ -188,10 +188,21 @@ def test_a_call_that_is_demanded_is_a_grammar() -> None:
     assert ")*" not in grammar(tool_choice="required", parallel_tool_calls=False)
 
 
-def test_a_call_and_another_form_are_not_demanded_together() -> None:
-    with pytest.raises(InvalidValue, match=r"^response_format: not together with") as refused:
-        grammar(tool_choice="required", response_format={"type": "json_object"})
-    assert refused.value.param == "response_format"
+@pytest.mark.parametrize("choice", ["required", ONE])
+def test_a_demanded_call_sets_the_format_aside(choice: Any) -> None:
+    alone, beside = grammar(tool_choice=choice), {"response_format": {"type": "json_object"}}
+    assert grammar(tool_choice=choice, **beside) == alone
+
+
+def test_a_format_holds_answers_and_leaves_calls_free() -> None:
+    beside: Any = {"response_format": {"type": "json_object"}}
+    assert grammar(**beside).startswith("response_format: start: ")
+    assert "get_weather" in grammar(**beside)
+    assert ")*" in grammar(**beside)
+    assert ")*" not in grammar(**beside, parallel_tool_calls=False)
+    assert "get_weather" not in grammar(**beside, tool_choice="none")
+    tag = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
+    assert "get_weather" not in grammar(response_format=tag)
 
 
 def test_a_demand_that_is_too_large_is_refused() -> None:
