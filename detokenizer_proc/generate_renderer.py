@@ -104,8 +104,6 @@ class GenerateRenderer:
 
     def _body(self, index: int, text: str, token_ids: list[int], logprobs: Object | None) -> Object:
         """Return what is told of a sequence, but for its end."""
-        if not self._form.tells_text:
-            text, token_ids, logprobs = "", [], logprobs and NO_LOGPROBS
         meta: Object = {"id": self._id(index)}
         if logprobs is not None:
             meta |= self._columns("output", logprobs, self._of(self._form.num_logprobs, index))
@@ -122,11 +120,11 @@ class GenerateRenderer:
         self, finished: FinishReason | None, stopped_by: str | int | None, usage: Usage
     ) -> Object:
         """Return why a sequence has ended, and what it took."""
-        count = usage.num_completion if self._form.tells_text else 0
+        count = usage.num_completion
         reason: Object | None = None
         if finished is not None:
             reason = {"type": "stop", "matched": stopped_by}
-            if finished is FinishReason.LENGTH or not self._form.tells_text:
+            if finished is FinishReason.LENGTH:
                 reason = {"type": "length", "length": count}
         ending: Object = {
             "finish_reason": reason,

@@ -62,6 +62,7 @@ from headrace.tokenizer_proc.responses_requests import (
 )
 from headrace.tokenizer_proc.sampling_fields import (
     MAX_SEQUENCES_PER_REQUEST,
+    allowed_mask,
     bias_of,
     check_token_ids,
     stated,
@@ -72,6 +73,7 @@ from headrace.tokenizer_proc.tool_grammar import demanded_calls
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
+HOTTEST = 1e6  # a temperature at which all tokens are as likely; rows of steps hold it as f32
 ID_PREFIXES = {
     Api.CHAT: "chatcmpl-",
     Api.COMPLETION: "cmpl-",
@@ -216,7 +218,7 @@ class GenerationPlanner:
         texts = prompt_list(request.prompt)
         check_number(len(texts), request.num_sequences, "n")
         wanted = request.max_tokens
-        room = wanted or form.default_max_tokens
+        room = stated(wanted, form.default_max_tokens)
         limit = self._prompts.kept(request.truncate_prompt_tokens, room)
         special, truncates = request.add_special_tokens is not False, limit is not None
         found = yield from self._prompts.encode(texts, form.param, wanted, truncates, special)
@@ -252,6 +254,7 @@ class GenerationPlanner:
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
+        allowed = allowed_mask(request, self._card.vocab_size)
         requests = []
         for position in range(num_sequences):
             prompt, index = prompts[position // num_each], form.first + position
@@ -279,6 +282,7 @@ class GenerationPlanner:
                     salt=salt_of(request.cache_salt),
                     grammar=grammar,
                     resumes=http.resumes and http.resumes + index,
+                    allowed=allowed,
                 )
             )
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
@@ -318,6 +322,7 @@ class GenerationPlanner:
             return_token_ids=request.return_token_ids,
             parsing=parsing,
             form=form.more,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
         )
 
     def _sampling(
@@ -329,7 +334,7 @@ class GenerationPlanner:
         echoes = isinstance(request, CompletionRequest) and request.echo
         of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
         return Sampling(
-            temperature=stated(request.temperature, defaults.temperature),
+            temperature=min(stated(request.temperature, defaults.temperature), HOTTEST),
             top_p=stated(request.top_p, defaults.top_p),
             top_k=min(max(stated(request.top_k, defaults.top_k), 0), self._card.vocab_size),
             min_p=stated(request.min_p, defaults.min_p),
@@ -360,7 +365,7 @@ class GenerationPlanner:
             raise ContextLengthExceeded(num_prompt, wanted, limit, form.param)
         left = limit - num_prompt
         default = form.default_max_tokens or self._card.sampling_defaults.max_new_tokens
-        return wanted or min(default or left, left)
+        return min(stated(wanted, default or left), left)
 
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""
