@@ -113,6 +113,13 @@ OPERATIONS = [
         events=event_schemas.ResponseEvent,
     ),
     Operation(
+        "/v1/responses/input_tokens",
+        "post",
+        "Count an input's tokens",
+        ResponsesRequest,
+        answer_schemas.InputTokens,
+    ),
+    Operation(
         "/v1/messages",
         "post",
         "Answer, as Anthropic does",

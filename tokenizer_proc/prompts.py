@@ -20,6 +20,7 @@ class Vocabulary(Protocol):
     empty: Ids  # the ids of a text without characters: the special tokens around every one
     token_bytes: TokenBytes | None
     special_tokens: dict[str, int]
+    infill_tokens: dict[str, int]  # by spelling, see `infilling.LOOKED_FOR`
 
     def pair_marks(self) -> PairMarks:
         """Return the special tokens around two texts."""

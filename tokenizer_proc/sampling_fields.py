@@ -230,12 +230,15 @@ def check_token_ids(name: str, ids: list[int], vocab_size: int) -> None:
             )
 
 
-def allowed_mask(request: SamplingFields, vocab_size: int) -> bytes:
-    """Return `allowed_token_ids` as a bit for each token, the lowest first; empty is all tokens."""
+def allowed_mask(request: SamplingFields, vocab_size: int, ends: list[int]) -> bytes:
+    """Return `allowed_token_ids`, and `ends`, as a bit for each token, the lowest first.
+
+    Empty is all tokens.
+    """
     ids = request.allowed_token_ids or []
     check_token_ids("allowed_token_ids", ids, vocab_size)
     mask = bytearray(-(-vocab_size // 8) if ids else 0)
-    for id in ids:
+    for id in [*ids, *ends] if ids else []:
         mask[id >> 3] |= 1 << (id & 7)
     return bytes(mask)
 
