@@ -322,9 +322,9 @@ def said(item: InputItem, where: str) -> Object:
         case "custom_tool_call":
             if item.name is None or item.input is None:
                 raise InvalidValue(f"{where}: a call needs 'name' and 'input'", where)
-            custom = {"name": item.name, "input": item.input}
-            call = {"id": item.call_id, "type": "custom", "custom": custom}
-            return {"role": "assistant", "tool_calls": [call]}
+            custom: Object = {"id": item.call_id, "type": "custom"}
+            custom["custom"] = {"name": item.name, "input": item.input}
+            return {"role": "assistant", "tool_calls": [custom]}
         case "function_call_output" | "custom_tool_call_output":
             output = content_of(item.output or "", where, "output")
             return {"role": "tool", "tool_call_id": item.call_id, "content": output}

@@ -340,4 +340,4 @@ def test_the_examples_of_the_documentation_work(tool_server: RunningServer) -> N
     for body in map(json.loads, blocks("docs/tools.md", "json")):
         with Client(tool_server.url) as client:
             told.append(client.chat(**body, max_tokens=20).usage.prompt_tokens)
-    assert len(told) == 2
+    assert len(told) == 3
