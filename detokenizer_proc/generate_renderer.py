@@ -140,8 +140,6 @@ class GenerateRenderer:
 
     def _body(self, index: int, text: Any, token_ids: Any, columns: Columns) -> Object:
         """Return what is told of a sequence, but for its end."""
-        if not self._form.tells_text:
-            text, token_ids, columns = "", [], {name: [] for name in columns}
         meta: Object = {"id": self._id(index)}
         return {"text": text, "output_ids": token_ids, "meta_info": meta | columns}
 
@@ -156,11 +154,11 @@ class GenerateRenderer:
         self, finished: FinishReason | None, stopped_by: str | int | None, usage: Usage
     ) -> Object:
         """Return why a sequence has ended, and what it took."""
-        count = usage.num_completion if self._form.tells_text else 0
+        count = usage.num_completion
         reason: Object | None = None
         if finished is not None:
             reason = {"type": "stop", "matched": stopped_by}
-            if finished is FinishReason.LENGTH or not self._form.tells_text:
+            if finished is FinishReason.LENGTH:
                 reason = {"type": "length", "length": count}
         ending: Object = {
             "finish_reason": reason,

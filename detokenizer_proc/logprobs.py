@@ -22,12 +22,18 @@ class LogprobForms:
     Lists are lazy: an answer may tell millions of tokens.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, tokens_as_ids: bool = False) -> None:
+        """With `tokens_as_ids` OpenAI's forms spell a token "token_id:123", as vLLM does."""
         self._vocabulary = vocabulary
+        self._tokens_as_ids = tokens_as_ids
 
     def text(self, id: int) -> str:
         """Return the text of a token by itself."""
         return self._vocabulary.token_bytes(id).decode(errors="replace")
+
+    def spelled(self, id: int) -> str:
+        """Return what a token is called in OpenAI's forms."""
+        return f"token_id:{id}" if self._tokens_as_ids else self.text(id)
 
     def chat(self, told: ToldTokens, num_top: int) -> Object:
         """Return `logprobs` of a chat's choice."""
@@ -43,8 +49,11 @@ class LogprobForms:
 
     def _chat_entry(self, id: int, logprob: float) -> Object:
         data = self._vocabulary.token_bytes(id)
-        text = data.decode(errors="replace")
-        return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
+        return {
+            "token": self.spelled(id),
+            "logprob": max(logprob, LOWEST),
+            "bytes": list(data),
+        }
 
     def completion(self, told: ToldTokens, num_top: int) -> Object:
         """Return `logprobs` of a completion's choice.
@@ -54,7 +63,7 @@ class LogprobForms:
         return {
             "text_offset": told.offsets,
             "token_logprobs": LazyList(told, logprob_of),
-            "tokens": LazyList(told.ids, self.text),
+            "tokens": LazyList(told.ids, self.spelled),
             "top_logprobs": LazyList(told, lambda token: self._top(token, num_top)),
         }
 
@@ -63,7 +72,7 @@ class LogprobForms:
             return None
         top: Object = {}
         for id, logprob in [(token.id, token.likely.logprob), *token.likely.top[:num_top]]:
-            top.setdefault(self.text(id), max(logprob, LOWEST))  # the token itself goes first
+            top.setdefault(self.spelled(id), max(logprob, LOWEST))  # the token itself goes first
         return top
 
     def generate(self, told: ToldTokens, num_top: int) -> Object:

@@ -46,6 +46,9 @@ def usage_body(usage: Usage) -> Object:
 
 def call_body(call: Call) -> Object:
     """Return an entry of `tool_calls`."""
+    if call.is_custom:
+        custom = {"name": call.name, "input": call.arguments}
+        return {"id": call.id, "type": "custom", "custom": custom}
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -62,10 +65,22 @@ def delta_of(piece: Piece) -> Object:
             return {"content": text}
         case Thought(text):
             return thought_body(text)
-        case ToolCall(index, id, name):
-            return {"tool_calls": [{"index": index} | call_body(Call(id, name, ""))]}
-        case Arguments(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+        case ToolCall(index, id, name, is_custom):
+            return {"tool_calls": [{"index": index} | call_body(Call(id, name, "", is_custom))]}
+        case Arguments(index, text, is_custom):
+            more: Object = {"custom": {"input": text}} if is_custom else {}
+            return {"tool_calls": [{"index": index} | (more or {"function": {"arguments": text}})]}
+
+
+def function_delta(piece: Piece) -> Object:
+    """Return the same where calls are told as `function_call`."""
+    match piece:
+        case ToolCall(name=name):
+            return {"function_call": {"name": name, "arguments": ""}}
+        case Arguments(text=text):
+            return {"function_call": {"arguments": text}}
+        case _:
+            return delta_of(piece)
 
 
 class OpenAIRenderer:
@@ -117,11 +132,12 @@ class OpenAIRenderer:
         for piece in pieces:
             if isinstance(piece, ToolCall):
                 self._calling.add(index)
-            choices.append(self._choice(index, delta_of(piece), None, logprobs, token_ids))
+            delta = function_delta(piece) if self._plan.function_call else delta_of(piece)
+            choices.append(self._choice(index, delta, None, logprobs, token_ids))
             logprobs = None  # told once
             token_ids = None if token_ids is None else []
         if finished is not None:
-            end = finish_name(finished, index in self._calling)
+            end = self._finish_name(finished, index in self._calling)
             choices.append(self._choice(index, {}, None, None, None) | {"finish_reason": end})
         return b"".join(event(self._body([choice], usage)) for choice in choices)
 
@@ -139,6 +155,11 @@ class OpenAIRenderer:
         if token_ids is not None:
             choice["token_ids"] = token_ids
         return choice
+
+    def _finish_name(self, finished: FinishReason, calls: bool) -> str | None:
+        """Return why a chat's answer ends; `calls` is whether it calls something."""
+        name = finish_name(finished, calls)
+        return "function_call" if name == "tool_calls" and self._plan.function_call else name
 
     def closing(self, usage: Usage) -> bytes:
         """Return the last events of a stream."""
@@ -185,10 +206,10 @@ class OpenAIRenderer:
     def _whole_choice(self, index: int, answer: Choice) -> Object:
         content: Object = {"text": answer.text}
         if self._plan.chat:
-            content = {"message": message_body(answer)}
+            content = {"message": message_body(answer, self._plan.function_call)}
         end: Object = {
             "logprobs": answer.logprobs,
-            "finish_reason": finish_name(answer.finished, bool(answer.calls)),
+            "finish_reason": self._finish_name(answer.finished, bool(answer.calls)),
         }
         if answer.token_ids is not None:
             end["token_ids"] = answer.token_ids
@@ -197,13 +218,15 @@ class OpenAIRenderer:
         return {"index": index} | content | end
 
 
-def message_body(answer: Choice) -> Object:
-    """Return the `message` of a chat's choice."""
+def message_body(answer: Choice, function_call: bool = False) -> Object:
+    """Return the `message` of a chat's choice; with `function_call` calls are told by that."""
     content = answer.text or (None if answer.calls else "")
     message: Object = {"role": "assistant", "content": content, "refusal": None}
     if answer.thought:
         message |= thought_body(answer.thought)
-    if answer.calls:
+    if answer.calls and function_call:
+        message["function_call"] = call_body(answer.calls[0])["function"]
+    elif answer.calls:
         message["tool_calls"] = [call_body(call) for call in answer.calls]
     return message
 

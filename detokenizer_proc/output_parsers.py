@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 
+from headrace.detokenizer_proc.custom_tools import CustomToolParser
 from headrace.detokenizer_proc.parsers.deepseek import read_deepseek
 from headrace.detokenizer_proc.parsers.hermes import read_hermes
 from headrace.detokenizer_proc.parsers.json_call import Calls, NewId, new_call_id
@@ -38,7 +39,11 @@ def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputPar
     """Return the parser of one sequence, whose calls are named by `new_id`."""
     if parsing is None:
         return PlainParser()
-    parser = SourceParser(functools.partial(read_answer, parsing=parsing, new_id=new_id))
+    parser: OutputParser = SourceParser(
+        functools.partial(read_answer, parsing=parsing, new_id=new_id)
+    )
+    if parsing.custom_tools:
+        parser = CustomToolParser(parser, frozenset(parsing.custom_tools))
     if parsing.has_one_call or parsing.hides_thoughts:
         return SelectiveParser(parser, parsing)
     return parser

@@ -29,14 +29,16 @@ class ToolCall:
     index: int
     id: str
     name: str
+    is_custom: bool = False  # of a custom tool, whose arguments are its input
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of a call's arguments: JSON, once all of it is there."""
+    """More of a call's arguments: JSON, once all of it is there, or a custom tool's input."""
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 Piece = Content | Thought | ToolCall | Arguments
@@ -51,8 +53,8 @@ def joined(pieces: list[Piece]) -> list[Piece]:
                 found[-1] = Content(before + text)
             case [Thought(before)], Thought(text):
                 found[-1] = Thought(before + text)
-            case [Arguments(index, before)], Arguments(other, text) if index == other:
-                found[-1] = Arguments(index, before + text)
+            case [Arguments(index, before, is_custom)], Arguments(other, text) if index == other:
+                found[-1] = Arguments(index, before + text, is_custom)
             case _:
                 found.append(piece)
     return found
@@ -95,6 +97,7 @@ class Call(NamedTuple):
     id: str
     name: str
     arguments: str
+    is_custom: bool = False  # whose arguments are its input
 
 
 class Gathered(NamedTuple):
@@ -115,5 +118,8 @@ def gathered(pieces: list[Piece]) -> Gathered:
     return Gathered(
         "".join(piece.text for piece in pieces if isinstance(piece, Content)),
         "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
-        [Call(call.id, call.name, arguments[index]) for index, call in calls.items()],
+        [
+            Call(call.id, call.name, arguments[index], call.is_custom)
+            for index, call in calls.items()
+        ],
     )

@@ -61,7 +61,7 @@ class Reply:
         self._limit = UNLIMITED if plan.parsing is None else limit
         self._vocabulary = vocabulary
         self._renderer = renderer_of(plan)
-        self._forms = LogprobForms(vocabulary)
+        self._forms = LogprobForms(vocabulary, plan.tokens_as_ids)
         self._sequences: dict[int, SequenceText] = {}
         self._parsers: dict[int, OutputParser] = {}
         self.head_sent = False

@@ -63,6 +63,9 @@ class Item:
                 kind: Object = {"type": "message", "role": "assistant", "content": content}
             case Thought():
                 kind = {"type": "reasoning", "summary": [], "content": content}
+            case ToolCall(_, call_id, name, is_custom=True):
+                call = {"call_id": call_id, "name": name, "input": self.text}
+                kind = {"type": "custom_tool_call"} | call
             case ToolCall(_, call_id, name):
                 call = {"call_id": call_id, "name": name, "arguments": self.text}
                 kind = {"type": "function_call"} | call
@@ -88,6 +91,8 @@ class Item:
                 return {"type": "response.output_text.delta", "delta": text} | more
             case Thought():
                 return {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
+            case ToolCall(is_custom=True):
+                return {"type": "response.custom_tool_call_input.delta", "delta": text}
             case ToolCall():
                 return {"type": "response.function_call_arguments.delta", "delta": text}
             case _:
@@ -97,6 +102,8 @@ class Item:
         """Return the events with which it ends."""
         self.status = status
         item: Object = {"type": "response.output_item.done", "item": self.body()}
+        if isinstance(self.begin, ToolCall) and self.begin.is_custom:
+            return [{"type": "response.custom_tool_call_input.done", "input": self.text}, item]
         if isinstance(self.begin, ToolCall):
             call = {"name": self.begin.name, "arguments": self.text}
             return [{"type": "response.function_call_arguments.done"} | call, item]
@@ -207,7 +214,8 @@ class ResponsesRenderer:
         if answer.text or not (answer.thought or answer.calls):
             self._add(Content(""), answer.text, (answer.logprobs or {}).get("content", []))
         for index, call in enumerate(answer.calls):
-            self._add(ToolCall(index, call.id, call.name), call.arguments)
+            begin = ToolCall(index, call.id, call.name, call.is_custom)
+            self._add(begin, call.arguments)
         status = DONE_STATUS[answer.finished]
         self._items[-1].status = status
         return slices(self._response(status, usage))
@@ -244,4 +252,6 @@ class ResponsesRenderer:
 def item_id(piece: Content | Thought | ToolCall, response_id: str, index: int) -> str:
     """Return the id of an item, as long as nobody asks for it by that: nothing is stored."""
     prefix = {Content: "msg", Thought: "rs", ToolCall: "fc"}[type(piece)]
+    if isinstance(piece, ToolCall) and piece.is_custom:
+        prefix = "ctc"
     return f"{prefix}_{response_id.removeprefix('resp_')}{index:02x}"

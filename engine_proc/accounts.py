@@ -62,7 +62,7 @@ class Accounts:
         earlier: Counter[int] = Counter()
         for n in news:
             sequence = n.sequence
-            if n.tokens or n.embedding is not None:
+            if n.tokens or n.embedding is not None or not sequence.generates:
                 if sequence.first_token_ns:
                     earlier[sequence.last_token_ns] += 1
                 else:

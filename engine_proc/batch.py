@@ -6,6 +6,7 @@ from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.image_columns import ImageColumns
 from headrace.engine_proc.mask_area import MaskArea
 from headrace.engine_proc.sampling_rows import SamplingRows
+from headrace.engine_proc.sequence import Sequence
 from headrace.worker_messages import Step
 
 UNKNOWN = 0  # a token
@@ -44,9 +45,9 @@ def build_step(chunks: list[Chunk]) -> Step:
         for position in chunk.watched:
             logit_rows.append(first_row + position - chunk.start)
             sampling.watch(sequence, position + 1)
-        if chunk.is_last:
+        if chunk.is_last and sequence.generates:
             for num_drafts in range(len(chunk.drafts) + 1):
-                if sequence.request.grammar:
+                if sequence.is_masked:
                     masked_rows.append(len(logit_rows))
                 sampling.draw(sequence, chunk.end + num_drafts, chunk.drafts[:num_drafts])
                 sequence.row = len(logit_rows)
@@ -96,11 +97,25 @@ def fill_masks(chunks: list[Chunk], area: MaskArea) -> None:
     first = 0
     for chunk in chunks:
         sequence = chunk.sequence
-        if not sequence.request.grammar or not chunk.is_last:
+        if not (sequence.is_masked and chunk.is_last and sequence.generates):
             continue
+        rows = range(first, first + len(chunk.drafts) + 1)
         if sequence.matcher is None or sequence.has_ended:
-            for row in range(first, first + len(chunk.drafts) + 1):
+            for row in rows:
                 area.allow_all(row)
         else:
             sequence.matcher.fill(sequence.generated, chunk.drafts, area, first)
-        first += len(chunk.drafts) + 1
+        if sequence.request.allowed and not sequence.has_ended:
+            restrict(sequence, rows, area)
+        first = rows.stop
+
+
+def restrict(sequence: Sequence, rows: range, area: MaskArea) -> None:
+    """Leave in the masks of a sequence only the tokens that its request allows.
+
+    A mask that loses all its tokens bans nothing. If it is the first, the sequence is stuck.
+    """
+    for row in rows:
+        if not area.allow_only(row, sequence.request.allowed):
+            area.allow_all(row)
+            sequence.has_no_token = sequence.has_no_token or row == rows.start

@@ -63,6 +63,7 @@ STUCK = (  # the text of an error
     "the grammar could not be followed after {} tokens: it is too ambiguous or too large; a "
     "simpler one may work"
 )
+NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
 BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
 SHORT_STEP_S = 0.004  # ahead of longer ones nothing is won, and who comes waits for two of them
 
@@ -378,8 +379,10 @@ class Engine:
         }
         for sequence in stuck.values():
             error = sequence.matcher.error if sequence.matcher else "it was not compiled"
-            num = sequence.num_generated
-            self._fail(sequence, f"its grammar, after {num} tokens: {error}", STUCK.format(num))
+            num, reason = sequence.num_generated, STUCK
+            if sequence.has_no_token:
+                error, reason = "allowed_token_ids allow none of its tokens", NO_TOKEN
+            self._fail(sequence, f"its grammar, after {num} tokens: {error}", reason.format(num))
         if not stuck:  # nearly always
             return news
         return [n for n in news if request_of(n.sequence.id) not in stuck]

@@ -38,6 +38,17 @@ class MaskArea:
         assert 0 <= row < len(self.buffer) // self.mask_bytes
         return self._base + row * self.mask_bytes
 
+    def allow_only(self, row: int, allowed: bytes) -> bool:
+        """Take from a mask what `allowed`, a mask of the same form, does not have.
+
+        A mask that is cut short has no tokens beyond its end. Returns whether a token is left.
+        """
+        start = row * self.mask_bytes
+        mask = int.from_bytes(self.buffer[start : start + self.mask_bytes], "little")
+        mask &= int.from_bytes(allowed, "little")
+        self.buffer[start : start + self.mask_bytes] = mask.to_bytes(self.mask_bytes, "little")
+        return mask != 0
+
     def allow_all(self, row: int) -> None:
         """Write a mask that bans nothing."""
         ctypes.memset(self.address(row), 0xFF, self.mask_bytes)

@@ -104,6 +104,11 @@ class MockSequence:
     first_token: int = 0  # when it had one
     last_step: int = 0  # in which it ends by itself, once it is in `Rows`
 
+    @property
+    def generates(self) -> bool:
+        """Whether tokens follow the prompt."""
+        return self.request.max_tokens > 0 and not self.request.embeds
+
 
 def times_of(sequence: MockSequence) -> Times:
     """Return when a sequence passed what, its first token being there."""
@@ -258,7 +263,7 @@ class MockEngine:
             del ends[id]
             if not ends:
                 del self._ends[sequence.last_step]
-            if not sequence.request.embeds:
+            if sequence.generates:
                 self._num_generating -= 1
                 self._rows[sequence.request.detokenizer].remove(id)
                 num_left = sequence.last_step - self._step
@@ -327,10 +332,10 @@ class MockEngine:
         sequence.first_token = self._stepped
         self._release(request)
         begin(self._slot, sequence.num_prompt, 0)
-        num_tokens = 1 if request.embeds else request.max_tokens
+        num_tokens = request.max_tokens if sequence.generates else 1
         sequence.last_step = self._step + num_tokens - 1
         self._ends.setdefault(sequence.last_step, {})[request.id] = sequence
-        if not request.embeds:
+        if sequence.generates:
             self._num_generating += 1
             self._rows[request.detokenizer].add(request.id, self._step)
             self._num_context += sequence.num_prompt
@@ -339,7 +344,7 @@ class MockEngine:
         """Count a sequence that ends with its token of `last_token`, ns."""
         request = sequence.request
         num_left = max(0, sequence.last_step - self._step)
-        num_generated = 0 if request.embeds else request.max_tokens - num_left
+        num_generated = request.max_tokens - num_left if sequence.generates else 0
         moments = (sequence.queued, sequence.scheduled, sequence.first_token, last_token)
         counts = (sequence.num_prompt, 0, num_generated, request.max_tokens)
         close(self._slot, why, moments, counts)
@@ -354,17 +359,20 @@ class MockEngine:
             return
         mine = [sequence for sequence in begun if sequence.request.detokenizer == index]
         embedded = [s.request.id for s in mine if s.request.embeds]
-        if not rows and not embedded:
+        scored = [s.request.id for s in mine if not (s.request.embeds or s.generates)]
+        if not (rows or embedded or scored):
             return
         finished = bytearray(UNFINISHED * len(rows))
         for sequence in ended:
-            if sequence.request.detokenizer == index and not sequence.request.embeds:
+            if sequence.request.detokenizer == index and sequence.generates:
                 finished[rows.place(sequence.request.id)] = FinishReason.LENGTH
         output = StepOutput(
             started={s.request.id: s.request.plan for s in mine},
-            ids=rows.ids + array("Q", embedded).tobytes(),
-            counts=ONE * len(rows) + NONE * len(embedded),
-            finished=bytes(finished) + bytes([FinishReason.STOP]) * len(embedded),
+            ids=rows.ids + array("Q", embedded + scored).tobytes(),
+            counts=ONE * len(rows) + NONE * len(embedded + scored),
+            finished=bytes(finished)
+            + bytes([FinishReason.STOP]) * len(embedded)
+            + bytes([FinishReason.LENGTH]) * len(scored),
             embeddings=dict.fromkeys(embedded, self._vector),
             times={s.request.id: times_of(s) for s in mine if s.request.times is not None},
         )

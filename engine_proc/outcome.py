@@ -41,7 +41,7 @@ class Outcome:
             self.logprob(sampling.prompt_logprobs or 0)
         if chunk.is_last and chunk.sequence.request.embeds:
             self.embedding()
-        elif chunk.is_last:
+        elif chunk.is_last and chunk.sequence.generates:
             for _ in range(len(chunk.drafts) + 1):
                 self.token()
                 if sampling.logprobs is not None:

@@ -317,7 +317,7 @@ class Scheduler:
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
         assert self._speculation is not None
-        if sequence.num_missing > 1 or sequence.request.embeds:
+        if sequence.num_missing > 1 or not sequence.generates:
             return NO_TOKENS
         return self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
 
@@ -461,6 +461,8 @@ class Scheduler:
             end = chunk.end
             if chunk.is_last and sequence.request.embeds:
                 news.append(News(sequence, [], FinishReason.STOP, embedding=outcome.embedding()))
+            elif chunk.is_last and not sequence.generates:
+                news.append(News(sequence, [], FinishReason.LENGTH))
             elif chunk.is_last:
                 news.append(self._draw(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)

@@ -55,6 +55,8 @@ class Sequence:
     matcher: Matcher | None = None  # where it has a grammar, see `Grammars`
     images: list[PlacedImage] = field(default_factory=list)  # see `Images`
     rope: RopePositions | None = None  # where an image makes them others than positions
+    is_masked: bool = False  # only some tokens may be drawn
+    has_no_token: bool = False  # none that its grammar and its request both allow
 
     @classmethod
     def of(
@@ -63,15 +65,17 @@ class Sequence:
         """Start with a prompt of u32 token ids."""
         tokens = array("i")
         tokens.frombytes(prompt)
-        is_plain = not (request.embeds or request.grammar or asks(request.sampling, MORE))
+        is_masked = bool(request.grammar or request.allowed)
+        is_plain = not (request.embeds or is_masked or asks(request.sampling, MORE))
         return cls(
             request,
             tokens,
             len(tokens),
             is_plain,
+            is_masked=is_masked,
             num_expected=len(tokens),
             looks_back=asks(request.sampling, BACK),
-            num_computable=len(tokens) + request.max_tokens - 1,
+            num_computable=len(tokens) + max(request.max_tokens - 1, 0),
             queued_ns=queued_ns,
         )
 
@@ -99,8 +103,15 @@ class Sequence:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has a grammar that cannot be followed, or not any further."""
+        """Whether no token may be drawn, or its grammar cannot be followed any further."""
+        if self.has_no_token:
+            return True
         return bool(self.request.grammar) and (self.matcher is None or self.matcher.is_stuck)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens follow the prompt. An embedding or a scored prompt ends with it."""
+        return self.request.max_tokens > 0 and not self.request.embeds
 
     @property
     def num_missing(self) -> int:

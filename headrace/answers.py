@@ -91,12 +91,23 @@ class FunctionCall(msgspec.Struct):
     arguments: str
 
 
-class ToolCall(msgspec.Struct):
-    """A call of a tool. The message that answers it has the role "tool" and this `tool_call_id`."""
+class CustomCall(msgspec.Struct):
+    """A custom tool that the model wants called, with a text."""
+
+    name: str
+    input: str
+
+
+class ToolCall(msgspec.Struct, omit_defaults=True):
+    """A call of a tool. The message that answers it has the role "tool" and this `tool_call_id`.
+
+    A call of type "custom" has `custom`, and a `function` without a name.
+    """
 
     id: str
-    function: FunctionCall
+    function: FunctionCall = msgspec.field(default_factory=lambda: FunctionCall("", ""))
     type: str = "function"
+    custom: CustomCall | None = None
 
 
 class ChatMessage(msgspec.Struct, omit_defaults=True):
@@ -109,13 +120,14 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     content: str | None = None
     tool_calls: list[ToolCall] = []
     reasoning_content: str | None = None  # thoughts, of a model that has some
+    function_call: FunctionCall | None = None  # in place of calls, where `functions` were sent
 
 
 Messages = str | Sequence[dict[str, Any] | ChatMessage]
 
 
 class ChatChoice(msgspec.Struct):
-    """One of `n` answers. `finish_reason` is "stop", "tool_calls" or "length"."""
+    """One of `n` answers. `finish_reason` is "stop", "tool_calls", "function_call" or "length"."""
 
     index: int
     message: ChatMessage

@@ -291,6 +291,7 @@ class ModelCard:
     tool_format: ToolFormat | None = None
     thought_format: ThoughtFormat | None = None
     sampling_defaults: SamplingDefaults = OPENAI
+    infill_token_ids: dict[str, int] = field(default_factory=dict)  # as GGUF names them
     image_token: int | None = None  # stands for each row of an image; None takes no images
     image_row_size: int = 0  # numbers of such a row
     image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them

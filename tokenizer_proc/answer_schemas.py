@@ -71,6 +71,16 @@ class CallItem(Typed, tag="function_call"):
     arguments: str
 
 
+class CustomCallItem(Typed, tag="custom_tool_call"):
+    """What it calls with a text."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str
+
+
 class InputDetails(Whole):
     """How many tokens of an input were found in the prefix cache."""
 
@@ -109,7 +119,7 @@ class ResponseFields(Whole):
     status: Status
     incomplete_details: IncompleteDetails | None
     model: str
-    output: list[MessageItem | ReasoningItem | CallItem]
+    output: list[MessageItem | ReasoningItem | CallItem | CustomCallItem]
 
     background: bool
     instructions: str | None
@@ -197,6 +207,13 @@ class AnsweredMessage(MessageFields, tag_field="type", tag="message"):
     """What `/v1/messages` answers."""
 
     stop_reason: StopReason
+
+
+class InputTokens(Whole):
+    """What `/v1/responses/input_tokens` answers."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class TokenCount(Whole):

@@ -7,7 +7,7 @@ stays with `tokenizers`; so does a single text that it gives up on, as on a mill
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +18,7 @@ from headrace.errors import ModelError
 from headrace.heap import give_back
 from headrace.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.corpus import CORPUS
+from headrace.tokenizer_proc.infilling import LOOKED_FOR
 from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.stages import Ids, Text, ids_of
 from headrace.tokenizer_proc.token_bytes import TokenBytes, read_token_bytes
@@ -99,6 +100,11 @@ class HuggingFace:
         """Return a token as the vocabulary spells it."""
         return self._tokenizer.id_to_token(id)
 
+    def ids(self, spellings: Iterable[str]) -> dict[str, int]:
+        """Return the ids of those spellings that are tokens."""
+        found = {text: self._tokenizer.token_to_id(text) for text in spellings}
+        return {text: id for text, id in found.items() if id is not None}
+
 
 class Fast:
     """`fastokens`. It may raise ValueError for a text."""
@@ -145,6 +151,7 @@ class Encoder:
         self.empty = self._load_exact().encode([""], add_special_tokens=True)[0]
         self.decodes_bytes = self._load_exact().decodes_bytes
         self.special_tokens = self._load_exact().special_tokens()
+        self.infill_tokens = self._load_exact().ids(LOOKED_FOR)
         self.token_bytes: TokenBytes | None = None  # known once `load_fast` has run
 
     def load_fast(self) -> None:

@@ -7,6 +7,7 @@ from msgspec import UNSET, UnsetType
 from headrace.answers import ChatLogprobs, ChosenToken, TextLogprobs, Usage
 from headrace.tokenizer_proc.answer_schemas import (
     CallItem,
+    CustomCallItem,
     Cut,
     GeneratedFields,
     MessageFields,
@@ -37,13 +38,21 @@ class ToldFunction(Whole):
     name: str | UnsetType = UNSET
 
 
+class ToldInput(Whole):
+    """More of a custom tool's call: its name at first, then its input."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class ToldCall(Whole):
     """News of the `index`-th call of an answer; the first has its id."""
 
     index: int
-    function: ToldFunction
+    function: ToldFunction | UnsetType = UNSET
+    custom: ToldInput | UnsetType = UNSET  # in its place, of a custom tool
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
+    type: Literal["function", "custom"] | UnsetType = UNSET
 
 
 class ToldDelta(Whole):
@@ -54,6 +63,7 @@ class ToldDelta(Whole):
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET  # the same, under vLLM's newer name
     tool_calls: list[ToldCall] | UnsetType = UNSET
+    function_call: ToldFunction | UnsetType = UNSET  # in their place, where `functions` were sent
 
 
 class ChatEventChoice(Whole):
@@ -62,7 +72,7 @@ class ChatEventChoice(Whole):
     index: int
     delta: ToldDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -155,7 +165,7 @@ class ItemNews(ResponseEventFields):
     """An item as it is now."""
 
     output_index: int
-    item: MessageItem | ReasoningItem | CallItem
+    item: MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class ItemAdded(ItemNews, tag_field="type", tag="response.output_item.added"):
@@ -232,6 +242,18 @@ class ArgumentsDone(WithinItem, tag_field="type", tag="response.function_call_ar
     arguments: str
 
 
+class InputDelta(WithinItem, tag_field="type", tag="response.custom_tool_call_input.delta"):
+    """More of a custom tool's input."""
+
+    delta: str
+
+
+class InputDone(WithinItem, tag_field="type", tag="response.custom_tool_call_input.done"):
+    """All of it."""
+
+    input: str
+
+
 ResponseEvent = (
     Created
     | InProgress
@@ -248,6 +270,8 @@ ResponseEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | InputDelta
+    | InputDone
 )
 
 

@@ -171,10 +171,6 @@ def check_alike(params: list[SamplingParams]) -> None:
     """Refuse prompts that are not answered in the same form."""
     if len({one.n for one in params}) > 1:
         raise InvalidValue("sampling_params: must have the same 'n' for all", "sampling_params")
-    if len({one.max_new_tokens == 0 for one in params}) > 1:
-        raise InvalidValue(
-            "sampling_params: 'max_new_tokens' must be 0 for all, or for none", "sampling_params"
-        )
 
 
 def continuations_of(request: GenerateBody) -> list[Continuations]:
@@ -215,8 +211,6 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
         )
         for name, ours in TAKEN.items():
             setattr(found, ours, getattr(params, name))
-        if found.max_tokens == 0:
-            found.max_tokens = 1  # which is not told
         check_completion(found)
     return Continuations(found, names)
 
@@ -233,5 +227,4 @@ def form_of(request: GenerateBody, received_at: float) -> GenerateForm:
         tells_token_text=request.return_text_in_logprobs,
         num_logprobs=[request.num_logprobs(index) for index in told],
         first_logprob=[request.first_logprob(index) for index in told],
-        tells_text=params.max_new_tokens != 0,
     )

@@ -31,6 +31,7 @@ from headrace.tokenizer_proc.generate_requests import (
 from headrace.tokenizer_proc.grammar_fields import constraint_of
 from headrace.tokenizer_proc.grammars import Grammars
 from headrace.tokenizer_proc.images import Images, none_of
+from headrace.tokenizer_proc.infilling import infilling_of
 from headrace.tokenizer_proc.logprob_limit import (
     check_logprobs,
     entries_of,
@@ -68,6 +69,7 @@ from headrace.tokenizer_proc.responses_requests import (
 )
 from headrace.tokenizer_proc.sampling_fields import (
     MAX_SEQUENCES_PER_REQUEST,
+    allowed_mask,
     bias_of,
     check_token_ids,
     stated,
@@ -78,6 +80,7 @@ from headrace.tokenizer_proc.tool_grammar import demanded_calls, or_calls_of
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16
+HOTTEST = 1e6  # a temperature at which all tokens are as likely; rows of steps hold it as f32
 ID_PREFIXES = {
     Api.CHAT: "chatcmpl-",
     Api.COMPLETION: "cmpl-",
@@ -131,6 +134,7 @@ class GenerationPlanner:
         self._grammars = grammars or Grammars(card)
         self._images_of = images.of if images else partial(none_of, card.takes_images)
         self._plans = msgspec.msgpack.Encoder()
+        self._infilling = infilling_of(card.infill_token_ids, vocabulary.infill_tokens)
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/chat/completions` request."""
@@ -146,6 +150,15 @@ class GenerationPlanner:
             with as_written(names):
                 return (yield from self._chat(http, chat, form))
 
+    def input_tokens(self, http: HttpRequest, body: Body) -> Stages:
+        """Answer a `/v1/responses/input_tokens` request."""
+        request = decode_responses(body)
+        with as_written(RESPONSES_NAMES):
+            chat, names = chat_of_responses(request)
+            with as_written(names):
+                num_tokens = yield from self._counted(http, chat)
+        return json_answer({"object": "response.input_tokens", "input_tokens": num_tokens})
+
     def messages(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/messages` request."""
         request = decode_messages(body)
@@ -159,12 +172,17 @@ class GenerationPlanner:
         request = decode_count(body)
         with as_written(MESSAGES_NAMES):
             chat, names = chat_of_messages(request)
-            self._prompts.check_model(chat.model)
             with as_written(names):
-                images = self._images_of(http.id, chat.messages)
-                text = yield from images.written(self._template.render(chat))
-            (ids,) = yield [self._template.to_encode(text)]
-        return json_answer({"input_tokens": len(ids)})
+                num_tokens = yield from self._counted(http, chat)
+        return json_answer({"input_tokens": num_tokens})
+
+    def _counted(self, http: HttpRequest, chat: ChatRequest) -> Encoding[int]:
+        """Return how many tokens a conversation is."""
+        self._prompts.check_model(chat.model)
+        images = self._images_of(http.id, chat.messages)
+        text = yield from images.written(self._template.render(chat))
+        (ids,) = yield [self._template.to_encode(text)]
+        return len(ids)
 
     def completion(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/completions` request."""
@@ -226,13 +244,31 @@ class GenerationPlanner:
         texts = prompt_list(request.prompt)
         check_number(len(texts), request.num_sequences, "n")
         wanted = request.max_tokens
-        room = wanted or form.default_max_tokens
+        if request.suffix:
+            prompts = yield from self._infilled(request, texts, form)
+            return (yield from self._plan(http, request, prompts, wanted, form))
+        room = stated(wanted, form.default_max_tokens)
         limit = self._prompts.kept(request.truncate_prompt_tokens, room)
         special, truncates = request.add_special_tokens is not False, limit is not None
         found = yield from self._prompts.encode(texts, form.param, wanted, truncates, special)
         pairs = zip(texts, found, strict=True)
         prompts = [self._prompt(request, text, ids, limit) for text, ids in pairs]
         return (yield from self._plan(http, request, prompts, wanted, form))
+
+    def _infilled(
+        self, request: CompletionRequest, texts: list[str | list[int]], form: Form
+    ) -> Encoding[list[Prompt]]:
+        """Return prompts, each with the request's suffix behind the place of the answer."""
+        if self._infilling is None or request.suffix is None:
+            raise Unsupported(
+                "suffix: this model's vocabulary has no tokens to fill in the middle with", "suffix"
+            )
+        every = [*texts, request.suffix]
+        *befores, after = yield from self._prompts.encode(
+            every, form.param, request.max_tokens, truncates=False, add_special_tokens=False
+        )
+        begin = self._prompts.vocabulary.empty[: request.add_special_tokens is not False]
+        return [Prompt(self._infilling.prompt(begin, before, after)) for before in befores]
 
     def _prompt(
         self, request: CompletionRequest, text: str | list[int], ids: Ids, limit: int | None
@@ -265,6 +301,8 @@ class GenerationPlanner:
         of_prompts = form.num_logprobs + prompt_entries(sampling, first, prompts, num_each)
         told = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
         room = room_of(told, of_prompts, num_told)
+        ends = self._card.eos_token_ids if grammar else []  # a grammar may come to its end
+        allowed = allowed_mask(request, self._card.vocab_size, ends)
         requests = []
         for position in range(num_sequences):
             prompt, index = prompts[position // num_each], form.first + position
@@ -292,6 +330,7 @@ class GenerationPlanner:
                     salt=salt_of(request.cache_salt),
                     grammar=grammar,
                     resumes=http.resumes and http.resumes + index,
+                    allowed=allowed,
                 )
             )
         check_logprobs(told, of_prompts, (request.max_tokens for request in requests))
@@ -332,6 +371,8 @@ class GenerationPlanner:
             return_token_ids=request.return_token_ids,
             parsing=parsing,
             form=form.more,
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            function_call=isinstance(request, ChatRequest) and request.functions is not None,
         )
 
     def _sampling(
@@ -343,7 +384,7 @@ class GenerationPlanner:
         echoes = isinstance(request, CompletionRequest) and request.echo
         of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
         return Sampling(
-            temperature=stated(request.temperature, defaults.temperature),
+            temperature=min(stated(request.temperature, defaults.temperature), HOTTEST),
             top_p=stated(request.top_p, defaults.top_p),
             top_k=min(max(stated(request.top_k, defaults.top_k), 0), self._card.vocab_size),
             min_p=stated(request.min_p, defaults.min_p),
@@ -377,7 +418,8 @@ class GenerationPlanner:
             raise ContextLengthExceeded(num_prompt, wanted, limit, form.param)
         left = limit - num_prompt
         default = form.default_max_tokens or self._card.sampling_defaults.max_new_tokens
-        return wanted or min(default or left, left, left if room is None else room)
+        asked = min(default or left, left if room is None else room)
+        return min(stated(wanted, asked), left)
 
     def _grammar(self, request: Generation, parsing: Parsing | None) -> Encoding[bytes]:
         """Return the grammar a request's texts have to follow, or nothing."""
@@ -403,7 +445,9 @@ class GenerationPlanner:
         check_token_ids("stop_token_ids", stops, self._card.vocab_size)
         ignores = request.ignore_eos and not has_grammar
         eos = [] if ignores else self._card.eos_token_ids
-        return [*eos, *stops]
+        fills = isinstance(request, CompletionRequest) and bool(request.suffix) and not ignores
+        ends = self._infilling.ends if self._infilling is not None and fills else []
+        return list(dict.fromkeys([*eos, *ends, *stops]))
 
 
 def prompt_entries(

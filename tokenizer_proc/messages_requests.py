@@ -26,6 +26,7 @@ from headrace.tokenizer_proc.openai_requests import (
     text_of,
 )
 from headrace.tokenizer_proc.sampling_fields import check_ranges
+from headrace.tokenizer_proc.text_files import check_type, text_of_base64
 
 Object = dict[str, Any]
 
@@ -47,13 +48,14 @@ NOT_READ = (
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class ImageSource(msgspec.Struct):
-    """`source` of an image."""
+class Source(msgspec.Struct):
+    """`source` of an image, or of a document."""
 
     type: str
     media_type: str | None = None
     data: str | None = None
     url: str | None = None
+    content: str | list[TextPart] | None = None
 
     @property
     def image_url(self) -> str | None:
@@ -63,10 +65,20 @@ class ImageSource(msgspec.Struct):
         return self.url if self.type == "url" else None
 
 
-class Shown(TextPart):
-    """Text or an image."""
+class Citations(msgspec.Struct):
+    """`citations` of a document."""
 
-    source: ImageSource | None = None
+    enabled: bool = False
+
+
+class Shown(TextPart):
+    """Text, an image, or a document of text; the last group is a document's."""
+
+    source: Source | None = None
+
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
 
 
 class Block(Shown):
@@ -298,7 +310,9 @@ def content_of(content: str | list[Shown], where: str) -> Content:
 
 
 def shown(part: Shown, where: str, index: int) -> Object:
-    """Return a text or an image as a chat has it."""
+    """Return a text or an image as a chat has it. A document is a text."""
+    if part.type == "document":
+        return text_part(document_text(part, f"{where}[{index}]"))
     if part.type != "image":
         return text_part(text_of([part], where))
     place = f"{where}[{index}].source"
@@ -310,6 +324,26 @@ def shown(part: Shown, where: str, index: int) -> Object:
             place,
         )
     return image_part(url, "auto", place)
+
+
+def document_text(part: Shown, where: str) -> str:
+    """Return a document's text, below its title and its context."""
+    place, source = f"{where}.source", part.source or Source("")
+    if part.citations is not None and part.citations.enabled:
+        raise Unsupported(f"{where}.citations: not supported by this server", f"{where}.citations")
+    if source.type == "content" and source.content is not None:
+        text = text_of(source.content, f"{place}.content")
+    elif source.type in ("text", "base64") and source.data is not None:
+        check_type(source.media_type or "", f"{place}.media_type")
+        is_text = source.type == "text"
+        text = source.data if is_text else text_of_base64(source.data, f"{place}.data")
+    else:
+        raise InvalidValue(
+            f"{place}: must have 'type': 'text' or 'base64' with 'media_type' and 'data', or "
+            "'type': 'content' with 'content'",
+            place,
+        )
+    return "\n".join(filter(None, (part.title, part.context, text)))
 
 
 def called(block: Block, where: str) -> Object:

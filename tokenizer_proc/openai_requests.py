@@ -14,13 +14,24 @@ import msgspec
 
 from headrace.errors import BAD_JSON, InvalidBody, InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
-from headrace.tokenizer_proc.field_names import refuse
+from headrace.tokenizer_proc.field_names import as_written, refuse
+from headrace.tokenizer_proc.function_calls import NAMES as FUNCTION_NAMES
+from headrace.tokenizer_proc.function_calls import take_called, take_functions
 from headrace.tokenizer_proc.sampling_fields import SamplingFields, check_ranges, check_sampling
-from headrace.tokenizer_proc.tool_requests import CalledTool, Tool, ToolFields, check_tools
+from headrace.tokenizer_proc.text_files import FileData, text_of_file
+from headrace.tokenizer_proc.tool_choices import FunctionName
+from headrace.tokenizer_proc.tool_requests import (
+    CalledFunction,
+    CalledTool,
+    Function,
+    Tool,
+    ToolFields,
+    check_tools,
+)
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
-IMAGE_PART = "image_url"
+IMAGE_PART, FILE_PART = "image_url", "file"
 UNSUPPORTED = ("audio", "echo", "moderation", "web_search_options")  # of chats
 # Of chats, taken unread: they change no answer.
 NOT_READ = (
@@ -46,9 +57,10 @@ class ImageUrl(msgspec.Struct):
 
 
 class ContentPart(TextPart):
-    """The same of a chat, where it may be an image."""
+    """The same of a chat, where it may be an image, or a file of text."""
 
     image_url: ImageUrl | None = None
+    file: FileData | None = None
 
 
 def text_of(
@@ -75,6 +87,7 @@ class ChatMessage(msgspec.Struct):
     tool_call_id: str | None = None  # which call a message of role "tool" answers
     reasoning_content: str | None = None
     reasoning: str | None = None  # the same, as vLLM calls it
+    function_call: CalledFunction | None = None  # what `tool_calls` have replaced
 
     @property
     def thoughts(self) -> str | None:
@@ -99,8 +112,8 @@ class ChatRequest(ToolFields, kw_only=True):
     include_reasoning: bool = True
     separate_reasoning: bool = True  # SGLang's
     modalities: list[str] | None = None
-    functions: Any = None
-    function_call: Any = None
+    functions: list[Function] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     audio: Any = None
     echo: Any = None
     moderation: Any = None
@@ -279,15 +292,17 @@ def check_chat(request: ChatRequest) -> None:
         raise InvalidValue("messages: must have at least one message", "messages")
     if request.top_logprobs and not request.logprobs:
         raise InvalidValue("top_logprobs: only allowed with 'logprobs': true", "top_logprobs")
-    check_tools(request)
+    read_files(request.messages)
+    take_functions(request)
+    take_called(request.messages)
+    with as_written(FUNCTION_NAMES if request.functions else {}):
+        check_tools(request)
     check_continued(request)
     check_media(request)
 
 
 def check_media(request: ChatRequest) -> None:
-    """Refuse what is not text, what others' servers do, and tools as they were called once."""
-    if request.function_call not in (None, "none", "auto") or request.functions:
-        raise Unsupported("functions: not supported by this server; use 'tools'", "functions")
+    """Refuse what is not text, and what others' servers do."""
     refuse(request, UNSUPPORTED)
     if not request.separate_reasoning:
         raise Unsupported(
@@ -296,6 +311,16 @@ def check_media(request: ChatRequest) -> None:
         )
     if request.modalities and request.modalities != ["text"]:
         raise Unsupported("modalities: answers are 'text' and nothing else", "modalities")
+
+
+def read_files(messages: list[ChatMessage]) -> None:
+    """Put the texts of files in their places."""
+    for index, message in enumerate(messages):
+        for place, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if part.type == FILE_PART:
+                where = f"messages[{index}].content[{place}].file"
+                part.text = text_of_file(part.file or FileData(), where)
+                part.type, part.file = "text", None
 
 
 def check_continued(request: ChatRequest | TokenizeRequest) -> None:
@@ -321,12 +346,9 @@ def check_completion(request: CompletionRequest) -> None:
         raise InvalidValue(
             f"logprobs: must be between 0 and {MAX_LOGPROBS}, not {request.logprobs}", "logprobs"
         )
-    if request.suffix:
-        raise Unsupported(
-            "suffix: not supported by this server; write what comes after into the prompt, with "
-            "the model's own marks for it",
-            "suffix",
-        )
+    for name in ("echo", "truncate_prompt_tokens") if request.suffix else ():
+        if getattr(request, name):
+            raise Unsupported(f"{name}: not together with 'suffix'", name)
     if request.best_of is not None:
         check_best_of(request, request.best_of)
     check_not_empty(request.prompt, "prompt")
@@ -353,6 +375,8 @@ def decode_tokenize(body: bytes | memoryview) -> TokenizeRequest:
     request: TokenizeRequest = TOKENIZE.decode(body)
     if (request.prompt is None) == (not request.messages):
         raise InvalidValue("prompt: there must be either 'prompt' or 'messages'", "prompt")
+    read_files(request.messages)
+    take_called(request.messages)
     check_continued(request)
     return request
 

@@ -21,7 +21,7 @@ from headrace.tokenizer_proc.openai_requests import (
     TokenizeRequest,
 )
 from headrace.tokenizer_proc.responses_requests import ResponsesRequest
-from headrace.tokenizer_proc.sampling_fields import RANGES, UNSUPPORTED
+from headrace.tokenizer_proc.sampling_fields import OWN_RANGES, RANGES, UNSUPPORTED
 from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
 
 Object = dict[str, Any]
@@ -113,6 +113,13 @@ OPERATIONS = [
         events=event_schemas.ResponseEvent,
     ),
     Operation(
+        "/v1/responses/input_tokens",
+        "post",
+        "Count an input's tokens",
+        ResponsesRequest,
+        answer_schemas.InputTokens,
+    ),
+    Operation(
         "/v1/messages",
         "post",
         "Answer, as Anthropic does",
@@ -185,12 +192,13 @@ def schemas(model: str) -> Object:
     )
     for kind, name in TEXT_OR_IDS_FIELDS.items():
         components[kind.__name__]["properties"][name] = TEXT_OR_IDS
-    for schema in components.values():
+    for kind_name, schema in components.items():
+        ranges = RANGES | OWN_RANGES.get(kind_name, {})
         fields = schema.get("properties", {})
         for name in UNSUPPORTED:
             fields.pop(name, None)
         for name, field in fields.items():
-            limit(field, *RANGES.get(name, (None, None)))
+            limit(field, *ranges.get(name, (None, None)))
             if name == "model":
                 field["examples"] = [model]
     return components

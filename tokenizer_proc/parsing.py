@@ -5,7 +5,7 @@ from headrace.errors import Unsupported
 from headrace.messages import Parsing
 from headrace.output_formats import ToolFormat, begins_inside, is_closed
 from headrace.tokenizer_proc.openai_requests import ChatRequest
-from headrace.tokenizer_proc.tool_requests import NamedTool, string_parameters
+from headrace.tokenizer_proc.tool_requests import string_parameters
 
 
 def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | None:
@@ -32,9 +32,10 @@ def parsing_of(card: ModelCard, request: ChatRequest, prompt: str) -> Parsing | 
         tools=tools,
         thoughts=thoughts,
         begins_inside=thoughts is not None and begins_inside(thoughts, prompt, continued),
-        has_one_call=not request.may_repeat or isinstance(request.tool_choice, NamedTool),
+        has_one_call=not request.may_repeat or request.names_one,
         hides_thoughts=not request.include_reasoning,
         string_parameters=string_parameters(request.offered) if is_coder else {},
+        custom_tools=request.custom_tools if tools is not None else [],
     )
 
 

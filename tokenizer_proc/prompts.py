@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from headrace.config import ModelCard
-from headrace.errors import ContextLengthExceeded, ModelNotFound, WrongKind
+from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
 from headrace.messages import HttpRequest, share_key
 from headrace.tokenizer_proc.pairs import PairMarks
 from headrace.tokenizer_proc.sampling_fields import check_token_ids
@@ -20,6 +20,7 @@ class Vocabulary(Protocol):
     empty: Ids  # the ids of a text without characters: the special tokens around every one
     token_bytes: TokenBytes | None
     special_tokens: dict[str, int]
+    infill_tokens: dict[str, int]  # by spelling, see `infilling.LOOKED_FOR`
 
     def pair_marks(self) -> PairMarks:
         """Return the special tokens around two texts."""
@@ -85,7 +86,14 @@ class Prompts:
         """
         if limit != -1:
             return limit
-        return max(self.card.max_model_len - (1 if wanted is None else wanted), 1)
+        left = self.card.max_model_len - (1 if wanted is None else wanted)
+        if left < 1:
+            raise InvalidValue(
+                f"truncate_prompt_tokens: -1 keeps what leaves room for max_tokens, {wanted}, of a "
+                f"context of {self.card.max_model_len}; ask for fewer, or say how many are kept",
+                "truncate_prompt_tokens",
+            )
+        return left
 
     def last_tokens(self, ids: Ids, limit: int | None) -> Ids:
         """Return the end of a text; what is cut keeps the token that begins all texts."""
@@ -96,8 +104,11 @@ class Prompts:
 
 
 def exceeds(num_prompt: int, wanted: int | None, limit: int) -> bool:
-    """Whether a prompt and what is wanted pass the context; None wants one token at least."""
-    return num_prompt + (1 if wanted is None else wanted) > limit
+    """Whether a prompt leaves no room for one token, or with 0 wanted does not fit itself.
+
+    What is wanted beyond the context is cut, so `wanted` is 0 or it is not.
+    """
+    return num_prompt + (wanted != 0) > limit
 
 
 def last_tokens(ids: Ids, limit: int | None) -> Ids:

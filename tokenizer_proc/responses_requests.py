@@ -7,6 +7,7 @@ stored. https://platform.openai.com/docs/api-reference/responses/create
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.sampling_defaults import SamplingDefaults
@@ -27,13 +28,15 @@ from headrace.tokenizer_proc.openai_requests import (
     text_of,
 )
 from headrace.tokenizer_proc.sampling_fields import check_ranges, stated
+from headrace.tokenizer_proc.text_files import FileData, text_of_file
 from headrace.tokenizer_proc.tool_requests import arguments_of
 
 Object = dict[str, Any]
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")  # thoughts are told in clear text
-IMAGE = "input_image"
+IMAGE, FILE = "input_image", "input_file"
+TOOL_TYPES = ("function", "custom")
 TEXT_PARTS = ("input_text", "output_text", "text")
 THOUGHT_PARTS = ("reasoning_text", "summary_text")
 UNSUPPORTED = (
@@ -54,7 +57,13 @@ CHAT_NAMES = {
     "response_format.json_schema.schema": "text.format.schema",
     "tools[].function.name": "tools[].name",
     "tools[].function.parameters.type": "tools[].parameters.type",
+    "tools[].custom.name": "tools[].name",
+    "tools[].custom.format": "tools[].format",
     "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.custom.name": "tool_choice.name",
+    "tool_choice.allowed_tools.tools": "tool_choice.tools",
+    "tool_choice.allowed_tools.tools[].function.name": "tool_choice.tools[].name",
+    "tool_choice.allowed_tools.tools[].custom.name": "tool_choice.tools[].name",
 }
 
 
@@ -63,6 +72,8 @@ class InputPart(TextPart):
 
     image_url: str | None = None
     detail: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
 
 
 class InputItem(msgspec.Struct):
@@ -76,6 +87,15 @@ class InputItem(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
+    input: str | None = None
+
+
+class InputFormat(msgspec.Struct, omit_defaults=True):
+    """`format` of a custom tool."""
+
+    type: Literal["text", "grammar"]
+    definition: str | None = None
+    syntax: Literal["lark", "regex"] | None = None
 
 
 class OfferedFunction(msgspec.Struct):
@@ -86,13 +106,23 @@ class OfferedFunction(msgspec.Struct):
     description: str | None = None
     parameters: Object | None = None
     strict: bool | None = None
+    format: InputFormat | UnsetType = UNSET  # of a custom tool
 
 
-class WantedFunction(msgspec.Struct):
-    """`tool_choice` of one tool."""
+class AllowedFunction(msgspec.Struct):
+    """One of the allowed tools."""
+
+    type: str
+    name: str
+
+
+class WantedFunction(msgspec.Struct, omit_defaults=True):
+    """`tool_choice` of one tool, or of some, with type "allowed_tools"."""
 
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[AllowedFunction] | None = None
 
 
 class TextFormat(msgspec.Struct, omit_defaults=True):
@@ -174,10 +204,9 @@ def decode_responses(body: bytes | memoryview) -> ResponsesRequest:
     request: ResponsesRequest = RESPONSES.decode(body)
     check_ranges(request)
     refuse(request, UNSUPPORTED)
-    if request.truncation not in (None, "disabled"):
-        raise Unsupported(
-            f"truncation: '{request.truncation}' is not supported by this server; 'disabled' is",
-            "truncation",
+    if request.truncation not in (None, "disabled", "auto"):
+        raise InvalidValue(
+            f"truncation: must be 'disabled' or 'auto', not '{request.truncation}'", "truncation"
         )
     for one in request.include or ():
         if one not in INCLUDABLE:
@@ -205,7 +234,7 @@ def chat_body(request: ResponsesRequest) -> Object:
         body["tools"] = [offered(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
     choice = request.tool_choice
     if isinstance(choice, WantedFunction):
-        body["tool_choice"] = {"type": choice.type, "function": {"name": named(choice)}}
+        body["tool_choice"] = chosen(choice)
     elif choice is not None:
         body["tool_choice"] = choice
     if request.text is not None and request.text.format is not None:
@@ -220,22 +249,45 @@ def chat_body(request: ResponsesRequest) -> Object:
 
 def offered(tool: OfferedFunction, where: str) -> Object:
     """Return a tool as a chat has it."""
-    if tool.type != "function":
+    if tool.type not in TOOL_TYPES:
         raise Unsupported(f"{where}: '{tool.type}' is not offered by this server", where)
     if tool.name is None:
         raise InvalidValue(f"{where}.name: must be there", f"{where}.name")
+    if tool.type == "custom":
+        custom = {"name": tool.name, "description": tool.description}
+        return {"type": "custom", "custom": custom | input_format(tool.format, where)}
     function = {"name": tool.name, "description": tool.description}
     more = {"parameters": tool.parameters, "strict": tool.strict}
     return {"type": "function", "function": function | more}
 
 
-def named(choice: WantedFunction) -> str:
-    """Return the function that is wanted."""
-    if choice.type != "function" or choice.name is None:
+def input_format(format: InputFormat | UnsetType, where: str) -> Object:
+    """Return `format` of a custom tool as a chat has it."""
+    if isinstance(format, UnsetType) or format.type == "text":
+        return {}
+    if format.definition is None or format.syntax is None:
+        where = f"{where}.format"
+        raise InvalidValue(f"{where}: a grammar needs 'definition' and 'syntax'", where)
+    grammar = {"definition": format.definition, "syntax": format.syntax}
+    return {"format": {"type": "grammar", "grammar": grammar}}
+
+
+def chosen(choice: WantedFunction) -> Object:
+    """Return `tool_choice` of one tool, or of some, as a chat has it."""
+    if choice.type in TOOL_TYPES and choice.name is not None:
+        return {"type": choice.type, choice.type: {"name": choice.name}}
+    if choice.type != "allowed_tools" or choice.mode is None or choice.tools is None:
         raise InvalidValue(
-            "tool_choice: must be 'auto', 'none', 'required', or a function by name", "tool_choice"
+            "tool_choice: must be 'auto', 'none', 'required', a tool by type and name, or "
+            "'allowed_tools' with 'mode' and 'tools'",
+            "tool_choice",
         )
-    return choice.name
+    for index, tool in enumerate(choice.tools):
+        if tool.type not in TOOL_TYPES:
+            where = f"tool_choice.tools[{index}]"
+            raise Unsupported(f"{where}: '{tool.type}' is not offered by this server", where)
+    tools = [{"type": tool.type, tool.type: {"name": tool.name}} for tool in choice.tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
 
 
 def messages_of(request: ResponsesRequest) -> list[Object]:
@@ -267,7 +319,13 @@ def said(item: InputItem, where: str) -> Object:
             function = {"name": item.name, "arguments": arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             return {"role": "assistant", "tool_calls": [call]}
-        case "function_call_output":
+        case "custom_tool_call":
+            if item.name is None or item.input is None:
+                raise InvalidValue(f"{where}: a call needs 'name' and 'input'", where)
+            custom: Object = {"id": item.call_id, "type": "custom"}
+            custom["custom"] = {"name": item.name, "input": item.input}
+            return {"role": "assistant", "tool_calls": [custom]}
+        case "function_call_output" | "custom_tool_call_output":
             output = content_of(item.output or "", where, "output")
             return {"role": "tool", "tool_call_id": item.call_id, "content": output}
         case "reasoning":
@@ -288,6 +346,9 @@ def content_of(content: str | list[InputPart], where: str, field: str) -> Conten
             if part.image_url is None:
                 raise InvalidValue(f"{place}: must be there; no files are kept here", place)
             parts.append(image_part(part.image_url, part.detail or "auto", place))
+        elif part.type == FILE:
+            file = FileData(part.file_data, part.filename)
+            parts.append(text_part(text_of_file(file, f"{where}.{field}[{index}]")))
         else:
             parts.append(text_part(text_of([part], where, TEXT_PARTS)))
     return plain(parts)
@@ -330,7 +391,7 @@ def echo_of(request: ResponsesRequest, defaults: SamplingDefaults) -> bytes:
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": stated(request.top_p, defaults.top_p),
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
         }
     )

@@ -28,6 +28,7 @@ class Routes:
             "/v1/chat/completions": {"POST": generation.chat},
             "/v1/completions": {"POST": generation.completion},
             "/v1/responses": {"POST": generation.responses},
+            "/v1/responses/input_tokens": {"POST": generation.input_tokens},
             "/v1/messages": {"POST": generation.messages},
             "/v1/messages/count_tokens": {"POST": generation.count_tokens},
             "/generate": {"POST": generation.generate},

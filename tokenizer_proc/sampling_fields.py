@@ -25,8 +25,8 @@ MAX_LOGIT_BIASES = 1024  # these three fit messages.MAX_BIASES together
 MAX_DIGITS = 19  # of a token id, written in text
 # Of vLLM's and SGLang's, what would change an answer and is not done.
 UNSUPPORTED = (
-    *("allowed_token_ids", "kv_transfer_params", "logprob_token_ids", "prompt_embeds"),
-    *("repetition_detection", "return_tokens_as_token_ids", "thinking_token_budget"),
+    *("kv_transfer_params", "logprob_token_ids", "prompt_embeds"),
+    *("repetition_detection", "thinking_token_budget"),
     *("use_beam_search", "watermarking", "custom_logit_processor", "custom_params", "lora_path"),
     *("return_hidden_states", "stop_regex"),
 )
@@ -38,7 +38,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_new_tokens": (0, None),
     "top_logprobs_num": (0, MAX_LOGPROBS),
     "logprob_start_len": (-1, None),
-    "temperature": (0, 2),
+    "temperature": (0, None),
     "n": (1, MAX_SEQUENCES_PER_REQUEST),
     "best_of": (1, MAX_SEQUENCES_PER_REQUEST),
     "seed": (-(2**63), 2**63 - 1),
@@ -52,6 +52,10 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "truncate_prompt_tokens": (-1, None),  # -1 is all there is room for; 0 is refused, too
     "top_n": (0, None),
     "priority": (-(2**31), 2**31 - 1),
+}
+# Of one kind of request, by its struct's name, what is otherwise than in `RANGES`.
+OWN_RANGES: dict[str, dict[str, tuple[float, float | None]]] = {
+    "CompletionRequest": {"max_tokens": (0, None)},
 }
 
 
@@ -97,14 +101,14 @@ class SamplingFields(GrammarFields, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None
+    allowed_token_ids: list[int] | None = None
 
     truncation_side: Literal["left", "right"] | None = None
-    allowed_token_ids: Any = None
     kv_transfer_params: Any = None
     logprob_token_ids: Any = None
     prompt_embeds: Any = None
     repetition_detection: Any = None
-    return_tokens_as_token_ids: Any = None
     thinking_token_budget: Any = None
     use_beam_search: Any = None
     watermarking: Any = None
@@ -145,7 +149,10 @@ def stated(value: T | None, default: T) -> T:
 @cache
 def ranges_of(kind: type[msgspec.Struct]) -> list[tuple[str, float, float]]:
     """Return the fields of a kind of request that have a range, with it."""
-    pairs = ((name, RANGES[name]) for name in RANGES if hasattr(kind, name))
+    ranges = dict(RANGES)
+    for base in kind.__mro__:
+        ranges |= OWN_RANGES.get(base.__name__, {})
+    pairs = ((name, one) for name, one in ranges.items() if hasattr(kind, name))
     return [(name, low, inf if high is None else high) for name, (low, high) in pairs]
 
 
@@ -183,6 +190,8 @@ def check_sampling(request: SamplingFields) -> None:
     check_words("stop", request.stops, MAX_STOP_STRINGS)
     check_words("bad_words", request.bad_words or [], MAX_BAD_WORDS)
     check_length("stop_token_ids", len(request.stop_token_ids or ()), MAX_STOP_TOKEN_IDS)
+    if request.allowed_token_ids == []:
+        raise InvalidValue("allowed_token_ids: must not be empty", "allowed_token_ids")
     check_length("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIASES)
 
 
@@ -220,6 +229,19 @@ def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
             raise InvalidValue(
                 f"{name}: {id} is not a token id; they go from 0 to {vocab_size - 1}", name
             )
+
+
+def allowed_mask(request: SamplingFields, vocab_size: int, ends: list[int]) -> bytes:
+    """Return `allowed_token_ids`, and `ends`, as a bit for each token, the lowest first.
+
+    Empty is all tokens.
+    """
+    ids = request.allowed_token_ids or []
+    check_token_ids("allowed_token_ids", ids, vocab_size)
+    mask = bytearray(-(-vocab_size // 8) if ids else 0)
+    for id in [*ids, *ends] if ids else []:
+        mask[id >> 3] |= 1 << (id & 7)
+    return bytes(mask)
 
 
 def bias_of(request: SamplingFields, vocab_size: int) -> dict[int, float]:

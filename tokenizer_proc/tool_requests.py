@@ -5,8 +5,22 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.errors import InvalidValue
+from headrace.errors import InvalidValue, Unsupported
+from headrace.tokenizer_proc.custom_tools import (
+    INPUT,
+    CustomCall,
+    CustomTool,
+    description_of,
+    parameters_of,
+)
 from headrace.tokenizer_proc.sampling_fields import SamplingFields
+from headrace.tokenizer_proc.tool_choices import (
+    AllowedTools,
+    NamedCustomTool,
+    NamedTool,
+    ToolChoice,
+    check_choice,
+)
 
 MAX_TOOLS = 128  # as with OpenAI
 MAX_TOOLS_BYTES = 256 << 10  # as JSON, all of them
@@ -22,24 +36,10 @@ class Function(msgspec.Struct, omit_defaults=True):
     strict: bool | None = None
 
 
-class Tool(msgspec.Struct, omit_defaults=True):
+class Tool(msgspec.Struct, omit_defaults=True, tag_field="type", tag="function"):
     """An entry of `tools`."""
 
-    type: Literal["function"]
     function: Function
-
-
-class FunctionName(msgspec.Struct):
-    """Which function is wanted."""
-
-    name: str
-
-
-class NamedTool(msgspec.Struct):
-    """`tool_choice` of one tool."""
-
-    type: Literal["function"]
-    function: FunctionName
 
 
 class CalledFunction(msgspec.Struct):
@@ -52,32 +52,48 @@ class CalledFunction(msgspec.Struct):
 class CalledTool(msgspec.Struct):
     """An entry of a message's `tool_calls`."""
 
-    function: CalledFunction
+    function: CalledFunction | None = None
     id: str | None = None
-    type: Literal["function"] = "function"
-
-
-ToolChoice = Literal["auto", "none", "required"] | NamedTool
+    type: Literal["function", "custom"] = "function"
+    custom: CustomCall | None = None
 
 
 class ToolFields(SamplingFields, kw_only=True):
     """What generates, and may call tools."""
 
-    tools: list[Tool] | None = None
+    tools: list[Tool | CustomTool] | None = None
     tool_choice: ToolChoice | None = None  # None is auto
     parallel_tool_calls: bool | None = None  # None is yes
 
     @property
     def offered(self) -> list[Tool]:
-        """The tools that may be called."""
-        return [] if self.tool_choice == "none" else self.tools or []
+        """The tools that may be called, as functions."""
+        choice = self.tool_choice
+        if choice == "none" or not self.tools:
+            return []
+        tools = [as_function(tool) for tool in self.tools]
+        if isinstance(choice, AllowedTools):
+            return [tool for tool in tools if tool.function.name in choice.names]
+        return tools
+
+    @property
+    def custom_tools(self) -> list[str]:
+        """The names of those whose input is free text."""
+        return [tool.custom.name for tool in self.tools or () if isinstance(tool, CustomTool)]
+
+    @property
+    def names_one(self) -> bool:
+        """Whether it demands a call of one tool by name."""
+        return isinstance(self.tool_choice, NamedTool | NamedCustomTool)
 
     @property
     def demanded(self) -> list[Tool]:
         """The tools of which one has to be called; none where the model is free."""
         choice = self.tool_choice
-        if isinstance(choice, NamedTool):
-            return [t for t in self.offered if t.function.name == choice.function.name]
+        if isinstance(choice, NamedTool | NamedCustomTool):
+            return [t for t in self.offered if t.function.name == choice.name]
+        if isinstance(choice, AllowedTools):
+            return self.offered if choice.allowed_tools.mode == "required" else []
         return self.offered if choice == "required" else []
 
     @property
@@ -102,35 +118,54 @@ def check_tools(request: ToolFields) -> None:
             f"tools: must have at most {MAX_TOOLS_BYTES} bytes as JSON, not {size}", "tools"
         )
     seen = set[str]()
-    for index, tool in enumerate(tools):
-        name, where = tool.function.name, f"tools[{index}].function.name"
+    for index, given in enumerate(tools):
+        tool, kind = as_function(given), "custom" if isinstance(given, CustomTool) else "function"
+        name, where = tool.function.name, f"tools[{index}].{kind}.name"
         if not NAME.fullmatch(name):
             raise InvalidValue(f"{where}: must be 1 to 64 of a-z, A-Z, 0-9, _ and -", where)
         if name in seen:
             raise InvalidValue(f"{where}: '{name}' is there already", where)
         seen.add(name)
-        kind = (tool.function.parameters or {}).get("type", "object")
-        if kind != "object":
+        if (tool.function.parameters or {}).get("type", "object") != "object":
             where = f"tools[{index}].function.parameters.type"
             raise InvalidValue(f"{where}: must be 'object'", where)
     check_choice(request.tool_choice, seen)
+    check_custom(request)
 
 
-def check_choice(choice: ToolChoice | None, names: set[str]) -> None:
-    """Refuse the choice of a tool that is not there."""
-    if choice in (None, "none", "auto"):
-        return
-    if not names:
-        raise InvalidValue("tool_choice: there must be 'tools' to choose from", "tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        where = "tool_choice.function.name"
-        raise InvalidValue(f"{where}: '{choice.function.name}' is none of the tools", where)
+def check_custom(request: ToolFields) -> None:
+    """Refuse to demand a call whose input follows a Lark grammar."""
+    demanded = {tool.function.name for tool in request.demanded}
+    for index, tool in enumerate(request.tools or ()):
+        if not isinstance(tool, CustomTool) or tool.custom.name not in demanded:
+            continue
+        if tool.custom.grammar is not None and tool.custom.grammar.syntax == "lark":
+            where = f"tools[{index}].custom.format"
+            raise Unsupported(
+                f"{where}: a 'lark' grammar is not held where a call is demanded; use 'regex', or "
+                "'tool_choice': 'auto'",
+                where,
+            )
+
+
+def as_function(tool: Tool | CustomTool) -> Tool:
+    """Return a tool as the function that it is to the model."""
+    if isinstance(tool, Tool):
+        return tool
+    custom = tool.custom
+    return Tool(Function(custom.name, description_of(custom), parameters_of(custom)))
 
 
 def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
     """Return a call as templates expect it: with arguments that are an object."""
-    arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
-    function = {"name": call.function.name, "arguments": arguments}
+    if call.custom is not None:
+        function: dict[str, Any] = {"name": call.custom.name}
+        function["arguments"] = {INPUT: call.custom.input}
+    elif call.function is not None:
+        arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
+        function = {"name": call.function.name, "arguments": arguments}
+    else:
+        raise InvalidValue(f"{where}: must have a 'function', or a 'custom' one", where)
     told: dict[str, Any] = {"type": "function", "function": function}
     return told if call.id is None else told | {"id": call.id}
 

@@ -117,8 +117,8 @@ def likely(token: int) -> TokenLogprob:
     return TokenLogprob(-token / 128, 1, [(token, -token / 128), (1, -9.0)])
 
 
-def told(stream: bool, **form: Any) -> Any:
-    """Return the answer "hi" and an end token to the prompt "abc", with log probabilities."""
+def told(stream: bool, generates: bool = True, **form: Any) -> Any:
+    """Return the answer "hi", or nothing, to the prompt "abc", with log probabilities."""
     plan = make_generate_plan(
         {"num_logprobs": [1]} | form,
         logprobs=1,
@@ -136,8 +136,10 @@ def told(stream: bool, **form: Any) -> Any:
     )
     reply = Reply(plan, ByteVocabulary())
     data = reply.open(plan, 0, NOTHING if stream else output)
-    for token in b"hi":
+    for token in b"hi" if generates else b"":
         data += reply.feed(0, [token], None, likely(token).pack())[0]
+    if not generates:
+        data += reply.feed(0, [], LENGTH, b"")[0]
     return events(data)[-1] if stream else checked(b"".join(reply.whole()))
 
 
@@ -188,7 +190,7 @@ def test_token_texts_are_told_only_where_that_is_wanted() -> None:
 
 
 def test_of_a_prompt_that_is_only_scored_no_output_is_told() -> None:
-    answer = told(False, first_logprob=[0], tells_text=False)
+    answer = told(False, generates=False, first_logprob=[0])
     assert (answer["text"], answer["output_ids"]) == ("", [])
     meta = answer["meta_info"]
     assert (meta["completion_tokens"], meta["output_token_logprobs"]) == (0, [])

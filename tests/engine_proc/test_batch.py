@@ -163,6 +163,38 @@ def test_the_rows_that_draw_under_a_grammar_have_masks_in_their_order() -> None:
     assert np.frombuffer(area.buffer, np.uint32).tolist() == [1, 2, 3, 2**32 - 1]
 
 
+def test_a_prompt_that_is_only_scored_has_watched_rows_and_no_other() -> None:
+    watched = make_sequence([5, 6, 7], [0], prompt_logprobs=2).request
+    request = msgspec.structs.replace(watched, max_tokens=0, grammar=b"g", allowed=b"\1")
+    sequence = Sequence.of(request, array("I", [5, 6, 7]).tobytes())
+    chunk = Chunk.of(sequence, 0, 3)
+    step = build_step([chunk])
+    assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1]
+    assert step.masked_rows == b""
+    area = MaskArea.create(1, 32)
+    fill_masks([chunk], area)
+    assert bytes(area.buffer) == bytes(4)
+
+
+def allowing(sequence: Sequence, allowed: int) -> Sequence:
+    mask = allowed.to_bytes(4, "little")
+    request = msgspec.structs.replace(sequence.request, allowed=mask)
+    found = Sequence.of(request, sequence.tokens.tobytes())
+    found.pages, found.matcher = sequence.pages, sequence.matcher
+    return found
+
+
+def test_masks_have_what_a_grammar_and_a_request_both_allow() -> None:
+    free = allowing(make_sequence([5, 6], [1]), 0b1100)
+    both = allowing(constrained([1, 2], Played()), 0b110)  # the grammar allows 0, and then 1
+    chunks = [Chunk.of(free, 1, 1), Chunk.of(both, 1, 1, array("i", [1]))]
+    assert np.frombuffer(build_step(chunks).masked_rows, np.int32).tolist() == [0, 1, 2]
+    area = MaskArea.create(3, 32)
+    fill_masks(chunks, area)
+    assert np.frombuffer(area.buffer, np.uint32).tolist() == [0b1100, 2**32 - 1, 0b10]
+    assert (free.is_stuck, both.is_stuck) == (False, True)
+
+
 def test_the_largest_step_fits_its_channel() -> None:
     config = engine_config(max_model_len=100, max_num_seqs=8, max_num_batched_tokens=200)
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))

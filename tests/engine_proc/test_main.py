@@ -580,3 +580,12 @@ def test_what_was_drawn_without_its_grammar_is_not_told(rig: Rig, compiler: Slow
     receive_compiled(rig)
     rig.step()
     check_stuck(rig, "after 0 tokens")
+
+
+def test_request_fails_where_no_token_suits_it_and_its_grammar(rig: Rig, compiler: Slow) -> None:
+    compiler.let.set()
+    rig.take(with_grammar(FIRST))
+    receive_compiled(rig)
+    rig.scheduler._by_id[FIRST].has_no_token = True
+    rig.step()
+    check_stuck(rig, "allowed_token_ids")

@@ -53,7 +53,7 @@ arrivals = st.builds(
     Arrival,
     step=st.integers(0, 12),
     prompts=st.lists(own | prefixed, min_size=1, max_size=3),
-    max_tokens=st.integers(1, MAX_TOKENS),
+    max_tokens=st.integers(0, MAX_TOKENS),
     abort_step=st.none() | st.integers(0, LAST_EVENT),
     stop_step=st.none() | st.integers(0, LAST_EVENT),
     sampling=st.sampled_from([PLAIN, PLAIN, WATCHED, TOLD, PENALIZED]),

@@ -440,7 +440,7 @@ def ids_of(told: Any) -> Any:
     return told and (told[1] if is_one else [ids_of(one) for one in told])
 
 
-def test_a_suffix_is_refused_and_an_echo_is_not(server: RunningServer) -> None:
+def test_a_suffix_needs_a_model_that_fills_in_and_an_echo_none(server: RunningServer) -> None:
     body = {"prompt": [[504, 3575], [282]], "max_tokens": 1, "temperature": 0}
     url = f"{server.url}/v1/completions"
     refused = httpx.post(url, json=body | {"suffix": "."})

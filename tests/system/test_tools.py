@@ -5,6 +5,7 @@ grammar that leaves one text. Its thoughts are not: it repeats those that its pr
 """
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -285,9 +286,58 @@ def test_a_response_streams_a_call(client: openai.OpenAI) -> None:
     assert len(parts) > 3, "arguments come as they are written"
 
 
+DATE: Any = {"type": "grammar", "definition": "20[0-9]{2}-[01][0-9]", "syntax": "regex"}
+
+
+def test_a_custom_tool_is_called_with_a_text(client: openai.OpenAI) -> None:
+    grammar = {name: DATE[name] for name in ("definition", "syntax")}
+    format = {"type": "grammar", "grammar": grammar}
+    tool: Any = {"type": "custom", "custom": {"name": "set_month", "format": format}}
+    choice = {"type": "custom", "custom": {"name": "set_month"}}
+    (call,) = ask(client, tools=[tool], tool_choice=choice).choices[0].message.tool_calls
+    assert (call.type, call.custom.name) == ("custom", "set_month")
+    assert re.fullmatch(DATE["definition"], call.custom.input)
+
+
+def test_a_response_streams_a_custom_call(client: openai.OpenAI) -> None:
+    tools = [{"type": "custom", "name": "set_month", "format": DATE}]
+    body = wanted({"type": "custom", "name": "set_month"}) | {"tools": tools}
+    (whole,) = client.responses.create(**body).output
+    assert whole.type == "custom_tool_call"
+    assert re.fullmatch(DATE["definition"], whole.input)
+    events = list(client.responses.create(**body, stream=True))
+    (done,) = (e for e in events if e.type == "response.custom_tool_call_input.done")
+    assert done.input == whole.input
+    output = {"type": "custom_tool_call_output", "call_id": whole.call_id, "output": "done"}
+    after = client.responses.create(**wanted("auto", [*QUESTION, whole, output]))
+    assert after.status in ("completed", "incomplete")
+
+
+def test_only_allowed_tools_are_called(client: openai.OpenAI) -> None:
+    for tool, name in ((WEATHER, "get_weather"), (NOW, "now")):
+        named = {"type": "function", "function": {"name": name}}
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}
+        calls = ask(client, tool_choice=choice).choices[0].message.tool_calls
+        assert {call.function.name for call in calls} == {tool["function"]["name"]}
+
+
+def test_a_function_is_called_by_its_old_name(client: openai.OpenAI) -> None:
+    functions: Any = [WEATHER["function"]]
+    old: Any = {"functions": functions, "function_call": {"name": "get_weather"}}
+    body: Any = {"model": MODEL, "messages": QUESTION, "max_tokens": 150, "seed": 1} | old
+    choice = client.chat.completions.create(**body, extra_body=AT_ONCE).choices[0]
+    called = choice.message.function_call
+    assert (choice.finish_reason, choice.message.tool_calls) == ("function_call", None)
+    assert called is not None
+    check_weather(called.arguments)
+    chunks = client.chat.completions.create(**body, stream=True, extra_body=AT_ONCE)
+    deltas = [chunk.choices[0].delta.function_call for chunk in chunks]
+    assert "".join((delta.arguments or "") for delta in deltas if delta) == called.arguments
+
+
 def test_the_examples_of_the_documentation_work(tool_server: RunningServer) -> None:
     told = []
     for body in map(json.loads, blocks("docs/tools.md", "json")):
         with Client(tool_server.url) as client:
             told.append(client.chat(**body, max_tokens=20).usage.prompt_tokens)
-    assert len(told) == 2
+    assert len(told) == 3

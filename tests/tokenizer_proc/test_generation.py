@@ -112,15 +112,52 @@ def test_the_context_can_be_filled_to_the_last_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt", "max_tokens", "wish"),
-    [(90, 11, "11 new ones"), (100, None, "at least one"), (101, 1, "1 new"), (1, 10**400, "new")],
+    ("num_prompt", "max_tokens", "told"),
+    [(100, None, "100, which leaves no room"), (101, 1, "101, which leaves"), (101, 0, "101$")],
 )
-def test_more_than_the_context_is_refused(
-    num_prompt: int, max_tokens: int | None, wish: str
+def test_a_prompt_beyond_the_context_is_refused(
+    num_prompt: int, max_tokens: int | None, told: str
 ) -> None:
-    with pytest.raises(ContextLengthExceeded, match=f"100 tokens.*{num_prompt}.*{wish}") as refused:
+    with pytest.raises(
+        ContextLengthExceeded, match=f"100 tokens; the prompt has {told}"
+    ) as refused:
         completion(prompt=[7] * num_prompt, max_tokens=max_tokens)
     assert refused.value.param == "prompt"
+
+
+def test_max_tokens_beyond_the_context_is_cut_to_what_is_left() -> None:
+    assert only(completion(prompt=[7] * 90, max_tokens=11)).max_tokens == 10
+    assert only(completion(prompt=[7], max_tokens=10**400)).max_tokens == 99
+    assert only(chat(max_tokens=5000)).max_tokens == 100 - len(b"Hi:")
+
+
+def test_max_tokens_of_zero_only_scores_a_prompt() -> None:
+    scored = completion(prompt=[7] * 100, max_tokens=0, echo=True, logprobs=1, n=2)
+    assert [r.max_tokens for r in scored.requests] == [0, 0]
+    assert [r.sampling.prompt_logprobs for r in scored.requests] == [1, 1]
+    cut = completion(prompt="a" * 200, max_tokens=0, truncate_prompt_tokens=-1)
+    assert len(cut.prompts[0]) == 100
+    with pytest.raises(InvalidValue, match="max_tokens: must be at least 1, not 0"):
+        chat(max_tokens=0)
+    with pytest.raises(InvalidValue, match="min_tokens: must be at most max_tokens, 0, not 1"):
+        completion(max_tokens=0, min_tokens=1)
+
+
+def test_allowed_token_ids_are_a_bit_for_each_token() -> None:
+    assert only(completion()).allowed == b""
+    allowed = only(completion(allowed_token_ids=[0, 9, 9, 255])).allowed
+    assert int.from_bytes(allowed, "little") == 1 | 1 << 9 | 1 << 255
+    assert only(chat(allowed_token_ids=[3])).allowed[0] == 8
+    for wrong, told in [([], "must not be empty"), ([256], "256 is not a token id")]:
+        with pytest.raises(InvalidValue, match=f"allowed_token_ids: {told}"):
+            completion(allowed_token_ids=wrong)
+
+
+def test_a_temperature_may_be_above_two() -> None:
+    assert only(completion(temperature=2.5)).sampling.temperature == 2.5
+    assert only(chat(temperature=1e300)).sampling.temperature == 1e6
+    with pytest.raises(InvalidValue, match=r"temperature: must be at least 0, not -0\.1"):
+        chat(temperature=-0.1)
 
 
 @pytest.mark.parametrize("prompt", [[[]], [[1], []]])
@@ -356,7 +393,7 @@ def test_a_prompt_may_be_cut_to_what_there_is_room_for() -> None:
     said = [{"role": "user", "content": long}]
     assert len(chat(messages=said, truncate_prompt_tokens=-1).prompts[0]) == 99
     assert bytes(chat(truncate_prompt_tokens=-1).prompts[0].tolist()) == b"Hi:"
-    with pytest.raises(ContextLengthExceeded, match="200 new ones were asked for"):
+    with pytest.raises(InvalidValue, match="leaves room for max_tokens, 200, of a context of 100"):
         completion(prompt=long, truncate_prompt_tokens=-1, max_tokens=200)
 
 
@@ -394,12 +431,12 @@ def test_a_model_does_what_it_is_for() -> None:
 
 def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
     planner = make_planner(encoder=LongTokens())
-    for text, max_tokens in [("a" * 397, 1), ("a" * 381, 5), ("é" * 199, 1)]:
+    for text, max_tokens in [("a" * 397, 1), ("a" * 401, 0), ("é" * 199, 1)]:
         stages = planner.generation.completion(HTTP, prompt_body(text, max_tokens))
         with pytest.raises(ContextLengthExceeded, match="the prompt has at least") as refused:
             next(stages)
         assert refused.value.param == "prompt"
-    with pytest.raises(ContextLengthExceeded, match="the messages have at least 101 and at least"):
+    with pytest.raises(ContextLengthExceeded, match="the messages have at least 101, which leaves"):
         chat(planner, messages=[{"role": "user", "content": "a" * 400}])
 
 

@@ -85,13 +85,13 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"max_tokens": None}, "max_tokens: Expected `int`, got `null`"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1, not 0"),
         (
-            {"max_tokens": 200},
+            {"messages": [{"role": "user", "content": "x" * 100}]},
             "this model's maximum context length is 100 tokens; the messages have",
         ),
         ({"messages": []}, "messages: must have at least one message"),
         ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role: Invalid enum"),
         ({"stop_sequences": [""]}, "stop_sequences: must be at most 32 strings"),
-        ({"temperature": 3}, "temperature: must be between 0 and 2, not 3"),
+        ({"temperature": -1}, "temperature: must be at least 0, not -1"),
         ({"container": "x"}, "container: not supported by this server"),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},

@@ -128,8 +128,7 @@ OUT_OF_RANGE: list[tuple[str, object, str]] = [
     ("max_tokens", 0, "at least 1, not 0"),
     ("max_tokens", -1, "at least 1, not -1"),
     ("max_completion_tokens", 0, "at least 1, not 0"),
-    ("temperature", -0.1, "between 0 and 2, not -0.1"),
-    ("temperature", 2.1, "between 0 and 2, not 2.1"),
+    ("temperature", -0.1, "at least 0, not -0.1"),
     ("top_p", 0, "above 0 and at most 1, not 0.0"),
     ("top_p", 1.1, "above 0 and at most 1, not 1.1"),
     ("top_p", -1, "above 0 and at most 1, not -1.0"),
@@ -187,7 +186,7 @@ def test_every_field_with_a_range_is_refused_above() -> None:
     [
         ("max_tokens", 1),
         ("temperature", 0),
-        ("temperature", 2),
+        ("temperature", 1e9),
         ("top_p", 1),
         ("top_p", 1e-9),
         ("top_k", -1),
@@ -223,16 +222,9 @@ def test_an_integer_beyond_any_float_is_no_error_of_the_server(name: str) -> Non
     chat(**{name: 10**400})
 
 
-def test_a_suffix_is_refused() -> None:
-    with pytest.raises(Unsupported, match=r"^suffix: "):
-        completion(suffix="x")
-
-
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("functions", [{"name": "f"}], "use 'tools'"),
-        ("function_call", {"name": "f"}, "use 'tools'"),
         ("audio", {"voice": "alloy", "format": "wav"}, "not supported"),
         ("modalities", ["text", "audio"], "answers are 'text'"),
         ("web_search_options", {"search_context_size": "low"}, "not supported"),
@@ -242,7 +234,7 @@ def test_a_suffix_is_refused() -> None:
 def test_what_no_text_model_does_is_refused(field: str, value: Any, says: str) -> None:
     with pytest.raises(Unsupported, match=says) as refused:
         chat(**{field: value})
-    assert refused.value.param in (field, "functions")
+    assert refused.value.param == field
     chat(**{field: None})
 
 

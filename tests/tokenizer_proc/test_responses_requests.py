@@ -113,7 +113,7 @@ def test_a_response_will_repeat_the_request() -> None:
         ),
         ({"max_output_tokens": 0}, "max_output_tokens: must be at least 1, not 0"),
         (
-            {"max_output_tokens": 200},
+            {"input": "x" * 100, "truncation": "auto"},
             "this model's maximum context length is 100 tokens; the in",
         ),
         ({"top_logprobs": 21}, "top_logprobs: must be between 0 and 20"),
@@ -122,7 +122,7 @@ def test_a_response_will_repeat_the_request() -> None:
         ({"background": True}, "background: not supported"),
         ({"moderation": {"model": "x"}}, "moderation: not supported"),
         ({"context_management": [{"type": "compaction"}]}, "context_management: not supported"),
-        ({"truncation": "auto"}, "truncation: 'auto' is not supported"),
+        ({"truncation": "left"}, "truncation: must be 'disabled' or 'auto', not 'left'"),
         ({"include": ["file_search_call.results"]}, "include: 'file_search_call.results' is not"),
     ],
 )

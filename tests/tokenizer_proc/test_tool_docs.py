@@ -15,10 +15,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
 
 
 def test_the_examples_are_requests() -> None:
-    offers, goes_on = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    offers, goes_on, custom = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
     (tool,) = decode_chat(offers.encode()).offered
     assert tool.function.name == "get_weather"
     assert len(decode_chat(goes_on.encode()).messages) == 3
+    assert decode_chat(custom.encode()).custom_tools == ["set_month"]
 
 
 def test_the_tables_have_every_name() -> None:
