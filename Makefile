@@ -95,4 +95,4 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info headrace/*.so
+	rm -rf .venv build src/*.egg-info headrace/*.so
