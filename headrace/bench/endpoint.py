@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 
 from headrace.bench.load import Target
 from headrace.bench.workload import WORDS, TokenRates
-from headrace.errors import ConfigError
+from headrace.errors import BAD_JSON, ConfigError
 
 PATHS = {
     "completions": "/v1/completions",
@@ -78,5 +79,7 @@ class Endpoint:
                 f"{self.base_url}{path} answers with status {answer.status_code}: "
                 f"{answer.text[:300]}"
             )
-        result: dict[str, Any] = answer.json()
-        return result
+        try:
+            return msgspec.json.decode(answer.content, type=dict[str, Any])
+        except BAD_JSON as error:
+            raise ConfigError(f"{self.base_url}{path} answers no JSON object: {error}") from None
