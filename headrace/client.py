@@ -47,6 +47,7 @@ from headrace.answers import (
     tokenize_body,
 )
 from headrace.errors import ApiError, ConfigError
+from headrace.interrupts import brief_interrupts
 from headrace.lines import Line, have_connections_tell
 from headrace.local_server import LocalServer
 from headrace.retries import Retries, retry_after_s
@@ -133,6 +134,7 @@ class Client:
             max_retries: how often to ask again where it has too much to do (429, 503), after as
                 long as its `Retry-After` says.
         """
+        brief_interrupts()
         self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
         have_connections_tell(self._http)
         self._timeout_s = timeout_s
@@ -350,6 +352,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Know where to ask, as `Client` does."""
+        brief_interrupts()
         self._http = httpx.AsyncClient(**settings(base_url, api_key), transport=transport)
         self._timeout_s = timeout_s
         self._retries = Retries(max_retries)

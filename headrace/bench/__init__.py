@@ -14,10 +14,7 @@ def main(argv: list[str]) -> None:
     """Run the benchmark named first; only its code is loaded."""
     name, *rest = argv or ["--help"]
     if name in COMMANDS:
-        try:
-            pkgutil.resolve_name(COMMANDS[name])(rest)
-        except KeyboardInterrupt:
-            sys.exit(130)  # as shells have it
+        pkgutil.resolve_name(COMMANDS[name])(rest)
     elif name in ("-h", "--help"):
         print(USAGE)
     else:
