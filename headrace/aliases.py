@@ -1,7 +1,7 @@
 """The flags of vLLM and SGLang that people know, and what they are here.
 
 A flag that means what one of ours does is taken for it. One that asks for what is so anyhow is
-taken and changes nothing. One that tunes what Headrace does otherwise is taken, and a line of the log
+taken and changes nothing. One that tunes what Headrace does otherwise is taken, and the log
 says so. Any other is refused by a line that says what to do instead.
 `python -m headrace.aliases` prints `docs/migration.md`.
 """

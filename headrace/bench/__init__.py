@@ -1,4 +1,4 @@
-"""`headrace bench`: load on any server with an OpenAI-compatible API, and what came of it."""
+"""`headrace bench`: load on a server with an OpenAI-compatible API, or on an engine."""
 
 import pkgutil
 import sys
@@ -6,8 +6,10 @@ import sys
 COMMANDS = {
     "serve": "headrace.bench.serve:main",
     "stream": "headrace.bench.stream:main",
+    "latency": "headrace.bench.latency:main",
+    "throughput": "headrace.bench.throughput:main",
 }
-USAGE = f"usage: headrace bench {{{','.join(COMMANDS)}}} …, or with --help after either"
+USAGE = f"usage: headrace bench {{{','.join(COMMANDS)}}} …, or with --help after one"
 
 
 def main(argv: list[str]) -> None:

@@ -52,6 +52,14 @@ class Endpoint:
         per_byte = (self._count(model, sample) - nothing) / max(num_bytes, 1)
         return TokenRates(max(words, 1) / PROBE_WORDS, per_byte)
 
+    def tokenize(self, model: str, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text, from `/tokenize`."""
+        answer = self._ask("POST", "/tokenize", {"model": model, "prompt": text})
+        tokens = answer.get("tokens")
+        if not isinstance(tokens, list) or not tokens:
+            raise ConfigError(f"{self.base_url}/tokenize tells no `tokens`; --pretok needs them")
+        return tuple(tokens)
+
     def _count(self, model: str, text: str) -> int:
         """Return how many tokens a prompt has, and what is always around it."""
         body: dict[str, Any] = {"model": model}
