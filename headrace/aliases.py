@@ -1,10 +1,12 @@
 """The flags of vLLM and SGLang that people know, and what they are here.
 
 A flag that means what one of ours does is taken for it. One that asks for what is so anyhow is
-taken and changes nothing. Any other is refused by a line that says what to do instead.
+taken and changes nothing. One that tunes what Headrace does otherwise is taken, and the log
+says so. Any other is refused by a line that says what to do instead.
 `python -m headrace.aliases` prints `docs/migration.md`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -39,13 +41,20 @@ class Already:
 
 
 @dataclass(frozen=True)
+class Unused:
+    """What takes a value and changes nothing; `why` is for the log, and says what does."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """What we do not have; `instead` is what to do."""
 
     instead: str
 
 
-Meaning = Same | Switch | Already | Refused
+Meaning = Same | Switch | Already | Unused | Refused
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,14 @@ def from_gib(number: str) -> str:
         return str(round(float(number) * 2**30))
     except ValueError:
         raise ConfigError(f"{number} is not a number; use --image-memory-bytes") from None
+
+
+def milliseconds(seconds: str) -> str:
+    """Read SGLang's --dynamic-batch-tokenizer-batch-timeout, in seconds; parts count as a whole."""
+    try:
+        return str(math.ceil(float(seconds) * 1e3 - 1e-9))
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{seconds} is not a number; use --tokenizer-batch-wait-ms") from None
 
 
 WHOLE_PROMPTS = "raise --max-num-batched-tokens and use --target-itl-ms 0"
@@ -266,6 +283,26 @@ ROWS = [
         *("tokenizers", ("--renderer-num-workers",), ("--tokenizer-worker-num",)),
         Same("tokenizer_procs"),
     ),
+    Row(
+        *(
+            "tokenizers",
+            (),
+            ("--enable-dynamic-batch-tokenizer", "--enable-tokenizer-batch-encode"),
+        ),
+        Already(),
+    ),
+    Row(
+        *("texts encoded together", (), ("--dynamic-batch-tokenizer-batch-size",)),
+        Same("tokenizer_max_batch_size"),
+    ),
+    Row(
+        *("wait of a batch of texts", (), ("--dynamic-batch-tokenizer-batch-timeout",)),
+        Same("tokenizer_batch_wait_ms", milliseconds),
+    ),
+    Row(
+        *("threads that prepare", (), ("--preprocessing-thread-pool-workers",)),
+        Unused("processes prepare requests: --tokenizer-procs, and --preprocess-procs for images"),
+    ),
     Row("detokenizers", (), ("--detokenizer-worker-num",), Same("detokenizer_procs")),
     Row("tool calls", ("--enable-auto-tool-choice",), (), Already()),
     Row(
@@ -409,6 +446,8 @@ def ours(row: Row) -> str:
             return f"taken as {', '.join(values)}; else {instead}"
         case Already():
             return "taken: it is so anyhow"
+        case Unused(why):
+            return f"taken, and changes nothing: {why}"
         case Refused(instead):
             return f"none; {instead}"
 

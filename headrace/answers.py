@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.errors import ApiError
+from headrace.errors import BAD_JSON, ApiError
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RERANK, SCORE = "/v1/rerank", "/v1/score"
@@ -340,15 +340,15 @@ def decode(body: bytes | str, kind: type[T]) -> T:
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise ApiError(200, f"not an answer of a Headrace server: {error}") from error
+    except BAD_JSON as error:
+        raise ApiError(200, f"not an answer of a Headrace server: {error}") from None
 
 
 def error_of(status: int, body: bytes | str) -> ApiError:
     """Return the error that a body tells of, in OpenAI's shape or any other."""
     try:
         fields = msgspec.json.decode(body, type=ErrorBody).error
-    except msgspec.DecodeError:
+    except BAD_JSON:
         text = body if isinstance(body, str) else body.decode(errors="replace")
         return ApiError(status, text.strip()[:500] or f"HTTP status {status}")
     code = None if fields.code is None else str(fields.code)
@@ -374,7 +374,7 @@ class EventParser:
         for line in lines:
             if not line.startswith(b"data:"):  # comments and other fields mean nothing here
                 continue
-            event = line[5:].strip().decode()
+            event = line[5:].strip().decode(errors="replace")
             if event == "[DONE]":
                 self._done = True
             elif event.startswith('{"error"'):

@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
-import httpx
-
 from headrace.api_keys import VARIABLE
 from headrace.client import Client
 from headrace.errors import HeadraceError
@@ -78,8 +76,6 @@ def answer(conversation: Conversation, text: str, write: Callable[[str], object]
         write(" …")
     except HeadraceError as error:
         write(f"error: {error}")
-    except httpx.HTTPError as error:  # whose texts do not say where
-        write(f"error: {error.request.url.netloc.decode()}: {error}")
     write("\n")
 
 

@@ -21,16 +21,28 @@ USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a comm
 
 
 def main() -> None:
-    """Run the command named first; end as by SIGPIPE where nobody reads what it prints."""
+    """Run the command named first."""
+    run_safely(*(sys.argv[1:] or ["--help"]))
+
+
+def launch_server() -> None:
+    """Be the command `launch_server`, which is `headrace serve`."""
+    run_safely("serve", *sys.argv[1:])
+
+
+def run_safely(*argv: str) -> None:
+    """Run a command; end without a traceback on Ctrl-C, and where nothing reads what it prints."""
     try:
         try:
-            run(*(sys.argv[1:] or ["--help"]))
+            run(*argv)
         finally:
             if sys.stdout is not None:  # as it is where it was closed before
                 sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough, as `head` has
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # as shells have it
 
 
 def run(name: str, *rest: str) -> None:

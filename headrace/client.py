@@ -5,8 +5,9 @@
             print(text, end="")
 
 Options are the fields of OpenAI's requests (and `top_k`, `ignore_eos`, ... as in vLLM), sent as
-they are: the server checks them. What it refuses is raised as `ApiError`; a server that is not
-there, or silent for too long, as one of httpx's errors. The examples are run by the tests.
+they are: the server checks them. What the server refuses raises `ApiError`. A server that is not
+there and a connection that breaks raise its subclass `ApiConnectionError`; a server that is silent
+for `timeout_s` raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
 """
 
 import asyncio
@@ -45,7 +46,8 @@ from headrace.answers import (
     error_of,
     tokenize_body,
 )
-from headrace.errors import ApiError
+from headrace.errors import ApiError, ConfigError
+from headrace.interrupts import brief_interrupts
 from headrace.lines import Line, have_connections_tell
 from headrace.local_server import LocalServer
 from headrace.retries import Retries, retry_after_s
@@ -61,6 +63,7 @@ from headrace.text_streams import (
     chat_text,
     completion_text,
 )
+from headrace.transport_errors import transport_errors
 
 BASE_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0  # between two bytes; a long prompt is silent until its first token
@@ -85,9 +88,21 @@ def checked(response: httpx.Response) -> bytes:
 
 
 def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
-    """Return the arguments of httpx's clients."""
+    """Return the arguments of httpx's clients.
+
+    Raises:
+        ConfigError: the URL or the key cannot be used.
+    """
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("api_key has a character that an HTTP header cannot carry")
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-    return {"base_url": base_url, "headers": headers}
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"base_url {base_url!r} is not a URL: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"base_url {base_url!r} does not begin with http://HOST or https://HOST")
+    return {"base_url": url, "headers": headers}
 
 
 def varied(client: C, timeout_s: float | None, max_retries: int | None) -> C:
@@ -119,6 +134,7 @@ class Client:
             max_retries: how often to ask again where it has too much to do (429, 503), after as
                 long as its `Retry-After` says.
         """
+        brief_interrupts()
         self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
         have_connections_tell(self._http)
         self._timeout_s = timeout_s
@@ -281,12 +297,13 @@ class Client:
         return decode(checked(self._send("GET", "/version")), Version).version
 
     def health(self) -> bool:
-        """Whether the server serves. A server that is not there raises `httpx.ConnectError`.
+        """Whether the server serves. A server that is not there raises `ApiConnectionError`.
 
         >>> client.health()
         True
         """
-        return self._http.get("/health", timeout=self._timeout_s).status_code == 200
+        with transport_errors():
+            return self._http.get("/health", timeout=self._timeout_s).status_code == 200
 
     def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(self._send("POST", path, body)), kind)
@@ -308,11 +325,13 @@ class Client:
         line: Line | None = None,
     ) -> httpx.Response:
         """Ask, again where that is worth it; for a stream where there is a line."""
-        request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
+        with transport_errors():
+            request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
         wait = time.sleep if line is None else line.wait
         num_before = 0
         while True:
-            response = self._http.send(request, stream=line is not None)
+            with transport_errors():
+                response = self._http.send(request, stream=line is not None)
             wait_s = self._retries.wait_s(response.status_code, response.headers, num_before)
             if wait_s is None:
                 return response
@@ -333,6 +352,7 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """Know where to ask, as `Client` does."""
+        brief_interrupts()
         self._http = httpx.AsyncClient(**settings(base_url, api_key), transport=transport)
         self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
@@ -426,8 +446,10 @@ class AsyncClient:
         return decode(checked(await self._send("GET", "/version")), Version).version
 
     async def health(self) -> bool:
-        """Whether the server serves. A server that is not there raises `httpx.ConnectError`."""
-        return (await self._http.get("/health", timeout=self._timeout_s)).status_code == 200
+        """Whether the server serves. A server that is not there raises `ApiConnectionError`."""
+        with transport_errors():
+            response = await self._http.get("/health", timeout=self._timeout_s)
+        return response.status_code == 200
 
     async def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> T:
         return decode(checked(await self._send("POST", path, body)), kind)
@@ -436,7 +458,8 @@ class AsyncClient:
         async def opening() -> httpx.Response:
             response = await self._send("POST", path, body | {"stream": True}, stream=True)
             if response.status_code != 200:
-                raise refusal(response, await response.aread())
+                with transport_errors():
+                    raise refusal(response, await response.aread())
             return response
 
         return AsyncAnswerStream(opening, read)
@@ -445,10 +468,12 @@ class AsyncClient:
         self, method: str, path: str, body: dict[str, Any] | None = None, stream: bool = False
     ) -> httpx.Response:
         """Ask, again where that is worth it."""
-        request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
+        with transport_errors():
+            request = self._http.build_request(method, path, json=body, timeout=self._timeout_s)
         num_before = 0
         while True:
-            response = await self._http.send(request, stream=stream)
+            with transport_errors():
+                response = await self._http.send(request, stream=stream)
             wait_s = self._retries.wait_s(response.status_code, response.headers, num_before)
             if wait_s is None:
                 return response

@@ -46,6 +46,7 @@ from headrace.calls import (
 from headrace.config import ServerConfig, config_of
 from headrace.errors import ConfigError, EngineDied
 from headrace.flight import A, Flight, TextStream
+from headrace.interrupts import brief_interrupts
 from headrace.machine import has_gpus
 from headrace.ring import Call, Piece, Put, Ring
 from headrace.sampling_params import SamplingParams
@@ -84,6 +85,7 @@ class Engine:
             ConfigError, ModelError: what a flag or the model's files have wrong, in one line.
             EngineDied: a process could not start; the text says which and why.
         """
+        brief_interrupts()
         self._ring = Ring.start(embedded_config(model, flags))
         self._finalizer = weakref.finalize(self, self._ring.shutdown)
 
@@ -189,6 +191,7 @@ class AsyncEngine:
         Raises:
             ConfigError: what a flag has wrong, in one line.
         """
+        brief_interrupts()
         self._config = embedded_config(model, flags)
         self._ring: Ring | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None

@@ -187,9 +187,9 @@ class QueueFull(RequestError):
 
 
 class ApiError(HeadraceError):
-    """What a server told `headrace.Client`: the HTTP status and OpenAI's `code` and `param`.
+    """What a client of a server raises: the HTTP status and OpenAI's `code` and `param`.
 
-    `retry_after_s` is when it says that to ask again is of use, if it does.
+    `retry_after_s` is the server's `Retry-After`, in seconds, where it sends one.
     """
 
     retry_after_s: float | None = None
@@ -205,3 +205,14 @@ class ApiError(HeadraceError):
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}" if self.code else self.message
+
+
+class ApiConnectionError(ApiError):
+    """No whole answer came: no server is there, or the connection broke. `status` is 0."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(0, message)
+
+
+class ApiTimeoutError(ApiConnectionError):
+    """The server was silent for longer than `timeout_s`."""

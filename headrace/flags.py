@@ -6,6 +6,7 @@ A flag wins over the file of `--config`. Nothing is read from the environment bu
 import argparse
 import dataclasses
 import difflib
+import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from headrace.aliases import ALIASES, Already, Meaning, Refused, Same, Switch
+from headrace.aliases import ALIASES, Already, Meaning, Refused, Same, Switch, Unused
 from headrace.config import ServerConfig, config_of, flag_name
 from headrace.errors import BAD_JSON, ConfigError
+
+log = logging.getLogger(__name__)
 
 CONFIG = "--config"
 HELP_COLUMN = 32
@@ -224,6 +227,9 @@ def meant(name: str, meaning: Meaning, given: str | None, rest: Iterator[str]) -
     value = next(rest, None) if given is None else given
     if value is None:
         raise ConfigError(f"{name} needs a value")
+    if isinstance(meaning, Unused):
+        log.warning("%s %s changes nothing: %s", name, value, meaning.why)
+        return []
     if isinstance(meaning, Already):
         if value not in meaning.values:
             raise ConfigError(f"{name} {value} is not supported; {meaning.instead}")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -84,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"launch_server: error: {error}", file=sys.stderr)
         short_of = ExitStatus.SHORT_OF
         sys.exit(error.exit_status if isinstance(error, HeadraceError) else short_of)
+    except KeyboardInterrupt:  # before the supervisor takes signals
+        sys.exit(128 + signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 import httpx
 
 from headrace.answers import ChatChunk, Completion, EventParser, decode, first_text
+from headrace.errors import ApiConnectionError
 from headrace.lines import Canceled, Line
+from headrace.transport_errors import transport_errors
 
 T = TypeVar("T")
 Read = Callable[[str], T | None]  # what an event is to who iterates
@@ -62,10 +64,11 @@ class AnswerStream(Iterator[T]):
         if self._line.is_cut:
             return
         try:
-            yield from self._told(read)
+            with transport_errors():
+                yield from self._told(read)
         except Canceled:
             pass
-        except httpx.TransportError:
+        except ApiConnectionError:
             if not self._line.is_cut:
                 raise
 
@@ -135,13 +138,14 @@ class AsyncAnswerStream(AsyncIterator[T]):
         if stream is not None:
             self._line.take(stream)
         try:
-            async for data in response.aiter_bytes():
-                for event in parser.feed(data):
-                    if self._line.is_cut:
-                        return
-                    if (item := read(event)) is not None:
-                        yield item
-        except httpx.TransportError:
+            with transport_errors():
+                async for data in response.aiter_bytes():
+                    for event in parser.feed(data):
+                        if self._line.is_cut:
+                            return
+                        if (item := read(event)) is not None:
+                            yield item
+        except ApiConnectionError:
             if not self._line.is_cut:
                 raise
         finally:

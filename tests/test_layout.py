@@ -213,7 +213,8 @@ def test_links_and_package_map_agree() -> None:
         link = ROOT / "headrace" / folder
         assert link.is_symlink()
         assert link.readlink() == Path("..") / folder
-        assert f'"{folder}"' in setup
+        assert f'"headrace.{folder}"' in setup
+    assert (ROOT / "src/headrace").readlink() == Path("../headrace")
 
 
 def test_changelog_begins_with_this_version() -> None:

@@ -1,4 +1,4 @@
-"""`headrace bench`: load on any server with an OpenAI-compatible API, and what came of it."""
+"""`headrace bench`: load on a server with an OpenAI-compatible API, or on an engine."""
 
 import pkgutil
 import sys
@@ -6,18 +6,17 @@ import sys
 COMMANDS = {
     "serve": "headrace.bench.serve:main",
     "stream": "headrace.bench.stream:main",
+    "latency": "headrace.bench.latency:main",
+    "throughput": "headrace.bench.throughput:main",
 }
-USAGE = f"usage: headrace bench {{{','.join(COMMANDS)}}} …, or with --help after either"
+USAGE = f"usage: headrace bench {{{','.join(COMMANDS)}}} …, or with --help after one"
 
 
 def main(argv: list[str]) -> None:
     """Run the benchmark named first; only its code is loaded."""
     name, *rest = argv or ["--help"]
     if name in COMMANDS:
-        try:
-            pkgutil.resolve_name(COMMANDS[name])(rest)
-        except KeyboardInterrupt:
-            sys.exit(130)  # as shells have it
+        pkgutil.resolve_name(COMMANDS[name])(rest)
     elif name in ("-h", "--help"):
         print(USAGE)
     else:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 
 from headrace.bench.load import Target
 from headrace.bench.workload import WORDS, TokenRates
-from headrace.errors import ConfigError
+from headrace.errors import BAD_JSON, ConfigError
 
 PATHS = {
     "completions": "/v1/completions",
@@ -51,6 +52,14 @@ class Endpoint:
         per_byte = (self._count(model, sample) - nothing) / max(num_bytes, 1)
         return TokenRates(max(words, 1) / PROBE_WORDS, per_byte)
 
+    def tokenize(self, model: str, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text, from `/tokenize`."""
+        answer = self._ask("POST", "/tokenize", {"model": model, "prompt": text})
+        tokens = answer.get("tokens")
+        if not isinstance(tokens, list) or not tokens:
+            raise ConfigError(f"{self.base_url}/tokenize tells no `tokens`; --pretok needs them")
+        return tuple(tokens)
+
     def _count(self, model: str, text: str) -> int:
         """Return how many tokens a prompt has, and what is always around it."""
         body: dict[str, Any] = {"model": model}
@@ -78,5 +87,7 @@ class Endpoint:
                 f"{self.base_url}{path} answers with status {answer.status_code}: "
                 f"{answer.text[:300]}"
             )
-        result: dict[str, Any] = answer.json()
-        return result
+        try:
+            return msgspec.json.decode(answer.content, type=dict[str, Any])
+        except BAD_JSON as error:
+            raise ConfigError(f"{self.base_url}{path} answers no JSON object: {error}") from None

@@ -2,6 +2,7 @@
 
 import io
 from base64 import b64encode
+from collections.abc import Iterable
 from itertools import cycle
 
 import numpy as np
@@ -40,16 +41,23 @@ def page_file(dpi: int, random: np.random.Generator) -> bytes:
     return data.getvalue()
 
 
-class Pages:
-    """Images of which no two are alike: a few pages, and each time other bytes after their end."""
+class Distinct:
+    """Images of which no two are alike: some files in turn, each with other bytes at its end."""
 
-    def __init__(self, dpi: int, random: np.random.Generator) -> None:
-        """Draw the pages."""
+    def __init__(self, files: Iterable[bytes], random: np.random.Generator) -> None:
+        """`files` are JPEGs."""
         self._random = random
-        files = (page_file(dpi, random) for _ in range(NUM_PAGES))
         self._pages = cycle([b64encode(file + bytes(-len(file) % 3)).decode() for file in files])
 
     def url(self) -> str:
         """Return an image as a URL."""
         own = b64encode(self._random.bytes(OWN_BYTES)).decode()
         return f"data:image/jpeg;base64,{next(self._pages)}{own}"
+
+
+class Pages(Distinct):
+    """Scanned pages."""
+
+    def __init__(self, dpi: int, random: np.random.Generator) -> None:
+        """Draw the pages."""
+        super().__init__((page_file(dpi, random) for _ in range(NUM_PAGES)), random)

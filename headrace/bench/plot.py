@@ -154,7 +154,11 @@ def paint(panels: list[Panel], title: str) -> Image.Image:
 def write_plot(path: Path, outcome: Outcome, result: dict[str, Any]) -> None:
     """Write the plot: SVG, a PNG, or, in a `.html` file, a page with the figures below it."""
     title = f"{result['model_id']}, {result['num_prompts']} requests, rate {result['request_rate']}"
-    panels = panels_of(outcome)
+    write_panels(path, panels_of(outcome), title, result)
+
+
+def write_panels(path: Path, panels: list[Panel], title: str, result: dict[str, Any]) -> None:
+    """Write panels under a title; a page has the result's figures, too."""
     if path.suffix == ".png":
         paint(panels, title).save(path)
         return

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from headrace.bench.arrivals import arrival_times
+from headrace.bench.arrivals import Seconds, arrival_times
 from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.figures import TITLES, Settings, compute, table
 from headrace.bench.load import Outcome, Progress, Request, run_load
 from headrace.bench.pages import MIN_DPI, Pages
 from headrace.bench.plot import SUFFIXES, write_plot
+from headrace.bench.random_images import BUCKETS, LIMITS, RandomImages
 from headrace.bench.workload import (
     Prompt,
     TokenRates,
@@ -39,6 +40,7 @@ BACKENDS = {
     "openai-embeddings": "embeddings",
     "vllm": "completions",  # as the first, by the name that vLLM's tool has for it
 }
+DATASETS = ("random", "random-mm", "sharegpt", "prefix_repetition")
 SAMPLE_BYTES = 4000
 
 
@@ -81,10 +83,10 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 def add_workload(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what is asked. Lengths are in tokens."""
     add = parser.add_argument
-    add("--dataset-name", choices=("random", "sharegpt", "prefix_repetition"), default="random")
+    add("--dataset-name", choices=DATASETS, default="random")
     add("--dataset-path", type=Path, help="the ShareGPT file")
-    add("--random-input-len", type=int, default=1024)
-    add("--random-output-len", type=int, default=128)
+    add("--random-input-len", "--input-len", type=int, default=1024)
+    add("--random-output-len", "--output-len", type=int, default=128)
     add("--random-range-ratio", type=float, default=0.0, help="lengths vary by this share of them")
     add("--random-prefix-len", type=int, default=0, help="common to all prompts, before the input")
     add("--sharegpt-output-len", type=int, help="instead of the lengths in the file")
@@ -92,6 +94,10 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     add("--prefix-repetition-prefix-len", type=int, default=256)
     add("--prefix-repetition-suffix-len", type=int, default=256)
     add("--prefix-repetition-output-len", type=int, default=128)
+    add("--random-mm-base-items-per-request", type=int, default=1, help="images of a prompt")
+    add("--random-mm-num-mm-items-range-ratio", type=float, default=0.0, help="of that number")
+    add("--random-mm-limit-mm-per-prompt", default=LIMITS, metavar="JSON")
+    add("--random-mm-bucket-config", default=BUCKETS, help="(height, width, 1): share of images")
     add("--images", type=int, default=0, help="scanned pages in each prompt, no two of them alike")
     add("--image-dpi", type=int, default=200, help="of an A4 page: 1.2 MB at 200, 2.5 MB at 300")
 
@@ -133,8 +139,9 @@ def check(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be at least 0")
     if args.images < 0 or args.image_dpi < MIN_DPI:
         raise ConfigError(f"--images must be at least 0, and --image-dpi at least {MIN_DPI}")
-    if args.images and BACKENDS[args.backend] != "chat":
-        raise ConfigError("--images needs --backend openai-chat")
+    has_images = args.images or args.dataset_name == "random-mm"
+    if has_images and BACKENDS[args.backend] != "chat":
+        raise ConfigError("--images and --dataset-name random-mm need --backend openai-chat")
     if not 0 <= args.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio {args.random_range_ratio} must be from 0 to 1")
     if args.save_result or getattr(args, "save_detailed", False):
@@ -235,12 +242,21 @@ def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[Prompt]:
 
 
 def with_images(args: argparse.Namespace, prompts: list[Prompt]) -> list[Prompt]:
-    """Return prompts with as many images each as are asked for."""
+    """Return prompts with the images that are asked for."""
+    if args.dataset_name == "random-mm":
+        images = RandomImages.of(
+            args.random_mm_bucket_config,
+            args.random_mm_limit_mm_per_prompt,
+            args.random_mm_base_items_per_request,
+            args.random_mm_num_mm_items_range_ratio,
+        )
+        prompts = images.with_images(prompts, np.random.default_rng(args.seed))
     if not args.images:
         return prompts
     pages = Pages(args.image_dpi, np.random.default_rng(args.seed))
     return [
-        replace(prompt, images=tuple(pages.url() for _ in range(args.images))) for prompt in prompts
+        replace(prompt, images=prompt.images + tuple(pages.url() for _ in range(args.images)))
+        for prompt in prompts
     ]
 
 
@@ -265,13 +281,23 @@ def requests_of(args: argparse.Namespace, endpoint: Endpoint, model: str) -> lis
     options = {"ignore_eos": True} if args.ignore_eos else {}
     options |= args.extra_body
     prompts = with_images(args, prompts_of(args, endpoint.rates(model, sample_of(args))))
-    # Not the prompts' generator: the same arrivals whatever is asked.
-    random = np.random.default_rng([args.seed, 1])
-    due = arrival_times(len(prompts), args.request_rate, args.burstiness, random)
+    if getattr(args, "pretok", False):
+        prompts = [replace(p, ids=endpoint.tokenize(model, p.text)) for p in prompts]
+    due = due_times(args, len(prompts))
     return [
         Request(i, float(due[i]), body_of(prompt, endpoint.kind, model, options))
         for i, prompt in enumerate(prompts)
     ]
+
+
+def due_times(args: argparse.Namespace, num_requests: int) -> Seconds:
+    """Return when each request is due, seconds after the start."""
+    interval_ms = getattr(args, "submit_interval_ms", None)
+    if interval_ms is not None:
+        return np.arange(num_requests, dtype=np.float64) * np.float64(interval_ms / 1e3)
+    # Not the prompts' generator: the same arrivals whatever is asked.
+    random = np.random.default_rng([args.seed, 1])
+    return arrival_times(num_requests, args.request_rate, args.burstiness, random)
 
 
 class ProgressBar:

@@ -34,6 +34,7 @@ class Prompt:
     text: str
     max_tokens: int
     images: tuple[str, ...] = ()  # URLs, which come before the text
+    ids: tuple[int, ...] = ()  # of the text's tokens, which a completion then sends in its place
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def body_of(prompt: Prompt, kind: str, model: str | None, options: dict[str, Any
     if kind == "chat":
         body["messages"] = [{"role": "user", "content": content_of(prompt)}]
     else:
-        body["prompt"] = prompt.text
+        body["prompt"] = prompt.ids or prompt.text
     body |= {"max_tokens": prompt.max_tokens, "temperature": 0.0, "stream": True}
     body["stream_options"] = {"include_usage": True}
     return msgspec.json.encode(body | options)

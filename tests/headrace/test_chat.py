@@ -80,7 +80,7 @@ def test_a_server_that_is_not_there_is_told_of() -> None:
     written: list[str] = []
     with Client(transport=httpx.MockTransport(refuse)) as client:
         converse(Conversation(client, None, {}), ["Hi"], written.append)
-    assert "".join(written) == "error: 127.0.0.1:8000: refused\n"
+    assert "".join(written) == "error: http://127.0.0.1:8000 cannot be reached: refused\n"
 
 
 def test_a_url_is_that_of_the_server_or_of_its_api() -> None:

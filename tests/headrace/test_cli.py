@@ -68,6 +68,27 @@ def test_who_has_no_standard_output_is_served(monkeypatch: pytest.MonkeyPatch) -
     run(monkeypatch, "--version")
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_interrupted_command_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def interrupted(_rest: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.COMMANDS[name][1].replace(":", "."), interrupted)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, name)
+    assert ended.value.code == 130
+
+
+def test_launch_server_is_headrace_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("headrace.launch_server.main", asked.append)
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--port", "1"])
+    cli.launch_server()
+    assert asked == [["--port", "1"]]
+
+
 def test_servers_start_as_sglangs_do() -> None:
     command = [sys.executable, "-m", "headrace.launch_server", "--model-path", "/no/such"]
     ended = subprocess.run(command, capture_output=True, text=True)

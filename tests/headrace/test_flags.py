@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.aliases import ALIASES, ROWS, Already, Refused, Same, Switch, migration_table
+from headrace.aliases import ALIASES, ROWS, Already, Refused, Same, Switch, Unused, migration_table
 from headrace.config import ServerConfig, flag_name
 from headrace.errors import ConfigError
 from headrace.flags import FIELDS, GROUPS, from_flags, own_flags, server_parser
@@ -152,9 +152,29 @@ def test_every_alias_leads_somewhere() -> None:
             case Already(values, instead):
                 assert bool(values) == bool(instead), name
                 assert from_flags([name, *values[:1]]) == ServerConfig()
+            case Unused(why):
+                assert why
+                assert from_flags([name, "4"]) == ServerConfig()
             case Refused(instead):
                 assert name not in own_flags(), f"{name} is built: it is no longer refused"
                 assert refusal(name) == f"{name} is not supported; {instead}"
+
+
+def test_batch_tokenizer_flags_of_sglang_are_ours() -> None:
+    switches = ["--enable-dynamic-batch-tokenizer", "--enable-tokenizer-batch-encode"]
+    assert from_flags(switches) == ServerConfig()
+    size = ["--dynamic-batch-tokenizer-batch-size", "8"]
+    assert from_flags(size).tokenizer_max_batch_size == 8
+    for seconds, wait_ms in (("0.002", 2), ("0", 0), ("0.0005", 1), ("1", 1000)):
+        timeout = [f"--dynamic-batch-tokenizer-batch-timeout={seconds}"]
+        assert from_flags(timeout).tokenizer_batch_wait_ms == wait_ms
+    assert refusal("--dynamic-batch-tokenizer-batch-timeout", "x").startswith("x is not a number")
+
+
+def test_flag_that_changes_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert from_flags(["--preprocessing_thread_pool_workers", "4"]) == ServerConfig()
+    (line,) = caplog.messages
+    assert line.startswith("--preprocessing-thread-pool-workers 4 changes nothing: processes ")
 
 
 def test_a_spelling_means_one_thing() -> None:

@@ -125,8 +125,3 @@ async def test_a_task_that_waits_for_a_stream_can_be_canceled_itself() -> None:
                 waiting.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await waiting
-
-
-def test_a_silent_server_is_given_up_after_the_timeout() -> None:
-    with Silent() as server, Client(server.url) as client, pytest.raises(httpx.ReadTimeout):
-        client.with_options(timeout_s=0.05).chat("Hi")

@@ -105,6 +105,94 @@ def test_stream_tells_where_the_time_goes(mock: RunningServer, tmp_path: Path) -
     assert rows["TTFT"]["p50"] >= 2
 
 
+def test_stream_of_token_ids_is_run_again_and_again(mock: RunningServer, tmp_path: Path) -> None:
+    result = saved(
+        *(mock, tmp_path, "stream", "--num-prompts", "4", "--pretok", "--repeat-runs", "3"),
+        *("--submit-interval-ms", "5", "--input-len", "20", "--output-len", "8"),
+    )
+    assert (result["completed"], result["failed"], len(result["runs"])) == (12, 0, 3)
+    for row in result["rows"].values():
+        least, most = row["p50 from least to most"]
+        assert least <= row["p50"] <= most
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--repeat-runs", "0"], "--repeat-runs 0 must be at least 1"),
+        (["--submit-interval-ms", "-1"], "--submit-interval-ms -1.0 must be at least 0"),
+        (["--submit-interval-ms", "1", "--request-rate", "2"], "takes the place of --request-rate"),
+        (["--pretok", "--dataset-name", "random-mm"], "no room for images"),
+    ],
+)
+def test_stream_refuses_what_cannot_work(flags: list[str], why: str) -> None:
+    done = subprocess.run(
+        [str(HEADRACE), "bench", "stream", *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert why in line
+
+
+def bench_engine(*args: str) -> str:
+    command = [str(HEADRACE), "bench", *args, "--engine", "mock", "--mock-profile", "2ms"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert "100%" in done.stderr
+    return done.stdout
+
+
+def test_latency_has_the_figures_and_keys_of_vllm(tmp_path: Path) -> None:
+    file, plot = tmp_path / "result.json", tmp_path / "plot.svg"
+    output = bench_engine(
+        *("latency", "--input-len", "4", "--output-len", "5", "--batch-size", "2"),
+        *("--num-iters-warmup", "1", "--num-iters", "3"),
+        *("--output-json", str(file), "--plot", str(plot)),
+    )
+    result = json.loads(file.read_text())
+    assert result.keys() == {"avg_latency", "latencies", "percentiles"}
+    assert list(result["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
+    assert len(result["latencies"]) == 3
+    assert min(result["latencies"]) > 5 * 0.0019  # a step takes 2 ms
+    assert output.splitlines()[0] == f"Avg latency: {result['avg_latency']} seconds"
+    assert output.splitlines()[-1].startswith("99% percentile latency: ")
+    assert plot.read_text().count("<polyline") == 2
+
+
+def test_throughput_has_the_figures_and_keys_of_vllm(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    output = bench_engine(
+        *("throughput", "--input-len", "4", "--output-len", "5", "--num-prompts", "6", "--n", "2"),
+        *("--output-json", str(file)),
+    )
+    result = json.loads(file.read_text())
+    theirs = {"elapsed_time", "num_requests", "total_num_tokens"}
+    assert theirs | {"requests_per_second", "tokens_per_second"} <= result.keys()
+    assert (result["num_requests"], result["total_num_tokens"]) == (6, 6 * (4 + 2 * 5))
+    assert output.splitlines()[1:] == [
+        "Total num prompt tokens:  24",
+        "Total num output tokens:  60",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["latency", "--input-len", "0"], "--input-len 0 must be at least 1"),
+        (["latency", "--plot", "plot.gif"], "must end in .svg or .html or .png"),
+        (["throughput", "--random-range-ratio", "1"], "must be from 0 to 1"),
+        (["throughput", "--output-json", "/proc/none/x"], "/proc/none cannot be made"),
+        (["throughput", "--nonsense"], "--nonsense is not known"),
+        (["throughput", "/no/such"], "/no/such: no such file or folder"),
+    ],
+)
+def test_engine_benchmark_refuses_what_cannot_work(flags: list[str], why: str) -> None:
+    done = subprocess.run([str(HEADRACE), "bench", *flags], capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert why in line
+
+
 def test_what_cannot_work_is_one_line(mock: RunningServer) -> None:
     for args, why in (
         (("--goodput", "speed:3"), "the metric must be one of ttft, tpot, e2el"),
