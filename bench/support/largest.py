@@ -1,19 +1,35 @@
-"""The largest request of each kind, or beyond what is taken. The worst come first. Pure.
+"""The largest request of each kind, or beyond what is taken, or a share of it. Pure.
 
-Sizes are those of the limits in `tokenizer_proc/`; what is larger must be refused as quickly.
+Sizes are those of the limits in `tokenizer_proc/`, or past them. The worst kinds come first.
 """
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 BODY_BYTES = 32 << 20  # --max-body-bytes
 FIRST_ID, END_ID = 1000, 40000
-WORDS = ["the", "river", "a", "fox", "and", "some", "old", "stones", "under", "moonlight", "while", "nobody", "你好", "мир", "🙂"]
+LONGEST = b"9225,"  # of the demo model: a line end and 48 spaces
+WORDS = [
+    "the",
+    "river",
+    "a",
+    "fox",
+    "and",
+    "some",
+    "old",
+    "stones",
+    "under",
+    "moonlight",
+    "while",
+    "你好",
+    "мир",
+    "🙂",
+]
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 Body = tuple[str, bytes]  # a path and what is posted there
-Kind = Callable[[random.Random], Body]
+Kind = Callable[[random.Random, float], Body]  # the float: the share of the largest size, up to 1
 
 
 def ids(rng: random.Random, count: int) -> list[int]:
@@ -26,54 +42,68 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(WORDS, k=count))
 
 
+def of(share: float, count: int) -> int:
+    """Return a share of a number, at least 1."""
+    return max(1, int(share * count))
+
+
 def body(path: str, **fields: Any) -> Body:
     """Return a request."""
     return path, json.dumps({"ignore_eos": True} | fields).encode()
 
 
-def prompt_logprobs(rng: random.Random, num_prompts: int = 60) -> Body:
+def prompt_logprobs(rng: random.Random, share: float) -> Body:
     """Ask for log probabilities of 60 long prompts."""
-    prompts = [ids(rng, 8000) for _ in range(num_prompts)]
+    prompts = [ids(rng, 8000) for _ in range(of(share, 60))]
     return body(TEXT, prompt=prompts, max_tokens=1, prompt_logprobs=20)
 
 
-def logprobs(rng: random.Random) -> Body:
+def logprobs(rng: random.Random, share: float) -> Body:
     """Ask for log probabilities of 60 long texts."""
-    return body(TEXT, prompt=ids(rng, 8), n=60, max_tokens=3000, logprobs=20)
+    return body(TEXT, prompt=ids(rng, 8), n=of(share, 60), max_tokens=3000, logprobs=20)
 
 
-def one_long_text(rng: random.Random) -> Body:
+def one_long_text(rng: random.Random, share: float) -> Body:
     """Ask for one long text, told at once."""
     message = {"role": "user", "content": words(rng, 10)}
-    options = {"logprobs": True, "top_logprobs": 20, "temperature": 2, "max_tokens": 6000}
+    options = {
+        "logprobs": True,
+        "top_logprobs": 20,
+        "temperature": 2,
+        "max_tokens": of(share, 6000),
+    }
     return body(CHAT, messages=[message], **options)
 
 
-def detokenize(rng: random.Random) -> Body:
-    """Have ids made into a text."""
-    return "/detokenize", b'{"tokens":[' + b"%d," % rng.randrange(1, 9) * 10_000_000 + b"1]}"
+def detokenize(rng: random.Random, share: float) -> Body:
+    """Have ids made into a text, ten times as long as the body."""
+    return "/detokenize", b'{"tokens":[' + LONGEST * of(share, 6_000_000) + b"1]}"
 
 
-def tokenize(rng: random.Random) -> Body:
+def tokenize(rng: random.Random, share: float) -> Body:
     """Have a text made into ids, which are told as texts, too."""
     text = words(rng, 1000)
     return body(
-        "/tokenize", prompt=(text + " ") * (24_000_000 // len(text)), return_token_strs=True
+        "/tokenize",
+        prompt=(text + " ") * of(share, 24_000_000 // len(text)),
+        return_token_strs=True,
     )
 
 
-def echo(rng: random.Random) -> Body:
+def echo(rng: random.Random, share: float) -> Body:
     """Have many prompts told again with what follows."""
-    prompts = [words(rng, 2000) for _ in range(128)]
+    prompts = [words(rng, 2000) for _ in range(of(share, 128))]
     return body(TEXT, prompt=prompts, echo=True, max_tokens=16, logprobs=20)
 
 
-def many_streams(rng: random.Random) -> Body:
+def many_streams(rng: random.Random, share: float) -> Body:
     """Have as many texts as there may be in one stream."""
-    return body(TEXT, prompt=ids(rng, 100), n=128, max_tokens=300, stream=True, logprobs=20)
+    return body(
+        TEXT, prompt=ids(rng, 100), n=of(share, 128), max_tokens=300, stream=True, logprobs=20
+    )
 
 
-def conditions(rng: random.Random) -> Body:
+def conditions(rng: random.Random, share: float) -> Body:
     """Give as many stop strings, banned words and biases as there may be."""
     fields = {
         "stop": [chr(97 + number % 26) * 999 + str(number % 10) for number in range(32)],
@@ -82,16 +112,19 @@ def conditions(rng: random.Random) -> Body:
         "stop_token_ids": list(range(256)),
         "repetition_penalty": 1.1,
     }
-    return body(TEXT, prompt=words(rng, 5000), n=16, max_tokens=100, **fields)
+    return body(TEXT, prompt=words(rng, 5000), n=of(share, 16), max_tokens=100, **fields)
 
 
-def many_messages(rng: random.Random) -> Body:
+def many_messages(rng: random.Random, share: float) -> Body:
     """Bring a conversation without end."""
-    messages = [{"role": rng.choice(("user", "assistant")), "content": "x"} for _ in range(300_000)]
+    messages = [
+        {"role": rng.choice(("user", "assistant")), "content": "x"}
+        for _ in range(of(share, 300_000))
+    ]
     return body(CHAT, messages=messages, max_tokens=1)
 
 
-def tools(rng: random.Random) -> Body:
+def tools(rng: random.Random, share: float) -> Body:
     """Offer as many tools as there may be."""
     fields = {f"field_{number}": {"type": "string"} for number in range(20)}
     offered = [
@@ -103,15 +136,15 @@ def tools(rng: random.Random) -> Body:
                 "parameters": {"type": "object", "properties": fields},
             },
         }
-        for number in range(128)
+        for number in range(of(share, 128))
     ]
     message = {"role": "user", "content": "call all of them"}
     return body(CHAT, messages=[message], tools=offered, tool_choice="required", max_tokens=50)
 
 
-def schema(rng: random.Random) -> Body:
+def schema(rng: random.Random, share: float) -> Body:
     """Demand an answer of a large schema."""
-    names = [f"{words(rng, 2)} {number}" for number in range(1500)]
+    names = [f"{words(rng, 2)} {number}" for number in range(of(share, 1500))]
     object_schema = {
         "type": "object",
         "properties": {name: {"enum": [name, 1, None]} for name in names},
@@ -120,56 +153,63 @@ def schema(rng: random.Random) -> Body:
     return body(TEXT, prompt="x", max_tokens=300, guided_json=object_schema)
 
 
-def choices(rng: random.Random) -> Body:
+def choices(rng: random.Random, share: float) -> Body:
     """Demand one of as many texts as there may be."""
     return body(
-        TEXT, prompt="x", n=32, max_tokens=64, guided_choice=[words(rng, 5) for _ in range(4096)]
+        TEXT,
+        prompt="x",
+        n=32,
+        max_tokens=64,
+        guided_choice=[words(rng, 5) for _ in range(of(share, 4096))],
     )
 
 
-def regex(rng: random.Random) -> Body:
+def regex(rng: random.Random, share: float) -> Body:
     """Demand a text of an expression that is hard to compile."""
-    return body(
-        TEXT, prompt="x", max_tokens=64, guided_regex=f"(a|b)*a(a|b){{{rng.randrange(999)}}}"
-    )
+    return body(TEXT, prompt="x", max_tokens=64, guided_regex=f"(a|b)*a(a|b){{{of(share, 999)}}}")
 
 
-def responses(rng: random.Random) -> Body:
+def responses(rng: random.Random, share: float) -> Body:
     """Bring many items to /v1/responses."""
-    items = [{"role": "user", "content": words(rng, 3)} for _ in range(100_000)]
+    items = [{"role": "user", "content": words(rng, 3)} for _ in range(of(share, 100_000))]
     return body("/v1/responses", input=items, max_output_tokens=1)
 
 
-def messages(rng: random.Random) -> Body:
+def messages(rng: random.Random, share: float) -> Body:
     """Bring many blocks to /v1/messages."""
-    blocks = [{"type": "text", "text": words(rng, 3)} for _ in range(100_000)]
+    blocks = [{"type": "text", "text": words(rng, 3)} for _ in range(of(share, 100_000))]
     return body("/v1/messages", messages=[{"role": "user", "content": blocks}], max_tokens=1)
 
 
-def generate(rng: random.Random) -> Body:
+def generate(rng: random.Random, share: float) -> Body:
     """Bring many texts to /generate, with the log probabilities of all their tokens."""
-    texts = [words(rng, 1000) for _ in range(128)]
+    texts = [words(rng, 1000) for _ in range(of(share, 128))]
     options = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20}
     return body("/generate", text=texts, sampling_params={"max_new_tokens": 4}, **options)
 
 
-def wide_json(rng: random.Random) -> Body:
+def wide_json(rng: random.Random, share: float) -> Body:
     """Bring a field that is not known, with a million fields of its own."""
     return body(
-        TEXT, prompt="x", max_tokens=1, surprise={str(n): rng.random() for n in range(700_000)}
+        TEXT,
+        prompt="x",
+        max_tokens=1,
+        surprise={str(n): rng.random() for n in range(of(share, 700_000))},
     )
 
 
-def deep_json(rng: random.Random) -> Body:
+def deep_json(rng: random.Random, share: float) -> Body:
     """Bring brackets only."""
     opening = rng.choice((b"[", b'{"a":'))
-    return TEXT, b'{"prompt": "x", "tools": ' + opening * (BODY_BYTES // len(opening) - 100)
+    return TEXT, b'{"prompt": "x", "tools": ' + opening * of(
+        share, BODY_BYTES // len(opening) - 100
+    )
 
 
-def one_character(rng: random.Random) -> Body:
+def one_character(rng: random.Random, share: float) -> Body:
     """Bring a prompt that is one character again and again."""
     character = rng.choice((" ", "a", "\n", "🙂", "\u0301", "<|im_start|>"))
-    return body(TEXT, prompt=character * (4_000_000 // len(character)), max_tokens=1)
+    return body(TEXT, prompt=character * of(share, 4_000_000 // len(character)), max_tokens=1)
 
 
 KINDS: dict[str, Kind] = {
@@ -180,9 +220,3 @@ KINDS: dict[str, Kind] = {
         *(messages, wide_json, deep_json, one_character),
     )
 }
-
-
-def largest_requests(seed: int) -> Iterator[tuple[str, Body]]:
-    """Yield a request of each kind, by name."""
-    for name, kind in KINDS.items():
-        yield name, kind(random.Random(f"{seed}/{name}"))

@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 
 import httpx
@@ -10,26 +11,21 @@ import pytest
 from attack_rounds import attack_rounds
 from servers import RunningServer
 
-from headrace.model_card import find_demo_model
 from support.largest import KINDS, Body
-from support.tiny import write_tiny
 from support.watched_stream import WatchedStream
 
 TIMEOUT_S = 600
+SHARES = (0.01, 0.1, 0.3, 1.0)  # of the largest size: some are just small enough to be taken
 ANSWERS = {200, 400, 413, 429}
 MOST = 0.5  # of the time that a request takes is the longest that a stream may wait,
 MANY = 200  # or so many times what it waits in between: a short request is shorter than a step
 
 
 @pytest.fixture(scope="module")
-def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A model of one layer: all that takes long is around it."""
-    demo = find_demo_model()
-    assert demo is not None, "install the demo model: make install"
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny(demo, folder)
+def tiny_server(tiny_folder: Path) -> Iterator[RunningServer]:
+    """A server of a model of one layer, with room for long prompts."""
     flags = ("--kv-cache-dtype", "float32", "--kv-cache-memory-bytes", str(512 << 20))
-    running = RunningServer(str(folder), *flags)
+    running = RunningServer(str(tiny_folder), *flags)
     yield running
     assert running.stop() == 0
     assert "killing" not in running.log, "no process was taken for stuck"
@@ -60,7 +56,8 @@ def check_stream_beside(server: RunningServer, body: Body, seed: int) -> None:
 def test_streams_go_on_beside_the_largest_requests(tiny_server: RunningServer) -> None:
     kinds = itertools.cycle(KINDS.items())
     for rng, (name, kind) in zip(attack_rounds("largest requests", 0.3), kinds, strict=False):
-        print(name)
-        check_stream_beside(tiny_server, kind(rng), rng.randrange(1 << 31))
+        share = rng.choice(SHARES)
+        print(f"{name}, {share:g} of the largest")
+        check_stream_beside(tiny_server, kind(rng, share), rng.randrange(1 << 31))
     tiny_server.settle()
     tiny_server.await_free("kv_pages")
