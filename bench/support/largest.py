@@ -54,7 +54,8 @@ def body(path: str, **fields: Any) -> Body:
 
 def prompt_logprobs(rng: random.Random, share: float) -> Body:
     """Ask for log probabilities of 60 long prompts."""
-    prompts = [ids(rng, 8000) for _ in range(of(share, 60))]
+    tokens = ids(rng, of(share, 60 * 8000))
+    prompts = [tokens[at : at + 8000] for at in range(0, len(tokens), 8000)]
     return body(TEXT, prompt=prompts, max_tokens=1, prompt_logprobs=20)
 
 

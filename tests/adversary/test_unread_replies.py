@@ -84,7 +84,8 @@ def attack(server: RunningServer, names: list[str]) -> None:
 
 
 def test_memory_of_unread_replies_is_bounded(mock: RunningServer) -> None:
-    attack(mock, list(ASKED))  # whatever is loaded first is loaded, and no later growth
+    attack(mock, list(ASKED))  # loads what processes load when it is first asked for
+    attack(mock, ["detokenize"] * NUM_CLIENTS)
     for rng in attack_rounds("unread replies", 0.12):
         name = rng.choice(list(ASKED))
         names = rng.choice(([name] * NUM_CLIENTS, rng.choices(list(ASKED), k=NUM_CLIENTS)))
