@@ -10,7 +10,8 @@ import random
 import time
 from collections.abc import Iterator
 
-BUDGET_S = float(os.environ.get("ADVERSARY_S", "60"))
+DEFAULT_S = 60
+BUDGET_S = float(os.environ.get("ADVERSARY_S", DEFAULT_S))
 SEED, _, ROUND = os.environ.get("ADVERSARY_SEED", "1").partition("/")
 
 
