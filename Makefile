@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak fuzz ecosystem audit lock licences clean
+.PHONY: serve test check format install bench soak fuzz adversary ecosystem audit lock licences clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -49,6 +49,15 @@ fuzz: .venv/fuzz
 	TEST_S=0 FUZZ_ROUNDS=$(FUZZ_ROUNDS) $(BIN)/pytest \
 		tests/detokenizer_proc/test_texts_fuzz.py tests/frontend/test_streams_fuzz.py
 	TEST_S=0 FUZZ_BYTES=$(FUZZ_BYTES) $(BIN)/pytest tests/system/test_http_fuzz.py
+
+# Attacks for ADVERSARY_S seconds, other ones each time: raw HTTP, schemathesis, the largest requests,
+# replies that are not read, kills, stops, full disks. A failure names the seed that replays it:
+# `make adversary ADVERSARY_SEED=SEED/ROUND ARGS="-k NAME"`. `make test` does a minute of it.
+ADVERSARY_S ?= 600
+ADVERSARY_SEED ?= $(shell date +%s)
+adversary: .venv/dev
+	ADVERSARY_S=$(ADVERSARY_S) ADVERSARY_SEED=$(ADVERSARY_SEED) TEST_S=0 \
+		$(BIN)/pytest -n 2 tests/adversary $(ARGS)
 
 # Clients that people have already, lm-eval and the JSON-Schema-Test-Suite. They take a gigabyte, so
 # `make test` skips them.

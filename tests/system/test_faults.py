@@ -4,7 +4,6 @@ import contextlib
 import os
 import resource
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from mounts import has_mounts
 from mutants.mutants import mutants
 from servers import PATIENCE_S, START_S, RunningServer, StartFailed, wait_until
 
@@ -27,15 +27,6 @@ from support.ports import reserved_port
 LAUNCH = str(Path(sys.executable).parent / "launch_server")
 MOCK = ("--port", "0", "--engine", "mock")
 BODY = {"prompt": "x", "max_tokens": 2}
-
-
-def may_mount() -> bool:
-    """Whether a process may have file systems of its own."""
-    command = ["unshare", "--mount", "true"]
-    return shutil.which("unshare") is not None and subprocess.run(command).returncode == 0
-
-
-has_mounts = pytest.mark.skipif(not may_mount(), reason="needs the right to mount")
 
 
 def refused(setup: str, status: int, *args: str, env: dict[str, str] | None = None) -> str:

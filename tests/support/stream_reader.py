@@ -1,0 +1,113 @@
+"""Requests of many kinds, sent at once, and what is said in answer, however it is cut up."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+STORY = {"role": "user", "content": "Tell me a story about a fox."}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 40}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+OPEN = {"max_tokens": 48, "ignore_eos": True, "stream": True}
+TALK = OPEN | {"messages": [STORY]}
+TEXT = OPEN | {"prompt": "Once upon a time"}
+JSON_SCHEMA = {"name": "person", "schema": SCHEMA, "strict": True}
+REQUESTS: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, TALK | {"temperature": 0}),
+    (CHAT, TALK | {"temperature": 1, "seed": 1}),
+    (CHAT, TALK | {"temperature": 1, "seed": 2, "n": 2}),
+    (CHAT, TALK | {"seed": 3, "frequency_penalty": 1.5, "top_p": 0.9, "stop": ["the"]}),
+    (CHAT, TALK | {"temperature": 0, "logprobs": True, "top_logprobs": 3}),
+    (CHAT, TALK | {"seed": 4, "stream_options": {"include_usage": True}}),
+    (
+        CHAT,
+        TALK
+        | {"seed": 4, "ignore_eos": False}
+        | {"response_format": {"type": "json_schema", "json_schema": JSON_SCHEMA}},
+    ),
+    (COMPLETION, TEXT | {"temperature": 0, "return_token_ids": True}),
+    (COMPLETION, TEXT | {"temperature": 0, "stream": False, "logprobs": 2}),
+    (COMPLETION, TEXT | {"seed": 5, "stream": False, "n": 2, "best_of": 3}),
+    (
+        "/v1/responses",
+        {"input": "Tell me a story.", "max_output_tokens": 48, "stream": True, "temperature": 0},
+    ),
+    ("/v1/messages", {"messages": [STORY], "max_tokens": 48, "temperature": 0, "stream": True}),
+    (
+        "/generate",
+        {"text": "A fox", "sampling_params": {"max_new_tokens": 48, "temperature": 0}}
+        | {"stream": True},
+    ),
+]
+TIMEOUT_S = 600  # of an answer, which is late where processes die
+NOT_TEXT = (
+    "created",
+    "created_at",
+    "completed_at",
+    "id",
+    "item_id",
+    "sequence_number",
+    "meta_info",
+    "usage",
+)
+
+
+def gather(found: dict[str, Any], part: Any, path: str) -> None:
+    """Add up an event by the places of what it has: texts and lists grow, the rest is replaced."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            if name not in NOT_TEXT:
+                gather(found, value, f"{path}[{part.get('index', '')}].{name}")
+    elif isinstance(part, list) and part and isinstance(part[0], dict):
+        for place, one in enumerate(part):
+            gather(found, one, path if "index" in one else f"{path}{place}")
+    elif isinstance(part, str | list) and path.endswith((".content", ".text", ".delta", "_ids")):
+        found[path] = found[path] + part if found.get(path) else part
+    elif part is not None:
+        found[path] = part
+
+
+async def read(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], seen: Callable[[], None]
+) -> dict[str, Any]:
+    """Return what an answer says, however it is cut into events."""
+    found: dict[str, Any] = {}
+    async with client.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            seen()
+            if line.startswith(("data: {", "{")):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event or event["error"] is None, event
+                if path == "/generate":  # tells all the text each time
+                    found["text"] = event["text"]
+                else:
+                    gather(found, event, event.get("type", ""))
+    return found
+
+
+async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[Any]:
+    """Return what all requests are answered, sent at once."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as client:
+        return await asyncio.gather(
+            *(read(client, *request, seen) for request in REQUESTS), return_exceptions=True
+        )
+
+
+def difference(answers: list[Any], expected: list[Any]) -> list[Any]:
+    """Return what differs, and how."""
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    return [
+        (REQUESTS[i], name, answer.get(name), other.get(name))
+        for i, (answer, other) in enumerate(zip(answers, expected, strict=True))
+        for name in answer.keys() | other.keys()
+        if answer.get(name) != other.get(name)
+    ]
