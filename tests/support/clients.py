@@ -135,7 +135,8 @@ def install_prometheus() -> Path:
 def own_environ(**variables: str) -> dict[str, str]:
     """Return the environment variables of a client: without those that are for our Python."""
     ours = ("PYTHONPATH", "PYTHONSAFEPATH")
-    return {name: value for name, value in os.environ.items() if name not in ours} | variables
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    return inherited | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"} | variables
 
 
 def version(client: Client) -> str:

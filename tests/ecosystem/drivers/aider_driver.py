@@ -24,7 +24,7 @@ NOT_OFFERED = {
 
 
 def coder(max_tokens: int, edit_format: str, *files: str, is_streamed: bool = True) -> Any:
-    model = Model(f"openai/{MODEL}", weak_model=False, editor_model=False)
+    model = Model(f"openai/{MODEL}")
     model.extra_params = {"max_tokens": max_tokens, "temperature": 0, "num_retries": 0}
     io = InputOutput(yes=True, pretty=False, fancy_input=False)
     told: Any = {"use_git": False, "fnames": files, "stream": is_streamed, "map_tokens": 0}
