@@ -1,0 +1,67 @@
+"""The servers and the clients of `make ecosystem`, and the table that a run of it leaves."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import client_table
+import clients
+import pytest
+import qwen
+from client_table import Outcomes
+from clients import Client
+from servers import RunningServer
+
+MODEL_ARGUMENTS = {
+    "demo": ("--dtype", "float32"),
+    "qwen": (str(clients.ENVIRONMENTS / "qwen.gguf"),),
+}
+OUTCOMES: dict[Client, dict[str, Outcomes]] = {}
+
+
+@pytest.fixture(scope="session")
+def ecosystem(request: pytest.FixtureRequest) -> Callable[[], AbstractContextManager[None]]:
+    """A context that shows the progress of an installation; without `make ecosystem`, a skip."""
+    if "ECOSYSTEM" not in os.environ:
+        pytest.skip("make ecosystem")
+    manager: Any = request.config.pluginmanager.getplugin("capturemanager")
+    shown: Callable[[], AbstractContextManager[None]] = manager.global_and_fixture_disabled
+    return shown
+
+
+@pytest.fixture(scope="session", params=client_table.MODELS)
+def served(
+    request: pytest.FixtureRequest, ecosystem: Callable[[], AbstractContextManager[None]]
+) -> Iterator[tuple[str, RunningServer]]:
+    """The name of a model and its server; one model is served after the other."""
+    name = request.param
+    if name == "qwen":
+        with ecosystem():
+            qwen.fetch(clients.ENVIRONMENTS / "qwen.gguf")
+    running = RunningServer(*MODEL_ARGUMENTS[name], "--served-model-name", name)
+    yield name, running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def outcomes(
+    request: pytest.FixtureRequest,
+    served: tuple[str, RunningServer],
+    ecosystem: Callable[[], AbstractContextManager[None]],
+) -> Outcomes:
+    """What became of each capability of a client, the test's parameter, which is run once."""
+    client: Client = request.param
+    model, server = served
+    by_model = OUTCOMES.setdefault(client, {})
+    if model not in by_model:
+        with ecosystem():
+            clients.install(client.environment)
+        by_model[model] = clients.drive(client, server.url, model)
+    return by_model[model]
+
+
+def pytest_sessionfinish() -> None:
+    """Write what has been found into the page's table."""
+    if OUTCOMES:
+        client_table.write(OUTCOMES)
