@@ -27,6 +27,7 @@ from headrace.model_card import read_card
 from headrace.supervisor import STOP_S, Supervisor, seats_of
 
 MAX_REPORT_BYTES = 1 << 16
+LATE_S = 5  # beyond `STOP_S`, for a supervisor that gets no processor time
 
 
 class Order(msgspec.Struct):
@@ -158,7 +159,7 @@ class EmbeddedServer:
         """End the ring and leave nothing of it."""
         self.process.send_signal(signal.SIGINT)  # SIGTERM would wait for open requests
         try:
-            self.process.wait(STOP_S + 1)
+            self.process.wait(STOP_S + LATE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()  # the kernel then kills its children
             self.process.wait()

@@ -80,10 +80,14 @@ class Context:
 
         What lives as long as the process need not be looked at for garbage again, and the young,
         most of them messages, not as often. Connections that have closed are in cycles, and large.
+
+        SIGTERM ends a process that has nothing to clean up by the kernel: a Python handler waits
+        for native code, such as an encoder's, to return, and the interpreter for its threads.
         """
         gc.freeze()
         gc.set_threshold(*COLLECT)
-        signal.signal(signal.SIGTERM, leave)
+        if ROLES[self.seat.role].cleans_up:
+            signal.signal(signal.SIGTERM, leave)
         self.slot.enter(State.READY)
 
     def keep_beating(self) -> Heart:

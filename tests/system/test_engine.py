@@ -199,3 +199,23 @@ def test_a_bad_start_is_one_clear_line(
         Engine(model, device="cpu", **flags)
     assert "\n" not in str(failure.value)
     assert not list(run_dirs.iterdir())
+
+
+def test_no_process_is_killed_at_a_shutdown_under_load(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    texts = " ".join(map(str, range(1500))), "1 " * 400_000  # the second is a long body
+    with Engine(device="cpu", log_level="info") as busy, ThreadPoolExecutor(4) as pool:
+        # Nothing is waited for but the first token: `fastokens` is loaded meanwhile.
+        streams = [busy.stream("x", ENDLESS) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        asked = [pool.submit(busy.generate, [text] * 4, ENDLESS) for text in texts]
+        busy.shutdown()
+        assert all(isinstance(one.exception(), EngineDied | ApiError) for one in asked)
+        for stream in streams:
+            with pytest.raises(EngineDied):
+                list(stream)
+    log = capfd.readouterr().err
+    assert "killing it" not in log
+    assert "Traceback" not in log
