@@ -5,7 +5,7 @@ import pkgutil
 import signal
 import sys
 
-from headrace import __version__
+from headrace import __version__, standard_streams
 
 # What each does, and where its code is: only that of the one that is asked for is loaded.
 COMMANDS = {
@@ -22,12 +22,12 @@ USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a comm
 
 def main() -> None:
     """Run the command named first; end as by SIGPIPE where nobody reads what it prints."""
+    standard_streams.open_closed()
     try:
         try:
             run(*(sys.argv[1:] or ["--help"]))
         finally:
-            if sys.stdout is not None:  # as it is where it was closed before
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:  # who reads has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         sys.exit(128 + signal.SIGPIPE)

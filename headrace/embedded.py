@@ -16,7 +16,7 @@ import sys
 import msgspec
 from setproctitle import setproctitle
 
-from headrace import logs
+from headrace import logs, standard_streams
 from headrace.board import Board
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import EngineDied, HeadraceError
@@ -105,6 +105,7 @@ class EmbeddedServer:
         Raises:
             ConfigError, ModelError: there is no such model, or it cannot be used.
         """
+        standard_streams.open_closed()
         self._card = card = read_card(config)
         self.config = config
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -460,6 +460,7 @@ class Supervisor:
             code = child.process.wait()
             if not self._stopping:
                 self._bury(child, code)
+        reap_orphans({child.process.pid for child in self._children})
 
     def _bury(self, child: Child, code: int) -> None:
         """Have a child that has died replaced.
@@ -515,3 +516,16 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 left.append(child)
         return left
+
+
+def reap_orphans(own: Container[int]) -> None:
+    """Take note of the end of processes whose parents have ended: PID 1 of a container gets them.
+
+    Args:
+        own: children of this process, which are waited for elsewhere.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in own:  # it has ended since; it comes first until it is waited for
+                return
+            os.waitpid(ended.si_pid, 0)

@@ -19,7 +19,7 @@ from reference import NUM_TOKENS, Expected
 from servers import PATIENCE_S, shared_memory_files, survivors, wait_until
 
 from headrace import AsyncEngine, Engine, SamplingParams
-from headrace.errors import ApiError, ConfigError, EngineDied, ModelError
+from headrace.errors import ApiError, ConfigError, EngineDied
 
 EXACT: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32"}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
@@ -182,7 +182,7 @@ def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) 
 @pytest.mark.parametrize(
     ("model", "flags", "error", "says"),
     [
-        ("/no/such/model", {}, ModelError, "^/no/such/model: no such file or folder$"),
+        ("/no/such/model", {}, ConfigError, "^/no/such/model: no such file or folder$"),
         (None, {"max_model_len": 1000000}, ConfigError, "^--max-model-len 1000000 is more than "),
         (
             None,
