@@ -5,7 +5,7 @@ import pkgutil
 import signal
 import sys
 
-from headrace import __version__
+from headrace import __version__, standard_streams
 
 # What each does, and where its code is: only that of the one that is asked for is loaded.
 COMMANDS = {
@@ -32,12 +32,12 @@ def launch_server() -> None:
 
 def run_safely(*argv: str) -> None:
     """Run a command; end without a traceback on Ctrl-C, and where nothing reads what it prints."""
+    standard_streams.open_closed()
     try:
         try:
             run(*argv)
         finally:
-            if sys.stdout is not None:  # as it is where it was closed before
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
         sys.exit(128 + signal.SIGPIPE)

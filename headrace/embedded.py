@@ -16,7 +16,7 @@ import sys
 import msgspec
 from setproctitle import setproctitle
 
-from headrace import logs
+from headrace import logs, standard_streams
 from headrace.board import Board
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import EngineDied, HeadraceError
@@ -27,6 +27,7 @@ from headrace.model_card import read_card
 from headrace.supervisor import STOP_S, Supervisor, seats_of
 
 MAX_REPORT_BYTES = 1 << 16
+LATE_S = 5  # beyond `STOP_S`, for a supervisor that gets no processor time
 
 
 class Order(msgspec.Struct):
@@ -104,6 +105,7 @@ class EmbeddedServer:
         Raises:
             ConfigError, ModelError: there is no such model, or it cannot be used.
         """
+        standard_streams.open_closed()
         self._card = card = read_card(config)
         self.config = config
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -158,7 +160,7 @@ class EmbeddedServer:
         """End the ring and leave nothing of it."""
         self.process.send_signal(signal.SIGINT)  # SIGTERM would wait for open requests
         try:
-            self.process.wait(STOP_S + 1)
+            self.process.wait(STOP_S + LATE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()  # the kernel then kills its children
             self.process.wait()

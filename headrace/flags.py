@@ -14,6 +14,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from headrace import __version__
 from headrace.aliases import ALIASES, Already, Meaning, Refused, Same, Switch, Unused
 from headrace.config import ServerConfig, config_of, flag_name
 from headrace.errors import BAD_JSON, ConfigError
@@ -114,6 +115,8 @@ def server_parser() -> Parser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    version = f"headrace {__version__}"
+    parser.add_argument("-V", "--version", action="version", version=version)
     parser.add_argument(CONFIG, metavar="FILE", help="flags as YAML, by name")
     group = parser.add_argument_group(GROUPS["model"])
     for field in dataclasses.fields(ServerConfig):

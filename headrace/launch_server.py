@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from setproctitle import setproctitle
 
-from headrace import logs
+from headrace import logs, standard_streams
 from headrace.api_keys import read_admin_key, read_api_keys
 from headrace.config import ServerConfig
 from headrace.errors import HeadraceError
@@ -18,6 +18,7 @@ from headrace.flags import from_flags
 from headrace.listeners import listen
 from headrace.machine import has_gpus
 from headrace.model_card import read_card
+from headrace.process import leave
 from headrace.supervisor import Supervisor
 
 BAR_WIDTH = 30
@@ -77,6 +78,8 @@ def serve(config: ServerConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve; exit with an `ExitStatus`, and one line where that cannot be."""
+    standard_streams.open_closed()
+    signal.signal(signal.SIGTERM, leave)  # PID 1 of a container would not even get it
     setproctitle("headrace: supervisor")
     logs.setup("supervisor", "info")
     try:

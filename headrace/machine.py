@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.cgroups import cpu_quota, memory_limits, read
 from headrace.core import best_kernels
 from headrace.errors import HeadraceError
 
@@ -55,9 +56,9 @@ class Machine:
             is_refused_tiles=isa == "avx512" and flags >= TILES,
             num_cores=os.cpu_count() or 1,
             num_usable=len(os.sched_getaffinity(0)),
-            quota=quota(read(root / "sys/fs/cgroup/cpu.max")),
+            quota=cpu_quota(root),
             memory_bytes=kilobytes(memory, "MemTotal"),
-            free_bytes=min([free, *container_bytes(root / "sys/fs/cgroup")]),
+            free_bytes=min([free, *container_bytes(root)]),
             num_numa_nodes=max(len(nodes), 1),
             gpus=[] if are_gpus_hidden() else [field(read(path), "Model") for path in gpus],
             driver=driver and driver[1],
@@ -74,14 +75,6 @@ def has_gpus() -> bool:
 def are_gpus_hidden() -> bool:
     """Whether whoever started this has it see no GPU."""
     return os.environ.get(VISIBLE) in ("", "-1")
-
-
-def read(path: Path) -> str:
-    """Return a file's text; "" where it cannot be read."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def nvidia(root: Path, name: str) -> str:
@@ -109,25 +102,25 @@ def isa_of(find: Callable[[], str]) -> str:
         return "none"
 
 
-def quota(cpu_max: str) -> float:
-    """Return how many cores' time a cgroup's cpu.max allows."""
-    allowed, _, period = cpu_max.strip().partition(" ")
-    return int(allowed) / int(period) if allowed.isdigit() and period else math.inf
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return how many threads get a core: those of the affinity, or of the container's quota.
+
+    A part of a core counts as one.
+    """
+    num_cores = len(os.sched_getaffinity(0))
+    return max(1, min(num_cores, math.ceil(min(cpu_quota(root), num_cores))))
 
 
-def container_bytes(cgroup: Path) -> Iterator[int]:
+def container_bytes(root: Path) -> Iterator[int]:
     """Yield how much more memory a container may have, if that is limited."""
-    limit = read(cgroup / "memory.max").strip()
-    if limit.isdigit():
-        used = read(cgroup / "memory.current").strip()
-        yield max(int(limit) - (int(used) if used.isdigit() else 0), 0)
+    for limit, used in memory_limits(root):
+        yield max(limit - used, 0)
 
 
 def memory_limit(root: Path = Path("/")) -> int:
     """Return how many bytes of memory there are, in the container if that is less."""
-    limit = read(root / "sys/fs/cgroup/memory.max").strip()
     total = kilobytes(read(root / "proc/meminfo"), "MemTotal")
-    return min(total, int(limit)) if limit.isdigit() else total
+    return min([total, *(limit for limit, _ in memory_limits(root))])
 
 
 def free_space(folder: Path) -> int:

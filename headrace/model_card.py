@@ -27,6 +27,7 @@ HOW_TO_GET_ONE = (
 )
 
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
 
@@ -71,8 +72,8 @@ def find_model(model: str | None, load_format: str = "auto") -> Path:
     path = Path(model).expanduser()
     if path.exists():
         return path
-    if path.suffix == ".gguf" or path.is_absolute() or model.count("/") > 1:
-        raise ModelError(f"{model}: no such file or folder")
+    if path.suffix == ".gguf" or HUB_ID.fullmatch(model) is None:
+        raise ConfigError(f"{model}: no such file or folder")
     return download(model, has_weights=load_format != "dummy")
 
 
@@ -93,9 +94,9 @@ def read_card(config: ServerConfig) -> ModelCard:
     """Find the model and read its card.
 
     Raises:
-        ModelError: there is no such model, or its files are not what they should be.
-        ConfigError: --max-model-len is more than the model was trained for, or a step has no room
-            for what it has to compute at once.
+        ModelError: the hub has no such model, or its files are not what they should be.
+        ConfigError: there is no such file or folder, --max-model-len is more than the model was
+            trained for, or a step has no room for what it has to compute at once.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)

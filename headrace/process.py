@@ -38,6 +38,9 @@ from headrace.vitals import resident_bytes
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
+# Of libgomp, read when torch is loaded: threads that wait for each other sleep. Those that spin take
+# the cores of the rest of the ring, which then hold up the thread that all wait for.
+WAIT_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
 
@@ -80,10 +83,14 @@ class Context:
 
         What lives as long as the process need not be looked at for garbage again, and the young,
         most of them messages, not as often. Connections that have closed are in cycles, and large.
+
+        SIGTERM ends a process that has nothing to clean up by the kernel: a Python handler waits
+        for native code, such as an encoder's, to return, and the interpreter for its threads.
         """
         gc.freeze()
         gc.set_threshold(*COLLECT)
-        signal.signal(signal.SIGTERM, leave)
+        if ROLES[self.seat.role].cleans_up:
+            signal.signal(signal.SIGTERM, leave)
         self.slot.enter(State.READY)
 
     def keep_beating(self) -> Heart:
@@ -245,6 +252,7 @@ def run(note: Note, writer: LineWriter) -> None:
 
 def main() -> None:
     """Run the process whose note is the descriptor in argv[1]."""
+    os.environ.setdefault(*WAIT_POLICY)
     note = read_note(int(sys.argv[1]))
     name = title(note.role, note.index)
     setproctitle.setproctitle(name)

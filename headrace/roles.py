@@ -28,6 +28,9 @@ class Role:
     niceness: int = 0
     is_urgent: bool = False  # takes a core from the others at once when there is something to do
     death_signal: signal.Signals = signal.SIGKILL  # sent by the kernel when the parent dies
+    cleans_up: bool = (
+        False  # runs its `finally` blocks at SIGTERM; SIGTERM kills the others at once
+    )
 
 
 ROLES = {
@@ -37,10 +40,12 @@ ROLES = {
         FrontendConfig,
         is_urgent=True,
         death_signal=signal.SIGTERM,
+        cleans_up=True,
     ),
     # Tokenizers give way to the frontends and the step when cores are short.
     "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, niceness=5),
-    "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False),
+    # The engine ends its workers.
+    "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False, cleans_up=True),
     "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),
     # Text goes on while images are encoded.
     "vision": Role("headrace.engine_proc.vision.main:main", VisionConfig, niceness=10),

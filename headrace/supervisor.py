@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -55,7 +55,8 @@ from headrace.vigil import Vigil
 from headrace.vitals import busy_seconds, own_bytes
 from headrace.wishes import RENEWABLE, STOP, Wishes
 
-STOP_S = 1.2  # what is not gone this long after SIGTERM is killed
+TOLD_S = 4.0  # after SIGTERM; a process that is still there gets it again, since it may get lost
+STOP_S = 5.0  # what is not gone this long after the first SIGTERM is killed
 POLL_S = 0.05  # of the board, while the server starts
 LOOK_S = 0.5  # between looks at hearts
 WAKEUP_BYTES = 4096
@@ -463,6 +464,7 @@ class Supervisor:
             code = child.process.wait()
             if not self._stopping:
                 self._bury(child, code)
+        reap_orphans({child.process.pid for child in self._children})
 
     def _bury(self, child: Child, code: int) -> None:
         """Have a child that has died replaced.
@@ -495,19 +497,41 @@ class Supervisor:
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
-        for child in self._children:
-            child.process.terminate()
-        deadline = time.monotonic() + STOP_S
-        for child in self._children:
-            try:
-                child.process.wait(max(deadline - time.monotonic(), 0))
-            except subprocess.TimeoutExpired:
-                # Who has not begun to serve may miss what it is told, and leaves nothing behind.
-                level = logging.WARNING if self._is_up else logging.DEBUG
-                log.log(level, "%s does not end; killing it", child.seat)
-                child.process.kill()
-                child.process.wait()
+        left = self._told_to_end(self._children, TOLD_S)
+        for child in self._told_to_end(left, STOP_S - TOLD_S):
+            # Who has not begun to serve may miss what it is told, and leaves nothing behind.
+            level = logging.WARNING if self._is_up else logging.DEBUG
+            log.log(level, "%s does not end; killing it", child.seat)
+            child.process.kill()
+            child.process.wait()
         if self._listeners is not None:
             self._listeners.close()
         self._capsules.close()
         self._directory.remove()
+
+    def _told_to_end(self, children: Sequence[Child], seconds: float) -> list[Child]:
+        """Tell children to end; return those that have not ended after some seconds."""
+        for child in children:
+            child.process.terminate()
+            child.process.send_signal(signal.SIGCONT)  # a stopped process takes SIGTERM then
+        deadline = time.monotonic() + seconds
+        left = []
+        for child in children:
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                left.append(child)
+        return left
+
+
+def reap_orphans(own: Container[int]) -> None:
+    """Take note of the end of processes whose parents have ended: PID 1 of a container gets them.
+
+    Args:
+        own: children of this process, which are waited for elsewhere.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in own:  # it has ended since; it comes first until it is waited for
+                return
+            os.waitpid(ended.si_pid, 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.backlog import tokenizer_backlog
 from headrace.config import TokenizerConfig
 from headrace.heap import give_back, keep_freed
+from headrace.machine import usable_cores
 from headrace.messages import ToTokenizer
 from headrace.process import Context
 from headrace.sockets import HIGH_WATER, Inbox, address
@@ -139,4 +140,4 @@ def load_service(
 
 def num_threads() -> int:
     """Return how many threads of the libraries there may be at most."""
-    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    return min(MAX_THREADS, usable_cores())

@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.config import VisionConfig
 from headrace.engine_proc.worker.devices import is_interpreted
 from headrace.engine_proc.worker.prognosis import KERNELS, foresee_with
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 
 CPU_NUMBERS = 256 * 1176  # as many patches of Qwen2.5-VL's: more gain 10 %, and wait for all
 GPU_NUMBERS = 1 << 25  # 64 images of LLaVA's, 28,500 of those patches
@@ -43,6 +43,6 @@ def runs_on_gpus(config: VisionConfig) -> bool:
     """Whether the decoder does. Where nothing can run it, its worker says so, and why."""
     try:
         prognosis = foresee_with(config, Path(config.model_path))
-    except ModelError:
+    except (ConfigError, ModelError):
         return False
     return prognosis.executor == KERNELS

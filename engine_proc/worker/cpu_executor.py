@@ -6,7 +6,6 @@ of a token have the same bits whatever its batch mates, its chunking and the num
 """
 
 import ctypes
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
@@ -30,6 +29,7 @@ from headrace.engine_proc.worker.spec import (
 )
 from headrace.engine_proc.worker.weights import Format, Weight, Weights
 from headrace.errors import ModelError
+from headrace.machine import usable_cores
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
 BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
@@ -213,7 +213,7 @@ class CpuExecutor:
             kv_format=FORMATS.index(
                 Format.F32 if KVDtype(kv_dtype) == KVDtype.FLOAT32 else Format.BF16
             ),
-            num_threads=threads or len(os.sched_getaffinity(0)),
+            num_threads=threads or usable_cores(),
             isa=ISAS.index(Isa(isa)),
             rounds_activations=rounds_activations,
             activation_bits=self.activation_bits,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from headrace.engine_proc.worker.model import Model, read_json
 from headrace.engine_proc.worker.spec import Placement
 from headrace.engine_proc.worker.weights import Format
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 from headrace.machine import VISIBLE, are_gpus_hidden, has_gpus
 from headrace.vision import vision_family
 
@@ -66,6 +66,7 @@ def place(
 
     Raises:
         ModelError: nowhere.
+        ConfigError: on the CPU, where flags ask for what GPUs alone have.
     """
     flags = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     why_not = why_not_on_gpus(path, dtype=dtype_on_gpus(dtype, model, **flags), **flags)
@@ -126,7 +127,7 @@ def beyond_kernels(error: ModelError) -> ModelError:
 def check_on_cpu(
     *, quantization: str, dtype: str, kv_cache_dtype: str, attention_backend: str, why: str
 ) -> None:
-    """Raise `ModelError` if a model that runs on the CPU, for the reason, needs a GPU to do so."""
+    """Raise `ConfigError` if a model that runs on the CPU, for the reason, needs a GPU to do so."""
     for flag, value, for_gpus, instead in (
         ("--quantization", quantization, ("fp8",), "int8 or int8_weight_only"),
         ("--dtype", dtype, ("float16",), "bfloat16 or float32"),
@@ -134,7 +135,7 @@ def check_on_cpu(
         ("--attention-backend", attention_backend, ("triton", "flashinfer"), "auto"),
     ):
         if value in for_gpus:
-            raise ModelError(
+            raise ConfigError(
                 f"{flag} {value} is for GPUs, and the model runs on the CPU: {why}; use {instead}"
             )
 

@@ -1,7 +1,6 @@
 """Loads a model, or a worker's share of it, into what runs it."""
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.config import WorkerConfig
+from headrace.config import CPU_KV_BYTES, WorkerConfig
 from headrace.engine_proc.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
 from headrace.engine_proc.worker.devices import IN_MODULES, beyond_kernels, check_on_cpu, place
@@ -22,7 +21,8 @@ from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner
 from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.shard import shard_spec, shards
 from headrace.engine_proc.worker.spec import DecoderSpec
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
+from headrace.machine import memory_limit, usable_cores
 from headrace.pooling import Pooling
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def load(
         embeds: the embedding area, of a model that takes images.
 
     Raises:
+        ConfigError: the machine is not what the flags need, or has less memory.
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
     """
     try:
@@ -120,6 +121,7 @@ def in_core(
     embeds: Floats | None,
 ) -> Loaded:
     """Load a model into the C++ core."""
+    check_memory(config.cpu_kv_bytes, memory_limit())
     peers = None
     if group is not None:
         peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
@@ -143,6 +145,15 @@ def in_core(
     return Loaded(runner, num_pages)
 
 
+def check_memory(kv_bytes: int, memory_bytes: int) -> None:
+    """Raise `ConfigError` if a KV cache that a flag asks for is larger than all there is."""
+    if kv_bytes > max(memory_bytes, CPU_KV_BYTES):
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {kv_bytes} is more than the {memory_bytes} bytes of memory "
+            "that this machine, or the container, has; lower it"
+        )
+
+
 def all_page_bytes(spec: DecoderSpec, peers: Peers[ShmAllReduce] | None, kv_dtype: KVDtype) -> int:
     """Return what a page takes in all workers together: the same number in each of them."""
     specs = [spec] if peers is None else [shard_spec(spec, shard) for shard in peers.shards]
@@ -160,7 +171,7 @@ def sum_over(group: ShmAllReduce | None, number: int) -> int:
 
 def threads_of_rank(num_ranks: int) -> int:
     """Return how many threads a worker computes with: an equal part of the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    return max(1, usable_cores() // num_ranks)
 
 
 def in_transformers(
@@ -190,6 +201,7 @@ def in_transformers(
     if pooling is not None and not model.is_causal:
         embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
         return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
+    check_memory(config.cpu_kv_bytes, memory_limit())
     kv_dtype = KV[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
     num_pages = config.cpu_kv_bytes // sum_over(group, own_bytes)

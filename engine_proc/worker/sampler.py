@@ -7,7 +7,6 @@ among equals: the k best, and the fewest that reach top-p of what was left befor
 """
 
 import ctypes
-import os
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from headrace.core import load_core
 from headrace.engine_proc.worker.cpu_executor import BLOCK_TOKENS, ISAS, Isa
 from headrace.engine_proc.worker.executor import Floats, Int32s
+from headrace.machine import usable_cores
 
 Masks = npt.NDArray[np.uint32]
 
@@ -67,7 +67,7 @@ class Sampler:
     ) -> None:
         self.vocab_size = vocab_size
         self.core = declare(load_core())
-        num_threads = threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
+        num_threads = threads or min(MAX_THREADS, usable_cores())
         number = ISAS.index(Isa(isa))
         self.state = c_void_p(self.core.headrace_sampler_create(vocab_size, num_threads, number))
         if not self.state:

@@ -1,7 +1,6 @@
 """Opens a folder as transformers' own modules, for models that no `DecoderSpec` expresses."""
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from headrace.engine_proc.worker.safetensors import check_folder
 from headrace.engine_proc.worker.transformers_hook import HOOKED, AttentionLayer, probe
 from headrace.errors import ModelError
+from headrace.machine import usable_cores
 from headrace.pooling import Pooling
 from headrace.vision import FAMILIES
 
@@ -91,9 +91,8 @@ def open_transformers(
 def open_config(folder: Path, num_ranks: int = 1) -> PreTrainedConfig:
     """Read a folder's config, and make torch and transformers fit to serve."""
     check_folder(folder)
-    # torch's threads spin while they wait for each other: with a core too few for the rest of the
-    # ring, a step of 2 ms takes 60.
-    torch.set_num_threads(max(1, (len(os.sched_getaffinity(0)) - 1) // num_ranks))
+    # All cores: `WAIT_POLICY` has threads that wait leave theirs to the rest of the ring.
+    torch.set_num_threads(max(1, usable_cores() // num_ranks))
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     config: PreTrainedConfig = transformers.AutoConfig.from_pretrained(

@@ -92,5 +92,5 @@ def test_launch_server_is_headrace_serve(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_servers_start_as_sglangs_do() -> None:
     command = [sys.executable, "-m", "headrace.launch_server", "--model-path", "/no/such"]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == ExitStatus.BAD_MODEL
+    assert ended.returncode == ExitStatus.BAD_FLAGS
     assert ended.stderr == "launch_server: error: /no/such: no such file or folder\n"

@@ -17,7 +17,7 @@ from headrace.all_reduce_policy import Topology
 from headrace.config import ModelCard, ServerConfig
 from headrace.errors import HeadraceError
 from headrace.gpus import Gpu
-from headrace.machine import Machine, packages, quota
+from headrace.machine import Machine, packages
 from headrace.model_card import read_card
 
 GB = 1 << 30
@@ -224,13 +224,6 @@ def test_gpus_that_cannot_be_asked_end_nothing() -> None:
     (finding,) = doctor.examine_gpus(ServerConfig(), fail)
     assert "cannot be asked what they are: cuda-python: No module" in finding.text
     assert not finding.fatal
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000\n", math.inf), ("", math.inf), ("50000 100000", 0.5)]
-)
-def test_a_quota_is_in_cores(text: str, cores: float) -> None:
-    assert quota(text) == cores
 
 
 def test_a_machine_that_is_well_has_nothing_wrong() -> None:

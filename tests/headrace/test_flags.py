@@ -49,7 +49,7 @@ def test_help_is_a_line_or_two_for_a_flag(monkeypatch: pytest.MonkeyPatch) -> No
     text = server_parser().format_help()
     flags = re.split(r"^  (?=-|MODEL)", text, flags=re.MULTILINE)[1:]
     lines = [len(flag.split("\n\n")[0].strip().split("\n")) for flag in flags]
-    assert len(flags) == len(FIELDS) + len(["--help", "--config"])
+    assert len(flags) == len(FIELDS) + len(["--help", "--version", "--config"])
     assert sum(lines) <= 1.6 * len(flags)
 
 

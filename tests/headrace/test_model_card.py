@@ -130,9 +130,24 @@ def test_the_name_is_the_folders_unless_told_otherwise(tmp_path: Path) -> None:
     assert read_card(ServerConfig(model=model, served_model_name="mine")).name == "mine"
 
 
-@pytest.mark.parametrize("model", ["gone.gguf", "/no/such/folder", "a/b/c"])
-def test_a_path_that_does_not_exist_is_no_hub_id(model: str) -> None:
-    with pytest.raises(ModelError, match="no such file or folder"):
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gone.gguf",
+        "/no/such/folder",
+        "a/b/c",
+        "./gone",
+        "../gone",
+        "~/gone",
+        "gone/",
+        "a/./b",
+    ],
+)
+def test_a_path_that_does_not_exist_is_no_hub_id(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no such file or folder"):
         find_model(model)
 
 

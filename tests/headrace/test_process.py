@@ -18,6 +18,7 @@ from headrace.exit_status import ExitStatus
 from headrace.process import Context, spawn
 
 DEADLINE_S = 120
+ENDING_S = 60  # for what ends at once
 SEAT = Seat("tokenizer", 0)
 CARD = ModelCard(
     path="",
@@ -52,6 +53,18 @@ while True:
         signal.pause()
     except SystemExit:  # as where a library calls back
         said = "lost"
+"""
+
+BUSY = """
+import ctypes
+import threading
+from headrace.board import Board, Seat
+from headrace.process import Context
+board = Board.create([Seat("tokenizer", 0)])
+Context(board.slots[0].seat, board, board.slots[0], "info", 0).ready()
+threading.Thread(target=threading.Event().wait).start()  # Python waits for it at its end
+print("ready", flush=True)
+ctypes.PyDLL(None).sleep(3600)  # native code that keeps the interpreter's lock
 """
 
 FAILING = """
@@ -143,6 +156,17 @@ def test_who_has_missed_that_it_is_to_end_ends_when_told_again() -> None:
             assert process.stdout.readline() == said
             process.terminate()
         assert process.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_a_process_in_native_code_ends_when_told() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        try:
+            assert process.wait(ENDING_S) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 def test_who_has_a_thread_that_fails_ends_and_says_so() -> None:

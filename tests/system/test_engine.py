@@ -19,7 +19,7 @@ from reference import NUM_TOKENS, Expected
 from servers import PATIENCE_S, shared_memory_files, survivors, wait_until
 
 from headrace import AsyncEngine, Engine, SamplingParams
-from headrace.errors import ApiError, ConfigError, EngineDied, ModelError
+from headrace.errors import ApiError, ConfigError, EngineDied
 
 EXACT: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32"}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
@@ -182,7 +182,7 @@ def test_the_ring_ends_with_its_program(ending: signal.Signals, run_dirs: Path) 
 @pytest.mark.parametrize(
     ("model", "flags", "error", "says"),
     [
-        ("/no/such/model", {}, ModelError, "^/no/such/model: no such file or folder$"),
+        ("/no/such/model", {}, ConfigError, "^/no/such/model: no such file or folder$"),
         (None, {"max_model_len": 1000000}, ConfigError, "^--max-model-len 1000000 is more than "),
         (
             None,
@@ -199,3 +199,23 @@ def test_a_bad_start_is_one_clear_line(
         Engine(model, device="cpu", **flags)
     assert "\n" not in str(failure.value)
     assert not list(run_dirs.iterdir())
+
+
+def test_no_process_is_killed_at_a_shutdown_under_load(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    texts = " ".join(map(str, range(1500))), "1 " * 400_000  # the second is a long body
+    with Engine(device="cpu", log_level="info") as busy, ThreadPoolExecutor(4) as pool:
+        # Nothing is waited for but the first token: `fastokens` is loaded meanwhile.
+        streams = [busy.stream("x", ENDLESS) for _ in range(2)]
+        for stream in streams:
+            next(stream)
+        asked = [pool.submit(busy.generate, [text] * 4, ENDLESS) for text in texts]
+        busy.shutdown()
+        assert all(isinstance(one.exception(), EngineDied | ApiError) for one in asked)
+        for stream in streams:
+            with pytest.raises(EngineDied):
+                list(stream)
+    log = capfd.readouterr().err
+    assert "killing it" not in log
+    assert "Traceback" not in log

@@ -190,8 +190,9 @@ def test_taken_port_is_one_clear_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says", "status"),
     [
-        (["/no/such/model"], "/no/such/model: no such file or folder", BAD_MODEL),
-        (["missing.gguf"], "missing.gguf: no such file or folder", BAD_MODEL),
+        (["/no/such/model"], "/no/such/model: no such file or folder", BAD_FLAGS),
+        (["missing.gguf"], "missing.gguf: no such file or folder", BAD_FLAGS),
+        (["./nosuchdir"], "error: ./nosuchdir: no such file or folder\n", BAD_FLAGS),
         (
             ["--max-model-len", "1000000"],
             "--max-model-len 1000000 is more than the 8192",
@@ -200,6 +201,12 @@ def test_taken_port_is_one_clear_line() -> None:
         (["--max-model-len", "1"], "--max-model-len 1 is too small", BAD_FLAGS),
         (["--tokenizer-procs", "0"], "--tokenizer-procs 0 is too small", BAD_FLAGS),
         (["--kv-cache-memory-bytes", "10000"], "--kv-cache-memory-bytes 10000 holds", BAD_FLAGS),
+        (
+            ["--kv-cache-memory-bytes", "1000000000000000"],
+            "--kv-cache-memory-bytes 1000000000000000 is more than the ",
+            BAD_FLAGS,
+        ),
+        (["--dtype", "float16"], "--dtype float16 is for GPUs, and the model runs on", BAD_FLAGS),
         (["--tp", "10"], "the model has 9 heads; it can be 1, 2, 3, 4, 5, 6, 7, 8, 9", BAD_MODEL),
     ],
 )

@@ -22,7 +22,7 @@ from headrace.engine_proc.worker.model import Model
 from headrace.engine_proc.worker.prognosis import TRANSFORMERS, foresee
 from headrace.engine_proc.worker.spec import Placement
 from headrace.engine_proc.worker.weights import Format, StoredTensor
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 
 NO_GPU = "this machine has no NVIDIA GPU"
 
@@ -87,7 +87,7 @@ def test_float16_is_refused_where_it_is_too_narrow_and_where_nobody_computes_in_
     check_on_cpu(**flags)
     for flag in ("dtype", "kv_cache_dtype"):
         text = f"float16 is for GPUs, .* CPU: {NO_GPU}; use bfloat16 or float32$"
-        with pytest.raises(ModelError, match=text):
+        with pytest.raises(ConfigError, match=text):
             check_on_cpu(**{**flags, flag: "float16"})
 
 

@@ -15,7 +15,7 @@ from headrace.engine_proc.worker.opener import open_for
 from headrace.engine_proc.worker.prognosis import foresee
 from headrace.engine_proc.worker.shard import shard_weights, shards
 from headrace.engine_proc.worker.weights import Format
-from headrace.errors import ModelError
+from headrace.errors import ConfigError, ModelError
 
 CONFIG = {
     "model_type": "llama",
@@ -87,5 +87,5 @@ def test_what_has_no_dummy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):
         foresee(tmp_path, impl="transformers", load_format="dummy", quantization="none")
     assert foresee(tmp_path, impl="auto", load_format="dummy", quantization="none").why
-    with pytest.raises(ModelError, match="--quantization fp8 is for GPUs"):
+    with pytest.raises(ConfigError, match="--quantization fp8 is for GPUs"):
         foresee(tmp_path, impl="auto", load_format="dummy", quantization="fp8")
