@@ -99,7 +99,7 @@ class Sequence:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has a grammar that cannot be followed, or not any further."""
+        """Whether it has a grammar that cannot be followed any further."""
         return bool(self.request.grammar) and (self.matcher is None or self.matcher.is_stuck)
 
     @property
