@@ -113,8 +113,9 @@ def test_a_stream_that_began_elsewhere_fails_as_a_stream(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("logprobs", [None, 0])
 @pytest.mark.parametrize("has_begun", [True, False])
-def test_a_request_at_which_workers_die_gets_an_error(
-    stream: bool, logprobs: int | None, has_begun: bool
+@pytest.mark.parametrize("reason", ["", "the grammar could not be followed after 1 tokens"])
+def test_a_request_that_the_engine_fails_gets_an_error(
+    stream: bool, logprobs: int | None, has_begun: bool, reason: str
 ) -> None:
     replies = Replies(TableVocabulary(TABLE), 2)
     id = request_id(0, 1)
@@ -122,9 +123,11 @@ def test_a_request_at_which_workers_die_gets_an_error(
     likely = {} if logprobs is None else {id: TokenLogprob(0, 1, []).pack()}
     if has_begun:
         take(replies, StepOutput.of({id: plan}, [id], [1], [None], logprobs=likely), b"a\0\0\0")
-    output = StepOutput.of({}, [id + 1], [0], [ABORT], failed={id: plan})
+    reasons = {id: reason} if reason else {}
+    output = StepOutput.of({}, [id + 1], [0], [ABORT], failed={id: plan}, reasons=reasons)
     outgoing, stops = take(replies, output, b"")
     data, message = outgoing[0].data(), outgoing[0].message()
+    assert (reason or "the server failed at this request").encode() in data
     assert (data.count(b"server_error"), list(message.last), stops) == (1, [1], [])
     if stream and has_begun:
         assert data.startswith(b"data: ")

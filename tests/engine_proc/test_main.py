@@ -543,6 +543,20 @@ def test_a_grammar_ends_its_sequence_where_none_can_be_followed(rig: Rig) -> Non
     check_stuck(rig, "after 0 tokens")
 
 
+def test_a_stuck_grammar_fails_all_of_its_request(rig: Rig, compiler: Slow) -> None:
+    compiler.let.set()
+    rig.take(with_grammar(FIRST), with_grammar(FIRST + 1, b"wrong"))
+    receive_compiled(rig)
+    assert rig.step() == ["start", "masks", "finish"]
+    output, tokens = rig.heard()
+    assert (list(output.rows()), tokens) == ([(FIRST + 1, 0, FinishReason.ABORT)], [])
+    assert output.failed.keys() == output.reasons.keys() == {FIRST}
+    assert not rig.scheduler.has_work
+    rig.take(generate(request_id(0, 2)))
+    rig.step()
+    assert [id for id, _, _ in rig.heard()[0].rows()] == [request_id(0, 2)]
+
+
 def check_stuck(rig: Rig, where: str) -> None:
     """Check that the first request has failed for its grammar, with nothing told of its text."""
     output, tokens = rig.heard()

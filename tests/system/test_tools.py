@@ -145,13 +145,20 @@ def test_a_conversation_goes_on_with_the_results(tool_server: RunningServer) -> 
         assert after.usage.prompt_tokens > answer.usage.prompt_tokens
 
 
-def test_a_template_without_tools_refuses_them(tool_server: RunningServer) -> None:
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    body = {"messages": QUESTION, "tools": [NOW], "chat_template": template}
-    refused = httpx.post(f"{tool_server.url}/v1/chat/completions", json=body)
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "tools"
-    assert "no place" in refused.json()["error"]["message"]
+def test_a_message_describes_tools_to_a_template(tool_server: RunningServer) -> None:
+    body = {
+        "messages": QUESTION,
+        "tools": [NOW],
+        "chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "max_tokens": 1,
+    }
+    lengths = []
+    for choice in ("auto", "none"):
+        url = f"{tool_server.url}/v1/chat/completions"
+        answer = httpx.post(url, json=body | {"tool_choice": choice}, timeout=300)
+        assert answer.status_code == 200
+        lengths.append(answer.json()["usage"]["prompt_tokens"])
+    assert lengths[0] > lengths[1] + 50
 
 
 def test_a_schema_that_cannot_be_followed_is_refused(tool_server: RunningServer) -> None:
