@@ -4,11 +4,11 @@ Method: 60 clients post at once, each two prompts of 300,000 words (one to /toke
         too long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile
         another process asks for /health, 2 ms after each answer. Then short chats are streamed one
         after the other, alone and beside prompts of 100,000 tokens that come once a second; TTFT is
-        until their first token. No model runs: the mock engine takes no time. Last, a model of one
-        layer answers requests that are told the most log probabilities, one after the other, to one
-        API key, while with another key a stream is read and small requests are sent. All clients
-        share the processor with the server. Words are those of this repository's license, at
-        random.
+        until their first token. /v1/models and /metrics are asked for while 60 clients post as at
+        first. No model runs: the mock engine takes no time. Last, a model of one layer answers
+        requests that are told the most log probabilities, one after the other, to one API key,
+        while with another key a stream is read and small requests are sent. All clients share the
+        processor with the server. Words are those of this repository's license, at random.
 Run:    python bench/burst.py --rounds 2
 """
 
@@ -43,6 +43,7 @@ TRICKLE_S = 10
 CHAT_S = 10
 LONG_TOKENS = 100_000
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "tokenize": "/tokenize"}
+ABOUT = ("/v1/models", "/metrics")  # asked for while bodies are posted
 FIGURES = {"median": 0.5, "p99": 0.99, "max": 1.0}
 TRICKLE = f"{TRICKLE_PER_S} a second"
 LARGEST: dict[str, dict[str, Any]] = {  # the first is refused: it is told ten million
@@ -192,6 +193,16 @@ def measure_health(folder: Path, health: Result, seconds: Quantity, memory: Quan
             memory.samples[system].append(titles["frontend"].memory_info().rss / 2**20)
 
 
+def measure_about(folder: Path, about: Result) -> None:
+    """Post long bodies to a server that refuses them, and ask what it tells of itself."""
+    path = ROUTES["completions"]
+    with headrace(str(tiny_folder()), *MOCK, "--max-model-len", "8192") as server:
+        for told in ABOUT:
+            with HealthProbe(server.url, path=told) as probe:
+                ask("post", server.url, path, folder / "completions", CLIENTS, 0.0)
+            about.add(told, probe.latencies_ms)
+
+
 def measure_chats(folder: Path, ttft: Result) -> None:
     """Stream chats from a server that takes long prompts."""
     path = ROUTES["completions"]
@@ -235,6 +246,7 @@ def main() -> None:
     report = Report("burst", args)
     systems = [*(f"{CLIENTS} at once: {route}" for route in ROUTES), TRICKLE]
     health, ttft = Result("/health", systems), Result("TTFT", [ALONE, BESIDE])
+    about = Result("GET", list(ABOUT))
     seconds = Quantity("all answered after", "s", {system: [] for system in systems})
     memory = Quantity("RSS of the frontend", "MiB", {system: [] for system in systems})
     largest = [
@@ -246,9 +258,11 @@ def main() -> None:
         write_bodies(folder)
         for _ in range(args.rounds):
             measure_health(folder, health, seconds, memory)
+            measure_about(folder, about)
             measure_chats(folder, ttft)
             measure_largest(*largest)
-    for quantity in (*health.quantities, seconds, memory, *ttft.quantities, *largest):
+    quantities = (*health.quantities, *about.quantities, seconds, memory, *ttft.quantities)
+    for quantity in (*quantities, *largest):
         report.add(quantity)
     report.finish()
 

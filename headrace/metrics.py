@@ -74,10 +74,16 @@ GAUGES = [
     ("num_requests_running", "Sequences in the running batch", "engine", Field.RUNNING),
     ("num_requests_waiting", "Sequences waiting for a place", "engine", Field.WAITING),
     ("num_tokens_waiting", "Tokens to compute of those", "engine", Field.WAITING_TOKENS),
-    ("kv_pages_total", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
+    ("kv_pages", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
+    ("kv_pages_total", "As kv_pages; goes with the next release", "engine", Field.PAGES_TOTAL),
     ("kv_pages_free", "Free pages of the KV cache", "engine", Field.PAGES_FREE),
     ("num_images_waiting", "Images to be encoded", "engine", Field.WAITING_IMAGES),
-    ("embedding_rows_total", "Rows for embeddings of images", "engine", Field.EMBEDDING_ROWS),
+    ("embedding_rows", "Rows for embeddings of images", "engine", Field.EMBEDDING_ROWS),
+    (
+        "embedding_rows_total",
+        "As embedding_rows; goes with the next release",
+        *("engine", Field.EMBEDDING_ROWS),
+    ),
     ("embedding_rows_free", "Those that no sequence needs", "engine", Field.EMBEDDING_ROWS_FREE),
     ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
 ]

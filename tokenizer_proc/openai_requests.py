@@ -38,6 +38,14 @@ NOT_READ = (
     *("metadata", "prediction", "safety_identifier", "service_tier", "store"),
     *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
 )
+# Half of a pair such as \ud83d\ude00 without the other, or written in UTF-8.
+LONE_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*"
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|\xed[\xa0-\xbf]"
+)
+ENUM = re.compile(r"^Invalid enum value (.*)$", re.DOTALL)  # msgspec's words
 LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
 NUMBERS_BYTES = 1 << 18  # of JSON, decoded at once
 
@@ -226,10 +234,19 @@ class Body:
             parts = LOCATION.match(str(error))
             assert parts is not None
             where = parts["where"] or None
-            what = parts["what"]
+            what = ENUM.sub(r"has no value \1", parts["what"])
             raise InvalidBody(f"{where}: {what}" if where else what, where) from None
         except BAD_JSON as error:
-            raise InvalidBody(f"the body is not valid JSON: {error}") from None
+            raise InvalidBody(why_not_json(body, error)) from None
+
+
+def why_not_json(body: bytes | memoryview, error: Exception) -> str:
+    """Return what is wrong with a body that is not JSON."""
+    if LONE_SURROGATE.search(body):
+        return "the body has half of a surrogate pair in a string; send whole characters"
+    if isinstance(error, UnicodeDecodeError):
+        return "the body is not valid UTF-8"
+    return f"the body is not valid JSON: {error}"
 
 
 class TextOrIds:

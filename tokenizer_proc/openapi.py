@@ -4,6 +4,7 @@ https://spec.openapis.org/oas/v3.1.0
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from headrace.tokenizer_proc.openai_requests import (
 )
 from headrace.tokenizer_proc.responses_requests import ResponsesRequest
 from headrace.tokenizer_proc.sampling_fields import OWN_RANGES, RANGES, UNSUPPORTED
+from headrace.tokenizer_proc.schema_needs import add_needs
 from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
 
 Object = dict[str, Any]
@@ -191,7 +193,7 @@ def schemas(model: str) -> Object:
         [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
     )
     for kind, name in TEXT_OR_IDS_FIELDS.items():
-        components[kind.__name__]["properties"][name] = TEXT_OR_IDS
+        components[kind.__name__]["properties"][name] = deepcopy(TEXT_OR_IDS)
     for kind_name, schema in components.items():
         ranges = RANGES | OWN_RANGES.get(kind_name, {})
         fields = schema.get("properties", {})
@@ -201,6 +203,7 @@ def schemas(model: str) -> Object:
             limit(field, *ranges.get(name, (None, None)))
             if name == "model":
                 field["examples"] = [model]
+    add_needs(components)
     return components
 
 
@@ -267,6 +270,7 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
             "400": "The request is not valid; the text names the field",
             "404": "There is no such model",
             "413": "The body is too large",
+            "415": "The body's type is not application/json",
             "429": "There is too much to do; see Retry-After",
             "503": "The server is not ready",
         }

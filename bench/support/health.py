@@ -1,4 +1,4 @@
-"""How soon /health answers: asked some time after each answer, by a process of its own.
+"""How soon /health, or what else takes GET, answers: asked again and again by a process of its own.
 
 An answer is there when the kernel has it (`SO_TIMESTAMPING`): where all cores are taken, who asked
 may have to wait for one before he sees it, and that is not the server's time.
@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 PAUSE_S = 0.002
 SO_TIMESTAMPING, ON_ARRIVAL, TELL = 37, 1 << 3, 1 << 4  # <linux/net_tstamp.h>
 TIMES = struct.Struct("6q")  # three `timespec`; the first is when the kernel had it
-REQUEST = b"GET /health HTTP/1.1\r\nHost: %s\r\n\r\n"
+REQUEST = "GET %s HTTP/1.1\r\nHost: %s\r\n\r\n"
 ROOM = 64 << 10  # for an answer
 
 
 class HealthProbe:
     """A process that asks as long as the context lasts, `pause_s` after each answer."""
 
-    def __init__(self, url: str, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, url: str, pause_s: float = PAUSE_S, path: str = "/health") -> None:
         self.latencies_ms: list[float] = []  # of every answer, at the end
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.health", url, str(pause_s)],
+            [sys.executable, "-m", "support.health", url, str(pause_s), path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -43,14 +43,14 @@ class HealthProbe:
         self.latencies_ms = json.loads(output)
 
 
-def main(url: str, pause_s: str) -> None:
+def main(url: str, pause_s: str, path: str) -> None:
     """Ask until standard input ends; print each answer's milliseconds."""
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
     where = urlsplit(url)
     connection = socket.create_connection((where.hostname, where.port))
     connection.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, ON_ARRIVAL | TELL)
-    request, latencies = REQUEST % where.netloc.encode(), []
+    request, latencies = (REQUEST % (path, where.netloc)).encode(), []
     while not stop.is_set():
         begun = time.time_ns()
         connection.sendall(request)

@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.board import MESSAGES_SENT, Board, Field, Seat, Span, State
 from headrace.config import ModelCard
-from headrace.metrics import COUNTERS, GAUGES, HISTOGRAMS, HOPS, render_metrics
+from headrace.exposition import Exposition
+from headrace.metrics import COUNTERS, GAUGES, HISTOGRAMS, HOPS, MetricsPage, render_metrics
 from headrace.vitals import PAGE_BYTES, TICK_S, Vitals, vitals_of
 
 SEATS = [
@@ -58,12 +59,12 @@ def test_every_process_is_up_or_not(board: Board) -> None:
 
 
 def test_every_counter_and_gauge_shows_its_own_field(board: Board) -> None:
-    for number, (_, _, role, field) in enumerate([*COUNTERS, *GAUGES], 1):
+    for _, _, role, field in [*COUNTERS, *GAUGES]:
         for slot in board.of(role):
-            slot[field] = 100 * number + slot.seat.index
+            slot[field] = 100 * field + slot.seat.index
     found = families(board)
-    for number, (name, _, role, _) in enumerate([*COUNTERS, *GAUGES], 1):
-        expected = {str(s.seat): 100.0 * number + s.seat.index for s in board.of(role)}
+    for name, _, role, field in [*COUNTERS, *GAUGES]:
+        expected = {str(s.seat): 100.0 * field + s.seat.index for s in board.of(role)}
         assert values(found[f"headrace:{name}"]) == expected, name
 
 
@@ -149,3 +150,18 @@ def test_a_name_with_spaces_and_brackets_is_no_obstacle(tmp_path: Path) -> None:
     vitals = vitals_of(7, tmp_path)
     assert vitals == Vitals((14 + 15) * TICK_S, (14 + 15) * TICK_S, 3 * PAGE_BYTES)
     assert vitals_of(8, tmp_path) is None
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_text_is_as_prometheus_client_writes_it(board: Board, dialect: str) -> None:
+    collectors = MetricsPage(board, card('a"b\\c'), dialect)._collectors
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors[:1]:  # those that read the kernel differ from call to call
+        registry.register(collector)
+
+    def lasting(text: bytes) -> list[bytes]:
+        lines = text.splitlines()
+        return [line for line in lines if b"process_" not in line]
+
+    ours = Exposition().text(collectors[0].collect())
+    assert lasting(ours) == lasting(generate_latest(registry))

@@ -99,7 +99,7 @@ class RunningServer:
         """Wait until all of what there is, `kv_pages` say, is free: an open step may have some."""
 
         def are_free() -> bool:
-            return self.metric(f"{what}_free") == self.metric(f"{what}_total") > 0
+            return self.metric(f"{what}_free") == self.metric(what) > 0
 
         wait_until(are_free, f"{what} are free")
 

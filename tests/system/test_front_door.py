@@ -1,12 +1,15 @@
 """How clients get in: by port or path, with keys, over TLS; and what they cannot do there."""
 
 import json
+import shutil
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -17,6 +20,23 @@ TIMEOUT_S = 300
 MOCK = ("--engine", "mock")
 BODY = {"prompt": "x", "max_tokens": 3}
 TEXT = "/v1/completions"
+# The JDK's client asks for HTTP/2 in clear (Upgrade: h2c) unless it is told otherwise.
+JAVA = """
+import java.net.URI;
+import java.net.http.*;
+
+public class Ask {
+    public static void main(String[] args) throws Exception {
+        HttpClient client = HttpClient.newHttpClient();
+        HttpRequest request = HttpRequest.newBuilder(URI.create(args[0]))
+            .header("Content-Type", "application/json")
+            .POST(HttpRequest.BodyPublishers.ofString(args[1])).build();
+        for (int i = 0; i < 3; i++)
+            System.out.println(
+                client.send(request, HttpResponse.BodyHandlers.ofString()).statusCode());
+    }
+}
+"""
 JSON = "content-type: application/json\r\n"
 
 
@@ -138,6 +158,53 @@ def test_a_body_of_a_gigabyte_is_refused(server: RunningServer, framing: str) ->
         head = client.recv(1 << 16)
     assert head.startswith(b"HTTP/1.1 413 ")
     assert is_served(server)
+
+
+def test_questions_are_answered_while_texts_are_written(server: RunningServer) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 8000, "stream": True}).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(body)}\r\n\r\n"
+    before = server.metric("finished_sequences_total")
+    with ExitStack() as clients:
+        for _ in range(60):
+            client = clients.enter_context(socket.create_connection(address(server), TIMEOUT_S))
+            client.sendall(head.encode() + body)
+        for path in ("/health", "/v1/models", "/metrics") * 10:
+            assert httpx.get(server.url + path, timeout=TIMEOUT_S).status_code == 200
+            assert httpx.head(server.url + path, timeout=TIMEOUT_S).content == b""
+        assert server.metric("http_requests_open") > 1
+        assert server.metric("finished_sequences_total") == before
+    wait_until(lambda: server.metric("http_requests_open") == 1, "nobody else is served")
+
+
+def test_models_are_listed_as_anthropic_does(server: RunningServer) -> None:
+    listed = anthropic.Anthropic(base_url=server.url, api_key="any").models.list()
+    (model,) = listed.data
+    assert (model.type, listed.first_id, listed.last_id) == ("model", model.id, model.id)
+    assert not listed.has_more
+    assert model.created_at.tzinfo is not None
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="there is no java here")
+def test_java_asks_for_another_protocol_and_is_served(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    source = tmp_path / "Ask.java"
+    source.write_text(JAVA)
+    command = ["java", str(source), server.url + TEXT, json.dumps(BODY)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout.split() == ["200", "200", "200"], done.stderr
+
+
+def test_half_closed_client_is_answered(server: RunningServer) -> None:
+    for stream in (False, True):
+        body = json.dumps(BODY | {"stream": stream}).encode()
+        head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(address(server), TIMEOUT_S) as client:
+            client.sendall(head.encode() + body)
+            client.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"0\r\n\r\n" if stream else b"}")
 
 
 def test_idle_connections_keep_nobody_out(server: RunningServer) -> None:

@@ -89,7 +89,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
             "this model's maximum context length is 100 tokens; the messages have",
         ),
         ({"messages": []}, "messages: must have at least one message"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role: Invalid enum"),
+        (
+            {"messages": [{"role": "robot", "content": ""}]},
+            "messages[0].role: has no value 'robot'",
+        ),
         ({"stop_sequences": [""]}, "stop_sequences: must be at most 32 strings"),
         ({"temperature": -1}, "temperature: must be at least 0, not -1"),
         ({"container": "x"}, "container: not supported by this server"),

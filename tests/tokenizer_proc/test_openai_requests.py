@@ -90,16 +90,34 @@ def test_a_wrong_field_beside_the_prompt_is_named_and_not_the_prompt() -> None:
     [
         b"",
         b"{",
-        b"\xff",
         b'{"messages": [}',
-        b'{"messages": "\\ud800"}',
         b'{"chat_template_kwargs": {"a": ' + b"[" * 100000,
     ],
-    ids=["empty", "open", "not UTF-8", "wrong bracket", "lone surrogate", "too deep"],
+    ids=["empty", "open", "wrong bracket", "too deep"],
 )
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidBody, match="not valid JSON"):
         decode_chat(body)
+
+
+def test_unknown_name_is_refused_in_our_words() -> None:
+    with pytest.raises(InvalidBody, match=r"^tool_choice: has no value 'x'$"):
+        decode_chat(b'{"messages": [], "tool_choice": "x"}')
+
+
+@pytest.mark.parametrize("text", [b"\\ud800", b"\\udc00", b"a\\uDBFFx", b"\\ud83d\\ud83d\\ude00"])
+@pytest.mark.parametrize("end", [b'"}', b"a"])
+def test_lone_surrogate_has_its_own_message(text: bytes, end: bytes) -> None:
+    with pytest.raises(InvalidBody, match="half of a surrogate pair"):
+        decode_chat(b'{"model": "' + text + end)
+    with pytest.raises(InvalidBody, match="half of a surrogate pair"):
+        decode_chat(b'{"model": "\xed\xa0\x80"}')
+
+
+@pytest.mark.parametrize("text", [b"\\\\ud800", b"\\ud83d\\ude00", b"\\n\\ud83d\\ude00", b"\xff"])
+def test_other_faults_are_not_called_surrogates(text: bytes) -> None:
+    with pytest.raises(InvalidBody, match="not valid"):
+        decode_chat(b'{"model": "' + text + b'", \xff}')
 
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])

@@ -188,6 +188,15 @@ def test_what_is_never_done_is_not_described() -> None:
     assert not described & {*UNSUPPORTED}
 
 
+def test_description_says_what_must_not_be_empty() -> None:
+    schemas = answer("GET", "/openapi.json")[1]["components"]["schemas"]
+    assert schemas["ChatRequest"]["properties"]["messages"]["minItems"] == 1
+    lists = schemas["CompletionRequest"]["properties"]["prompt"]["anyOf"][1:]
+    assert [form["minItems"] for form in lists] == [1, 1, 1]
+    choices = schemas["GenerateBody"]["oneOf"]
+    assert [choice["required"] for choice in choices] == [["text"], ["input_ids"]]
+
+
 def test_every_status_of_a_refusal_is_counted() -> None:
     kinds = [RequestError, *RequestError.__subclasses__()]
     assert len(kinds) > 5
