@@ -53,7 +53,6 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
     "negative max_tokens": (CHAT, body(max_tokens=-1), 400, "max_tokens"),
     "zero max_tokens": (CHAT, body(max_tokens=0), 400, "max_tokens"),
     "text for a number": (CHAT, body(max_tokens="ten"), 400, "max_tokens"),
-    "temperature too high": (CHAT, body(temperature=3), 400, "temperature"),
     "negative temperature": (CHAT, body(temperature=-0.1), 400, "temperature"),
     "top_p of zero": (CHAT, body(top_p=0), 400, "top_p"),
     "top_k too low": (CHAT, body(top_k=-2), 400, "top_k"),
@@ -62,7 +61,6 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
     "empty stop string": (CHAT, body(stop=[""]), 400, "stop"),
     "stop of a wrong type": (CHAT, body(stop=[1]), 400, "stop"),
     "stop_token_ids out of range": (CHAT, body(stop_token_ids=[-1]), 400, "stop_token_ids"),
-    "max_tokens past the context": (CHAT, body(max_tokens=100_000), 400, "context length"),
     "stream_options without stream": (CHAT, body(stream_options={}), 400, "stream_options"),
     "prompt past the context": (
         CHAT,
