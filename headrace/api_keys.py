@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.config import ServerConfig
+from headrace.config import ServerConfig, is_utf8
 from headrace.errors import ConfigError
 
 VARIABLE = "HEADRACE_API_KEY"
@@ -27,6 +27,8 @@ def read_api_keys(config: ServerConfig, environment: Mapping[str, str]) -> list[
         keys.append(environment[VARIABLE])
     if not all(key.strip() for key in keys):
         raise ConfigError(f"--api-key or {VARIABLE} is empty; it must be the key that clients send")
+    if not all(map(is_utf8, keys)):
+        raise ConfigError(f"{VARIABLE} is not UTF-8")
     if config.api_key_file is not None:
         keys += keys_of_file(Path(config.api_key_file))
     return [key.strip() for key in keys]
@@ -45,6 +47,8 @@ def read_admin_key(
     if key is None:
         return None
     key = key.strip()
+    if not is_utf8(key):
+        raise ConfigError(f"{ADMIN_VARIABLE} is not UTF-8")
     if not key:
         raise ConfigError(f"--admin-api-key or {ADMIN_VARIABLE} is empty; it must be a key")
     if key in api_keys:

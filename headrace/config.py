@@ -34,6 +34,10 @@ MIN_IMAGE_MEMORY_BYTES = 16 << 20
 ON_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}  # defaults that differ from CPUs'
 CPU_KV_BYTES = 2 << 30  # of the KV cache on CPUs, where no flag says otherwise
 MAX_IMAGE_BYTES = 20 << 20  # of an image as it comes
+MAX_AT_ONCE = 1 << 24  # sequences, and tokens of a step
+MAX_BODY_BYTES = 1 << 40
+MAX_NUMBER = (1 << 63) - 1  # of a flag
+SECRETS = ("api_key", "admin_api_key")  # never shown
 MIN_WATCHDOG_TIMEOUT = 2  # processes beat at least once a second
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -171,6 +175,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             one_of(f.name, getattr(self, f.name), f.metadata["choices"])
+            check_plain(f.name, getattr(self, f.name))
         for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
             at_least(name, getattr(self, name), 1)
         at_least("preprocess_procs", self.preprocess_procs, 1)
@@ -198,6 +203,9 @@ class ServerConfig:
         at_least("watchdog_timeout", self.watchdog_timeout, MIN_WATCHDOG_TIMEOUT)
         at_least("stream_interval", self.stream_interval, 1)
         at_least("max_body_bytes", self.max_body_bytes, 1)
+        at_most("max_body_bytes", self.max_body_bytes, MAX_BODY_BYTES)
+        at_most("max_num_seqs", self.max_num_seqs, MAX_AT_ONCE)
+        at_most("max_num_batched_tokens", self.max_num_batched_tokens, MAX_AT_ONCE)
         at_most("frontend_procs", self.frontend_procs, MAX_FRONTENDS)
         at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
         at_most("detokenizer_procs", self.detokenizer_procs, 256)
@@ -253,6 +261,27 @@ def typed(name: str, value: Any) -> Any:
 def flag_name(name: str) -> str:
     """Return the flag of a field."""
     return "--" + name.replace("_", "-")
+
+
+def check_plain(name: str, value: object) -> None:
+    """Refuse what cannot be told other processes: long numbers, and text that is not UTF-8."""
+    if isinstance(value, tuple):
+        for item in value:
+            check_plain(name, item)
+    elif isinstance(value, int):
+        at_most(name, value, MAX_NUMBER)
+    elif isinstance(value, str) and not is_utf8(value):
+        shown = "" if name in SECRETS else f" {value!a}"
+        raise ConfigError(f"{flag_name(name)}{shown} is not UTF-8")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be encoded; one from a command line may have bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def at_least(name: str, value: int, limit: int) -> None:

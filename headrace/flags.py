@@ -250,7 +250,8 @@ def file_flags(path: Path) -> Iterator[str]:
     try:
         values = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, *BAD_JSON) as error:
-        raise ConfigError(f"{CONFIG} {path} cannot be read: {error}") from None
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{CONFIG} {path} cannot be read: {why}") from None
     for key, value in values.items():
         name = flag_name(key)
         if name == CONFIG or name not in (*own_flags(), *ALIASES, "--model"):

@@ -85,7 +85,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         serve(from_flags(sys.argv[1:] if argv is None else argv, has_gpus()))
     except (HeadraceError, OSError) as error:  # OSError: the system is short of something
-        print(f"launch_server: error: {error}", file=sys.stderr)
+        why = " ".join(str(error).splitlines())  # a path may have several
+        print(f"launch_server: error: {why}", file=sys.stderr)
         short_of = ExitStatus.SHORT_OF
         sys.exit(error.exit_status if isinstance(error, HeadraceError) else short_of)
     except KeyboardInterrupt:  # before the supervisor takes signals

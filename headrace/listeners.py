@@ -48,6 +48,8 @@ def listen(config: ServerConfig) -> Listeners:
             f"http+unix://{config.uds}",
             config.uds,
         )
+    if not config.host:
+        raise ConfigError("--host is empty; 0.0.0.0 and :: are all addresses")
     # The kernel spreads connections over the sockets of one port (SO_REUSEPORT). Any server of this
     # user could join them: the first socket is alone until it listens, and no other is the first.
     first = listen_at_port(config.host, config.port)
@@ -72,11 +74,10 @@ def listen_at_port(host: str, port: int, shares: bool = False) -> socket.socket:
     try:
         listener.bind((host, port))
         return started(listener)  # which is when another server on the port is found out
-    except OSError as error:
+    except (OSError, TypeError, UnicodeError) as error:  # the last two: it is no name of a host
         listener.close()
-        raise ConfigError(
-            f"cannot listen on --host {host} --port {port}: {error.strerror}"
-        ) from None
+        why = error.strerror if isinstance(error, OSError) else "not a host's name"
+        raise ConfigError(f"cannot listen on --host {host} --port {port}: {why}") from None
 
 
 def listen_at_path(path: str) -> socket.socket:
@@ -118,10 +119,19 @@ def check_certificate(config: ServerConfig) -> None:
         if config.ssl_keyfile is not None:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile, the certificate to go with it")
         return
+    files = f"--ssl-certfile {config.ssl_certfile}"
+    files += f" --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else ""
+
+    def refuse_password() -> str:
+        raise ConfigError(f"{files}: the key is encrypted; give one without a pass phrase")
+
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    except OSError as error:  # ssl.SSLError is one
-        files = f"--ssl-certfile {config.ssl_certfile}"
-        files += f" --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else ""
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, refuse_password)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{files} cannot be used: {error.reason or error}; they must be a certificate and the "
+            "key that goes with it, PEM"
+        ) from None
+    except OSError as error:
         raise ConfigError(f"{files} cannot be used: {error.strerror or error}") from None

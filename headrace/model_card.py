@@ -69,6 +69,8 @@ def find_model(model: str | None, load_format: str = "auto") -> Path:
         if demo is None:
             raise ConfigError(HOW_TO_GET_ONE)
         return demo
+    if not model:
+        raise ConfigError("MODEL is empty; name a Hugging Face folder, a .gguf file or a hub id")
     path = Path(model).expanduser()
     if path.exists():
         return path

@@ -38,9 +38,9 @@ from headrace.vitals import resident_bytes
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 COLLECT = (2_000, 10, 5)  # objects made between looks at the young; looks between older ones
-# Of libgomp, read when torch is loaded: threads that wait for each other sleep. Those that spin take
-# the cores of the rest of the ring, which then hold up the thread that all wait for.
-WAIT_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")
+# Of libgomp, as torch is loaded: threads that wait for each other sleep. Those that spin take the
+# cores of the rest of the ring, which then hold up the thread that all wait for.
+WAIT_POLICY = {"OMP_WAIT_POLICY": "PASSIVE"}
 DRAIN = signal.SIGUSR1  # to a frontend: take no more requests
 LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
 
@@ -154,6 +154,7 @@ def spawn(
                 [sys.executable, "-m", "headrace.process", str(fd)],
                 pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
                 stdin=subprocess.DEVNULL,
+                env=WAIT_POLICY | os.environ,
                 start_new_session=True,  # Ctrl-C is for the supervisor, which then ends the others
             )
         process.stacks = stacks
@@ -252,7 +253,6 @@ def run(note: Note, writer: LineWriter) -> None:
 
 def main() -> None:
     """Run the process whose note is the descriptor in argv[1]."""
-    os.environ.setdefault(*WAIT_POLICY)
     note = read_note(int(sys.argv[1]))
     name = title(note.role, note.index)
     setproctitle.setproctitle(name)

@@ -11,7 +11,6 @@ from headrace.engine_proc.step_channel import StepChannel
 from headrace.engine_proc.vision.berth import berth_of
 from headrace.engine_proc.vision.encoding import encode
 from headrace.heap import give_back, keep_freed
-from headrace.machine import usable_cores
 from headrace.messages import FromVision, ToVision, TowerReady
 from headrace.process import Context
 
@@ -57,11 +56,8 @@ def open_tower(config: VisionConfig) -> tuple["Tower", TowerReady]:
         ConfigError: the GPU has no room for it.
         ModelError: it cannot be loaded.
     """
-    import torch
+    from headrace.engine_proc.vision.tower import Tower, load, move_to_gpu  # and torch
 
-    from headrace.engine_proc.vision.tower import Tower, load, move_to_gpu
-
-    torch.set_num_threads(usable_cores())
     berth = berth_of(config)
     module = load(config.model_path, berth.dtype)
     gpu_bytes = 0

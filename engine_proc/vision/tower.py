@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.device_memory import fitting
 from headrace.errors import ModelError
+from headrace.machine import usable_cores
 from headrace.vision import FAMILIES
 
 SLACK_BYTES = 64 << 20  # beyond that, for small tensors: torch takes memory in pieces of 2 MiB
@@ -92,6 +93,7 @@ def load(folder: Path | str, dtype: str = "float32") -> Any:
     Raises:
         ModelError: there is no tower that is supported, or some of its weights are missing.
     """
+    torch.set_num_threads(usable_cores())
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

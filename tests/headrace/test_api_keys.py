@@ -29,6 +29,14 @@ def test_an_empty_key_is_refused(config: tuple[str, ...], environment: dict[str,
         read_api_keys(ServerConfig(api_key=config), environment)
 
 
+def test_a_key_that_is_not_utf_8_is_refused_and_not_shown() -> None:
+    key = b"secret\xff".decode(errors="surrogateescape")
+    with pytest.raises(ConfigError, match=r"^HEADRACE_API_KEY is not UTF-8$"):
+        read_api_keys(ServerConfig(), {"HEADRACE_API_KEY": key})
+    with pytest.raises(ConfigError, match=r"^HEADRACE_ADMIN_API_KEY is not UTF-8$"):
+        read_admin_key(ServerConfig(), {"HEADRACE_ADMIN_API_KEY": key})
+
+
 def test_a_file_without_keys_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     with pytest.raises(ConfigError, match=f"--api-key-file {path} cannot be read: .*No such file"):

@@ -24,10 +24,13 @@ from headrace.errors import ConfigError
         ("detokenizer_procs", 257, 256),
         ("max_num_seqs", 0, 1),
         ("max_body_bytes", 0, 1),
+        ("max_body_bytes", 1 << 41, 1 << 40),
         ("max_model_len", 1, 2),
         ("port", -1, 0),
         ("port", 65536, 65535),
         ("seed", -1, 0),
+        ("seed", 1 << 63, (1 << 63) - 1),
+        ("kv_cache_memory_bytes", 10**23, (1 << 63) - 1),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_flag_value_and_limit(
@@ -37,6 +40,16 @@ def test_a_value_out_of_range_is_refused_with_flag_value_and_limit(
     with pytest.raises(ConfigError, match=f"^{flag_name(name)} {value} .* {limit}$"):
         ServerConfig(**fields)
     ServerConfig(**(fields | {name: limit}))
+
+
+@pytest.mark.parametrize("name", ["model", "host", "uds", "served_model_name", "allowed_origins"])
+def test_a_text_that_is_not_utf_8_is_refused(name: str) -> None:
+    text = b"a\xff".decode(errors="surrogateescape")
+    value = (text,) if name == "allowed_origins" else text
+    with pytest.raises(ConfigError, match=rf"^{flag_name(name)} 'a\\udcff' is not UTF-8$"):
+        ServerConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^--api-key is not UTF-8$"):
+        ServerConfig(api_key=(text,))
 
 
 def test_a_value_that_is_none_of_the_choices_is_refused() -> None:

@@ -238,3 +238,10 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_json_is_yaml(tmp_path: Path) -> None:
     path = write(tmp_path / "flags.json", json.dumps({"max-num-seqs": 3, "uds": "/run/x"}))
     assert changed("--config", str(path)) == {"max_num_seqs": 3, "uds": "/run/x"}
+
+
+def test_a_broken_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text("a: [1\n")
+    with pytest.raises(ConfigError, match=r"flags\.yaml cannot be read: .* line 2") as failure:
+        from_flags(["--config", str(tmp_path / "flags.yaml")])
+    assert "\n" not in str(failure.value)

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,15 @@ def test_an_address_of_another_machine_is_refused() -> None:
         listen(ServerConfig(host="192.0.2.1", port=0))
 
 
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [("", "--host is empty; "), ("x" * 300, "cannot listen on --host x"), ("h\udcff", "not ")],
+)
+def test_what_is_no_host_is_refused(host: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        listen(ServerConfig(host=host, port=0))
+
+
 def test_a_path_is_listened_at_and_removed(tmp_path: Path) -> None:
     path = tmp_path / "headrace.sock"
     listeners = listen(ServerConfig(uds=str(path), frontend_procs=2))
@@ -170,3 +180,20 @@ def test_a_certificate_that_is_none_is_refused(tmp_path: Path) -> None:
     path.write_text("nonsense")
     with pytest.raises(ConfigError, match=rf"--ssl-certfile {path} cannot be used"):
         listen(ServerConfig(port=0, ssl_certfile=str(path)))
+
+
+def test_a_certificate_and_its_key_swapped_are_explained(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    make += ["-nodes", "-subj", "/CN=localhost", "-out", str(certificate), "-keyout", str(key)]
+    subprocess.run(make, check=True, capture_output=True)
+    swapped = ServerConfig(port=0, ssl_certfile=str(key), ssl_keyfile=str(certificate))
+    with pytest.raises(ConfigError, match="they must be a certificate and the key that goes with"):
+        listen(swapped)
+    encrypted = tmp_path / "encrypted.pem"
+    encrypt = ["openssl", "pkey", "-aes128", "-passout", "pass:secret", "-in", str(key)]
+    subprocess.run([*encrypt, "-out", str(encrypted)], check=True, capture_output=True)
+    with pytest.raises(
+        ConfigError, match=r"encrypted\.pem: the key is encrypted; give one without"
+    ):
+        listen(ServerConfig(port=0, ssl_certfile=str(certificate), ssl_keyfile=str(encrypted)))

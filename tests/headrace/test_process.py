@@ -110,6 +110,24 @@ def test_who_cannot_be_started_leaves_no_file_open(
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.parametrize(("own", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_libraries_sleep_while_they_wait(
+    own: str | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nenv > "$0.env"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    if own is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    process = spawn(SEAT, CONFIG, Board.create([SEAT]), "info")
+    assert process.wait(DEADLINE_S) == 0
+    process.stacks.close()
+    assert f"OMP_WAIT_POLICY={policy}" in (tmp_path / "program.env").read_text().split()
+
+
 def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
     seats = [Seat("worker", 0), Seat("worker", 1), Seat("engine", 0)]
     board = Board.create(seats)

@@ -123,3 +123,24 @@ def test_pid_1_takes_signals_and_reaps(number: signal.Signals) -> None:
         assert not survivors(ring)
     finally:
         running.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--uds", b"a\xff.sock"], r"--uds 'a\udcff.sock' is not UTF-8"),
+        (["--api-key", b"k\xff"], "--api-key is not UTF-8"),
+        (["--max-body-bytes", "9223372036854775807"], "it must be at most 1099511627776"),
+        (["--max-num-seqs", "9223372036854775807"], "it must be at most 16777216"),
+        (["--host", ""], "--host is empty"),
+        ([""], "MODEL is empty"),
+        (["a\nb.gguf"], "a b.gguf: no such file or folder"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments: list[str | bytes], says: str) -> None:
+    ended = subprocess.run([LAUNCH, *MOCK, "--port", "0", *arguments], capture_output=True)
+    assert ended.returncode == ExitStatus.BAD_FLAGS
+    error = ended.stderr.decode()
+    assert error.startswith("launch_server: error: ")
+    assert says in error
+    assert error.count("\n") == 1

@@ -12,6 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_vision import make_vision_folder
 
+from headrace.engine_proc.worker import transformers_model
 from headrace.engine_proc.worker.executor import Batch
 from headrace.engine_proc.worker.model import Model
 from headrace.engine_proc.worker.opener import open_for
@@ -349,3 +350,23 @@ def test_a_mask_is_a_reach_or_refused(name: str) -> None:
     else:
         with pytest.raises(ModelError, match="neither causal, nor full, nor a sliding window"):
             reach_of(mask, NUM_POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_ranks", "num_threads"), [(6, 1, 6), (6, 2, 3), (1, 2, 1)]
+)
+def test_modules_run_on_all_cores_that_are_granted(
+    num_cores: int,
+    num_ranks: int,
+    num_threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save_tiny(tmp_path, "phi")
+    monkeypatch.setattr(transformers_model, "usable_cores", lambda: num_cores)
+    before = torch.get_num_threads()
+    try:
+        transformers_model.open_config(tmp_path, num_ranks)
+        assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
