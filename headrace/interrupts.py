@@ -11,11 +11,8 @@ import traceback
 from types import TracebackType
 
 MAX_FRAMES = 2  # of three lines each
-LIBRARIES = (
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
-    os.path.dirname(__file__) + os.sep,
-    "<frozen ",
-)
+LIBRARIES = (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(__file__) + os.sep, "<frozen ")
+INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
 def brief_interrupts() -> None:
@@ -31,6 +28,11 @@ def print_uncaught(
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(LIBRARIES)]
+    frames = [frame for frame in traceback.extract_tb(trace) if is_of_program(frame.filename)]
     lines = traceback.format_list(frames[-MAX_FRAMES:])
     print(*lines, kind.__name__, sep="", file=sys.stderr, flush=True)
+
+
+def is_of_program(path: str) -> bool:
+    """Whether a file is neither Python's, nor ours, nor of an installed package."""
+    return not path.startswith(LIBRARIES) and not any(part in path for part in INSTALLED)

@@ -470,3 +470,15 @@ def test_a_death_loses_no_image(server: RunningServer, title: str) -> None:
     wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "all are well")
     wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
     assert server.ring[title].pid != victim.pid
+
+
+def test_bench_sends_random_images(server: RunningServer) -> None:
+    before = server.metric("images_total")
+    command = [str(Path(sys.executable).parent / "headrace"), "bench", "serve", "--disable-tqdm"]
+    command += ["--base-url", server.url, "--dataset-name", "random-mm", "--num-prompts", "3"]
+    command += ["--random-input-len", "8", "--random-output-len", "2", "--num-warmups", "0"]
+    command += ["--random-mm-base-items-per-request", "2"]
+    command += ["--random-mm-bucket-config", "{(32, 48, 1): 1.0}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert "Successful requests:                     3" in done.stdout, done.stdout + done.stderr
+    assert server.metric("images_total") == before + 6
