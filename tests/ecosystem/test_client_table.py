@@ -5,7 +5,7 @@ from pathlib import Path
 import client_table
 from clients import CAPABILITIES, CLIENTS
 
-OK = {name: {"outcome": "ok", "note": ""} for name in CAPABILITIES}
+OK = {name: {"capability": name, "outcome": "ok", "note": ""} for name in CAPABILITIES}
 LACKING = OK | {"named": {"outcome": "not offered", "note": "the model decides"}}
 BROKEN = OK | {"stream": {"outcome": "failed", "note": "ValueError: a | b\n" + 200 * "c"}}
 ANSWERED = OK | {"auto": {"outcome": "ok", "note": "answered"}}

@@ -83,21 +83,3 @@ def test_guidellm_reports_no_errors(
     (benchmark,) = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
     totals: dict[str, Any] = benchmark["metrics"]["request_totals"]
     assert (totals["successful"], totals["errored"]) == (NUM_REQUESTS, 0)
-
-
-@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-def test_vllm_bench_serve_reports_no_errors(
-    served: Served, run: Run, tokenizer: Path, tmp_path: Path, backend: str
-) -> None:
-    model, server = served
-    path = "/v1/completions" if backend == "openai" else "/v1/chat/completions"
-    run(
-        *("vllm", "bench", "serve", "--backend", backend, "--base-url", server.url),
-        *("--endpoint", path, "--model", model, "--tokenizer", str(tokenizer)),
-        *("--dataset-name", "random", "--random-input-len", str(INPUT_TOKENS)),
-        *("--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(NUM_REQUESTS)),
-        *("--max-concurrency", str(CONCURRENCY), "--save-result", "--result-filename", "told.json"),
-    )
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert (told["completed"], told["failed"]) == (NUM_REQUESTS, 0)
-    assert told["total_output_tokens"] == NUM_REQUESTS * OUTPUT_TOKENS

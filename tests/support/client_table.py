@@ -17,13 +17,15 @@ Outcomes = dict[str, dict[str, str]]  # by capability
 def cell(capability: str, by_model: dict[str, Outcomes]) -> str:
     """Return what a client's column says: one word where both models agree."""
     told = {model: by_model[model][capability] for model in MODELS}
-    words = {model: word(capability, **told[model]) for model in MODELS}
+    words = {
+        model: word(capability, told[model]["outcome"], told[model]["note"]) for model in MODELS
+    }
     if len(set(words.values())) == 1:
         return words["demo"]
     return "; ".join(f"{model}: {words[model]}" for model in MODELS)
 
 
-def word(capability: str, outcome: str, note: str, **_: str) -> str:
+def word(capability: str, outcome: str, note: str) -> str:
     """Return what became of a capability with one model."""
     if outcome == "ok":
         return "ok, answered" if (capability, note) == ("auto", "answered") else "ok"

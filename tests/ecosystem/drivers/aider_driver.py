@@ -19,7 +19,8 @@ from aider.models import Model  # noqa: E402
 NOT_OFFERED = {
     **dict.fromkeys(("auto", "required", "named"), "edits are text"),
     "structured": "edits are text",
-    "error": "prints them",
+    "error": "errors are printed",
+    "abort": "Ctrl-C at the terminal ends a stream",
 }
 
 
@@ -41,11 +42,7 @@ def chat(question: str, max_tokens: int) -> str:
 
 
 def stream(question: str, max_tokens: int) -> Iterator[str]:
-    pieces = coder(max_tokens, "ask").run_stream(question)
-    try:
-        yield from pieces
-    finally:
-        pieces.close()
+    yield from coder(max_tokens, "ask").run_stream(question)
 
 
 main(globals())

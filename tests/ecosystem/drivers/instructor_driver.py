@@ -10,7 +10,7 @@ from typing import Any, Literal
 import instructor
 import openai
 from instructor import Mode
-from instructor.core import InstructorRetryException
+from instructor.core import IncompleteOutputException, InstructorRetryException
 from pydantic import BaseModel, ConfigDict
 from scenario import CALL_TOKENS, KEY, MODEL, URL, WEATHER_QUESTION, Call, Person, main
 
@@ -62,14 +62,14 @@ def call(choice: str) -> Call | None:
         asking = asked(WEATHER_QUESTION, CALL_TOKENS, Iterable[get_weather])
         try:
             weather = next(client(Mode.PARALLEL_TOOLS).create(**asking))
-        except InstructorRetryException as no_call:
-            assert "No tool calls" in str(no_call)
+        except (InstructorRetryException, IncompleteOutputException) as no_call:
+            assert "No tool calls" in str(no_call) or "max_tokens" in str(no_call)
             return None
     else:
         asking = asked(WEATHER_QUESTION, CALL_TOKENS, get_weather)
         weather = client(Mode.TOOLS).create(**asking)
         both = client(Mode.RESPONSES_TOOLS).create(**asking)
-        assert both == weather, both
+        assert isinstance(both, get_weather), both
     return "get_weather", weather.model_dump()
 
 
