@@ -6,7 +6,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,7 @@ MAX_TOKENS = 120_000  # more than anything lasts that the stream is watched besi
 TIMEOUT_S = 600.0
 
 
-def events(url: str, seed: int) -> Iterator[str]:
+def events(url: str, seed: int) -> Generator[str]:
     """Yield the pieces of a sampled text, which is the same each time.
 
     Raises:
@@ -27,16 +28,17 @@ def events(url: str, seed: int) -> Iterator[str]:
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=TIMEOUT_S)
     body = {"prompt": "Once upon a time", "max_tokens": MAX_TOKENS, "stream": True}
     body |= {"temperature": 1, "seed": seed, "ignore_eos": True}
-    connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    if response.status != 200:
-        raise RuntimeError(f"status {response.status}: {response.read()!r}")
-    for line in response:
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
-            if "choices" not in event:
-                raise RuntimeError(f"the stream has failed: {event}")
-            yield event["choices"][0]["text"]
+    with closing(connection):
+        connection.request("POST", PATH, json.dumps(body), {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            if response.status != 200:
+                raise RuntimeError(f"status {response.status}: {response.read()!r}")
+            for line in response:
+                if line.startswith(b"data: {"):
+                    event = json.loads(line[6:])
+                    if "choices" not in event:
+                        raise RuntimeError(f"the stream has failed: {event}")
+                    yield event["choices"][0]["text"]
     raise RuntimeError("the stream has ended")
 
 
@@ -71,10 +73,11 @@ class WatchedStream:
     def text_alone(self) -> str:
         """Ask for the same text, as much as has come."""
         size, text = len(self.text), ""
-        for piece in events(self._url, self._seed):
-            text += piece
-            if len(text) >= size:
-                break
+        with closing(events(self._url, self._seed)) as pieces:
+            for piece in pieces:
+                text += piece
+                if len(text) >= size:
+                    break
         return text[:size]
 
     def waits_s(self, begin: float, end: float) -> list[float]:

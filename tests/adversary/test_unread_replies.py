@@ -13,14 +13,14 @@ from servers import PATIENCE_S, RunningServer, wait_until
 from support.largest import LONGEST
 from support.memory_watch import MemoryWatch, own_bytes
 
-NUM_CLIENTS = 10
+NUM_CLIENTS = 12
 ROOM = 4096  # bytes that a client's kernel takes; the server's takes megabytes
 BIGGEST = 1 << 30  # bytes that a process may have more while replies wait; 256 MiB of them may wait
 LEFT = 192 << 20  # bytes that it may have more afterwards
 STREAM = {"prompt": ["x"] * 16, "max_tokens": 4000, "stream": True}
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 ASKED = {
-    "detokenize": ("/detokenize", b'{"tokens":[' + LONGEST * 2_000_000 + b"1]}", 1),
+    "detokenize": ("/detokenize", b'{"tokens":[' + LONGEST * 2_400_000 + b"1]}", 1),
     "tokenize": ("/tokenize", json.dumps({"prompt": "word " * 1_000_000}).encode(), 1),
     "stream": ("/v1/completions", json.dumps(STREAM | USAGE).encode(), 1),
     "documents": ("/openapi.json", b"", 300),
