@@ -103,7 +103,7 @@ def check_call(call: Call | None) -> None:
     assert call is not None, "there is no call"
     name, arguments = call
     assert name == "get_weather", call
-    assert arguments.keys() == {"city", "unit"}, call
+    assert arguments.keys() >= {"city", "unit"}, call  # smolagents' schemas leave room for more
     assert arguments["unit"] in ("C", "F"), call
 
 
