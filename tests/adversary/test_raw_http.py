@@ -118,7 +118,6 @@ def test_fault_never_turns_a_body_into_a_request(mock: RunningServer, fault: str
     check_answers([faulty, *after], parse_answers(received))
 
 
-@pytest.mark.xfail(reason="Connection._refuse drops the answers that are due")
 @pytest.mark.parametrize("fault", ["a negative length", "a signed size", "HTTP/1.2"])
 def test_refusal_comes_after_the_answers_before_it(mock: RunningServer, fault: str) -> None:
     rng = random.Random(fault)
