@@ -406,7 +406,7 @@ class Connection(HttpToolsProtocol):
         """Send the last answer, if there is one, and close when the client does.
 
         To close while bytes come would reset the connection, and the client would lose the answer:
-        it is the client who closes, or its time is up.
+        the client closes, or its time is up.
         """
         if self.transport.is_closing():
             return

@@ -506,7 +506,7 @@ class Supervisor:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
         left = self._told_to_end(self._children, TOLD_S)
         for child in self._told_to_end(left, STOP_S - TOLD_S):
-            # Who has not begun to serve may miss what it is told, and leaves nothing behind.
+            # A process that does not serve yet may miss the signal, and leaves nothing behind.
             level = logging.WARNING if self._is_up else logging.DEBUG
             log.log(level, "%s does not end; killing it", child.seat)
             child.process.kill()

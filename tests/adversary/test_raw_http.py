@@ -155,7 +155,7 @@ def test_clients_that_leave_early_leave_nothing(mock: RunningServer) -> None:
     mock.settle()
 
 
-def test_slow_heads_hold_up_no_one(mock: RunningServer) -> None:
+def test_slow_heads_delay_no_other_client(mock: RunningServer) -> None:
     url = httpx.URL(mock.url)
     head = b"GET /nowhere/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with contextlib.ExitStack() as stack:
