@@ -68,10 +68,12 @@ class Connection(HttpToolsProtocol):
         self._awaits_head = True
         self._is_upgrade = False  # the parser takes what follows this head for another protocol
         self._num_bytes = 0  # of the head, then of the body, since the last look
+        self._num_fields = 0  # bytes of a head's target and headers, then of a trailer
         self._num_bodiless = 0  # bytes since a piece of a body
         self._num_ignored = 0
         self._num_unread = 0  # bytes of answers, at the last look
         self._holds_next = False  # the next request waits until answers have been read
+        self._refusal: Refusal | None = None  # comes behind the answers that are still due
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
         self._served: Request | None = None  # the one being answered; uvicorn has the last to come
 
@@ -103,18 +105,23 @@ class Connection(HttpToolsProtocol):
         Returns:
             Whether the connection stays open for that. TLS does not let it.
         """
-        served = self._served
-        if served is None or self._is_leaving or not self.transport.can_write_eof():
+        if self._served is None or self._is_leaving or not self.transport.can_write_eof():
             return False
+        if self._refusal is None and not self._end_with_last(self._served):
+            return False
+        socket = self.transport.get_extra_info("socket")
+        if self._half_closed is None:
+            self._half_closed = HalfClosed(self.loop, socket, self._probe, self.cut)
+        return True
+
+    def _end_with_last(self, served: Request) -> bool:
+        """Close behind the last answer; return whether one is due."""
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()  # it will never be whole; those before it are
         last = self.pipeline[0][0] if self.pipeline else served.cycle
         if last.more_body or last.response_complete:
             return False
         last.keep_alive = False
-        socket = self.transport.get_extra_info("socket")
-        if self._half_closed is None:
-            self._half_closed = HalfClosed(self.loop, socket, self._probe, self.cut)
         return True
 
     def _probe(self) -> None:
@@ -133,13 +140,13 @@ class Connection(HttpToolsProtocol):
         self._readers.stop(self)
         if self._holds_next:
             self._holds_next = False
-            super().on_response_complete()
+            self._serve_next()
         if self._served is not None:
             self._served.on_writable()
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head or a trailer that is too long."""
-        if self._is_leaving:
+        if self._is_leaving or self._refusal is not None:
             self._ignore(data)
             return
         self._num_bytes += len(data)
@@ -200,13 +207,32 @@ class Connection(HttpToolsProtocol):
                 )
             )
             raise Parted
+        self._num_fields = 0
         super().on_message_begin()
         self._deadlines.start(self, self.loop.time())
 
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the target, if the head is not too long."""
+        self._count_fields("head", len(url))
+        super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; one that comes behind the body (a trailer) means nothing here."""
+        num_bytes = len(name) + len(value) + len(b": \r\n")
+        self._count_fields("head" if self._awaits_head else "trailer", num_bytes)
         if self._awaits_head:
             super().on_header(name, value)
+
+    def _count_fields(self, part: str, num_bytes: int) -> None:
+        """Refuse a head or a trailer that is too long, though one read brings all of it.
+
+        Raises:
+            Parted: it is too long.
+        """
+        self._num_fields += num_bytes
+        if self._num_fields > MAX_HEAD_BYTES:
+            self._refuse(too_long(part))
+            raise Parted
 
     def on_headers_complete(self) -> None:
         """Begin to wait for its body, if it can be told where that ends."""
@@ -219,7 +245,7 @@ class Connection(HttpToolsProtocol):
         if self._is_upgrade:
             return
         self._awaits_head = False
-        self._num_bytes = self._num_bodiless = 0
+        self._num_bytes = self._num_bodiless = self._num_fields = 0
         super().on_headers_complete()
         self._deadlines.start(self, self.loop.time())
 
@@ -267,9 +293,17 @@ class Connection(HttpToolsProtocol):
             self._await_reader()
         elif self.flow.write_paused:
             self._holds_next = True
-            self.flow.pause_reading()
+            if self._refusal is None:  # else what comes is not kept
+                self.flow.pause_reading()
             return
+        self._serve_next()
+
+    def _serve_next(self) -> None:
+        """Serve the next request, or send the refusal behind the last answer."""
+        is_last = not self.pipeline
         super().on_response_complete()
+        if is_last and self._refusal is not None:
+            self._part(self._refusal)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close when nothing more has come, and what there is has been read."""
@@ -302,17 +336,18 @@ class Connection(HttpToolsProtocol):
     def on_deadline(self) -> None:
         """Part from a client that has said too little; the parser is in the middle of a request."""
         if self._is_leaving:
-            self.cut()
+            if self.transport.get_write_buffer_size():  # `_readers` has an eye on it
+                self._deadlines.start(self, self.loop.time())
+            else:
+                self.cut()
             return
         enough = MIN_BYTES_PER_S * self._deadlines.duration_s
         is_paused = self.flow.read_paused  # by us: the client is not to blame
         if not self._awaits_head and (is_paused or self._num_bytes >= enough):
             self._num_bytes = 0
             self._deadlines.start(self, self.loop.time())
-        elif self._awaits_head and self._num_bytes == 0:
+        elif self.headers is None:
             self.transport.close()  # it has not even begun
-        elif self.cycle is not None and self.cycle.response_started:
-            self.cut()
         else:
             self._refuse(
                 Refusal(
@@ -343,23 +378,50 @@ class Connection(HttpToolsProtocol):
             self.cut()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer and part; where an answer has begun, part in the middle of it.
+        """Refuse the request that comes, behind all answers before (RFC 9112, 9.3.2), and part.
+
+        Where its own answer has begun, part in the middle of that. Where its own answer is
+        complete, part without another.
+        """
+        if self.transport.is_closing() or self._is_leaving or self._refusal is not None:
+            return
+        own = None if self._awaits_head else self.cycle
+        if own is not None and not self.pipeline:  # those before it have been answered
+            if own.response_started and not own.response_complete:
+                self.cut()
+            else:
+                self._part(None if own.response_complete else refusal)
+            return
+        if own is not None:
+            self.pipeline.popleft()
+        served = self._served
+        if self._holds_next or (served is not None and not served.is_complete):
+            self._refusal = refusal
+            self._deadlines.stop(self)
+            self.flow.resume_reading()  # so that a client that leaves is noticed
+        else:
+            self._part(refusal)
+
+    def _part(self, refusal: Refusal | None) -> None:
+        """Send the last answer, if there is one, and close when the client does.
 
         To close while bytes come would reset the connection, and the client would lose the answer:
-        it is the client who closes, or its time is up.
+        the client closes, or its time is up.
         """
-        if self.transport.is_closing() or self._is_leaving:
-            return
-        served = self._served
-        if served is not None and served.has_begun and not served.is_complete:
-            self.cut()
+        if self.transport.is_closing():
             return
         self._disown()
+        self._unset_keepalive_if_required()
+        self._holds_next = False
         self._on_parting()
-        self.transport.write(whole_response(refusal))
-        if not self.transport.can_write_eof():  # TLS
+        if refusal is not None:
+            self.transport.write(whole_response(refusal))
+        if self._half_closed is not None or not self.transport.can_write_eof():  # TLS
             self.transport.close()
+            self._await_reader()
             return
+        if self.transport.get_write_buffer_size() and not self.flow.write_paused:
+            self._await_reader()
         self.transport.write_eof()
         self._is_leaving = True
         self.flow.resume_reading()  # where requests wait for one another, else its end is not seen

@@ -395,8 +395,7 @@ class TokenizerConfig:
     num_detokenizers: int
     seed: int
     started_at: int  # seconds since the epoch; `created` of the model
-    # That take short prompts; the next index has the long ones, those after it have images, and
-    # the last answers GETs.
+    # That take short prompts; the next index has the long ones, those after it have images.
     num_tokenizers: int
     max_batch_size: int
     batch_wait_ms: int
@@ -407,6 +406,7 @@ class TokenizerConfig:
     num_arena_regions: int = 0
     max_images: int = 0  # of a request
     fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
+    answers_gets: bool = True  # the last index does, and encodes nothing
 
 
 @dataclass(frozen=True, kw_only=True)

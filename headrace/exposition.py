@@ -4,9 +4,19 @@ https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
+
+NUM_SPELLED = 4096  # numbers whose texts are kept; most of a page are bounds and zeros
+
+
+@lru_cache(NUM_SPELLED)
+def spelled(value: float) -> str:
+    """Return a number as `prometheus_client` writes it: dashboards name some bounds by it."""
+    text: str = floatToGoString(value)  # type: ignore[no-untyped-call]
+    return text
 
 
 class Exposition:
@@ -25,8 +35,7 @@ class Exposition:
                 start = self._heads.get(key)
                 if start is None:
                     start = self._heads[key] = sample_head(sample.name, sample.labels)
-                value: str = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
-                parts.append(f"{start}{value}\n")
+                parts.append(f"{start}{spelled(sample.value)}\n")
         return "".join(parts).encode()
 
 

@@ -32,15 +32,27 @@ ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropi
 class Links:
     """The outgoing links of one frontend."""
 
-    def __init__(self, run_dir: str, num_tokenizers: int, board: Board, slot: Slot) -> None:
-        """Connect to `num_tokenizers` for short bodies, those for others, and the engine."""
+    def __init__(
+        self,
+        run_dir: str,
+        num_tokenizers: int,
+        board: Board,
+        slot: Slot,
+        answers_gets: bool = True,
+    ) -> None:
+        """Connect to `num_tokenizers` for short bodies, those for others, and the engine.
+
+        Args:
+            answers_gets: the last tokenizer does; else no GET is forwarded.
+        """
         self._tokenizer_slots = list(board.of("tokenizer"))
         num_all = len(self._tokenizer_slots)
         self._tokenizers = [Outbox(address(run_dir, "tokenizer", i)) for i in range(num_all)]
         self._short = range(num_tokenizers)
         self._long = num_tokenizers
         self._about = num_all - 1  # answers GETs
-        self._images = range(num_tokenizers + 1, self._about)  # empty where the model takes none
+        # Empty where the model takes none.
+        self._images = range(num_tokenizers + 1, num_all - answers_gets)
         self._engine = Outbox(address(run_dir, "engine"))
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._detokenizer_slots = list(board.of("detokenizer"))

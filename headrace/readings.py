@@ -6,10 +6,10 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.utils import floatToGoString
 
 from headrace.board import Board, Field, Span
 from headrace.buckets import Bounds
+from headrace.exposition import spelled
 from headrace.histogram import Spread
 
 Labels = dict[str, str]
@@ -44,12 +44,6 @@ def buckets_of(spread: Spread, bounds: Bounds) -> list[tuple[str, float]]:
     """Return what Prometheus's text has of a histogram: how many there were up to each bound."""
     counts: list[tuple[str, float]] = [(spelled(b), spread.at_most(b)) for b in bounds]
     return [*counts, ("+Inf", spread.count)]
-
-
-def spelled(bound: float) -> str:
-    """Return a bound as `prometheus_client` writes it: dashboards name some by it."""
-    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]
-    return text
 
 
 class Families:

@@ -80,7 +80,10 @@ class Ring:
         self._running: dict[int, int] = {}  # sequences of each request that has been sent
         self._sent: dict[int, Sent] = {}  # the same requests, by the ids they have now
         self._num_running = 0
-        self._links = Links(server.run_dir, server.config.tokenizer_procs, server.board, self._slot)
+        num_tokenizers = server.config.tokenizer_procs
+        self._links = Links(
+            server.run_dir, num_tokenizers, server.board, self._slot, answers_gets=False
+        )
         self._inbox: Inbox[ToFrontend] = Inbox(
             address(server.run_dir, "frontend"), ToFrontend, high_water=0
         )

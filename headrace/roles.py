@@ -42,8 +42,9 @@ ROLES = {
         death_signal=signal.SIGTERM,
         cleans_up=True,
     ),
-    # Tokenizers give way to the frontends and the step when cores are short.
-    "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, niceness=5),
+    # Those that encode give way to the frontends and the step when cores are short; a process can
+    # give way by itself (`tokenizer_proc/main.py`), and not take it back.
+    "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, is_urgent=True),
     # The engine ends its workers.
     "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False, cleans_up=True),
     "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),

@@ -45,7 +45,7 @@ class Sent:
 
     @property
     def num_held_bytes(self) -> int:
-        """How many bytes of the answer have come and are nobody's yet."""
+        """How many bytes of the answer have come and wait for the rest of their piece."""
         return sum(map(len, self.held))
 
     def is_lost_with(self, seat: Seat, num_detokenizers: int) -> bool:

@@ -1,4 +1,4 @@
-"""Descriptors 0 to 2, which whoever starts a program may have closed.
+"""Descriptors 0 to 2, which may be closed when a program starts.
 
 Without them the next file that is opened is 0, 1 or 2, and a child gets it as its standard input,
 output or error.

@@ -86,13 +86,19 @@ class Child:
     start_at: float | None = None  # when another is to start, where this one has died
 
 
-def seats_of(config: ServerConfig, takes_images: bool = False) -> list[Seat]:
-    """Return who runs, one seat per process; workers, vision's too, are children of the engine."""
+def seats_of(
+    config: ServerConfig, takes_images: bool = False, answers_gets: bool = True
+) -> list[Seat]:
+    """Return one seat per process; workers, vision's too, are children of the engine.
+
+    Args:
+        answers_gets: false of an embedded ring without frontends, which is asked nothing by GET.
+    """
     num_preprocessors = config.preprocess_procs if takes_images else 0
     counts = {
         "frontend": config.frontend_procs,
         # One has the long prompts, those after it prepare images, the last answers GETs.
-        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + 1,
+        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + answers_gets,
         "engine": 1,
         "worker": 0 if config.engine == "mock" else config.tp,
         "vision": 1 if takes_images and config.engine != "mock" else 0,
@@ -122,7 +128,7 @@ class Supervisor:
         self._listeners = listeners
         self._api_keys = api_keys
         self._admin_keys = () if admin_key is None else (admin_key,)
-        seats = seats_of(config, card.takes_images)
+        seats = seats_of(config, card.takes_images, answers_gets=listeners is not None)
         raise_file_limit(len(seats))
         self._record = None if config.record is None else prepare_folder(config.record)
         self.board = Board.create(seats)
@@ -370,6 +376,7 @@ class Supervisor:
                 follows_grammars=c.engine != "mock",
                 max_images=c.max_images,
                 fetched_fd=None if self._fetched is None else self._fetched.fd,
+                answers_gets=self._listeners is not None,
                 **self._arena_fields,
             )
         if role == "engine":
@@ -499,7 +506,7 @@ class Supervisor:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
         left = self._told_to_end(self._children, TOLD_S)
         for child in self._told_to_end(left, STOP_S - TOLD_S):
-            # Who has not begun to serve may miss what it is told, and leaves nothing behind.
+            # A process that does not serve yet may miss the signal, and leaves nothing behind.
             level = logging.WARNING if self._is_up else logging.DEBUG
             log.log(level, "%s does not end; killing it", child.seat)
             child.process.kill()

@@ -13,7 +13,7 @@ from headrace.messages import ToTokenizer
 from headrace.process import Context
 from headrace.sockets import HIGH_WATER, Inbox, address
 from headrace.tokenizer_proc.aborts import Aborts
-from headrace.turns import take_long_turns
+from headrace.turns import take_long_turns, take_turns
 
 if TYPE_CHECKING:
     from headrace.tokenizer_proc.service import LoadImages, Service
@@ -21,16 +21,22 @@ if TYPE_CHECKING:
 IDLE_MS = 500
 LONG_HIGH_WATER = 8  # long bodies that wait here; the others wait where they came from
 IMAGE_HIGH_WATER = 2
-LONG_NICENESS = 5  # more than other tokenizers'
+NICENESS = 5  # of a process that encodes or prepares images
+LONG_NICENESS = 5  # more than that
 MAX_THREADS = 8
 
 
 def main(config: TokenizerConfig, context: Context) -> None:
     """Handle requests until SIGTERM."""
     tokenizer_backlog(context.board, context.index).settle()
+    last = len(list(context.board.of("tokenizer"))) - 1
+    is_about = config.answers_gets and context.index == last
+    if not is_about:
+        os.nice(NICENESS)
+        take_turns(is_urgent=False)
     if context.index < config.num_tokenizers:
         serve, high_water = serve_short, HIGH_WATER
-    elif context.index == len(list(context.board.of("tokenizer"))) - 1:
+    elif is_about:
         serve, high_water = serve_about, HIGH_WATER
     elif context.index == config.num_tokenizers:
         serve, high_water = serve_long, LONG_HIGH_WATER
@@ -61,7 +67,7 @@ def serve_short(
 def serve_about(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
-    """Answer what is asked about the server. It waits for nobody, and others for it."""
+    """Answer GETs. It has little to do, and a core at once where tokenizers have all of them."""
     from headrace.tokenizer_proc.about_lane import AboutLane
 
     lane = AboutLane(config, context, inbox)

@@ -408,7 +408,12 @@ def decode_detokenize(body: bytes | memoryview) -> "tuple[array[int], str | None
         return numbers_of(bytes(fields.tokens)), fields.model
     except (msgspec.DecodeError, OverflowError):  # in one piece: the error has its place
         request: DetokenizeRequest = DETOKENIZE.decode(body)
-        return array("q", request.tokens), request.model
+        try:
+            return array("q", request.tokens), request.model
+        except OverflowError:
+            longest = max(request.tokens, key=abs)
+            message = f"tokens: {longest} is not a token id; it has more than 64 bits"
+            raise InvalidValue(message, "tokens") from None
 
 
 def numbers_of(data: bytes) -> "array[int]":

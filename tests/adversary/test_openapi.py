@@ -12,7 +12,7 @@ from servers import RunningServer
 
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 SHARE = 0.25  # of the budget
-FEW = ("--max-examples", "12")  # of each operation, where the budget is too small for more
+FEW = ("--max-examples", "6")  # of each operation, where the budget is too small for more
 MAX_TIME = ("--max-time", str(int(SHARE * BUDGET_S)))
 # A schema cannot say all that a 400 can: that a model has no embeddings, or a prompt is too long.
 EXCLUDED = "positive_data_acceptance"

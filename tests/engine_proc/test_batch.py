@@ -163,7 +163,7 @@ def test_the_rows_that_draw_under_a_grammar_have_masks_in_their_order() -> None:
     assert np.frombuffer(area.buffer, np.uint32).tolist() == [1, 2, 3, 2**32 - 1]
 
 
-def test_a_prompt_that_is_only_scored_has_watched_rows_and_no_other() -> None:
+def test_scored_prompt_has_watched_rows_alone() -> None:
     watched = make_sequence([5, 6, 7], [0], prompt_logprobs=2).request
     request = msgspec.structs.replace(watched, max_tokens=0, grammar=b"g", allowed=b"\1")
     sequence = Sequence.of(request, array("I", [5, 6, 7]).tobytes())

@@ -27,8 +27,8 @@ class Tokenizers:
     With `num_images`, as many more for those with images.
     """
 
-    def __init__(self, run_dir: str, num_images: int = 0) -> None:
-        num_all = 4 + num_images
+    def __init__(self, run_dir: str, num_images: int = 0, answers_gets: bool = True) -> None:
+        num_all = 3 + num_images + answers_gets
         seats = [Seat("frontend", 0), *(Seat("tokenizer", i) for i in range(num_all))]
         self.board = Board.create([*seats, Seat("engine", 0), Seat("detokenizer", 0)])
         self.inboxes: list[Inbox[ToTokenizer]] = [
@@ -41,7 +41,7 @@ class Tokenizers:
         for slot in self.board.slots:
             slot.enter(State.STARTING)
             slot.enter(State.READY)
-        self.links = Links(run_dir, 2, self.board, self.board.slot("frontend"))
+        self.links = Links(run_dir, 2, self.board, self.board.slot("frontend"), answers_gets)
 
     def replace(self, index: int, role: str = "tokenizer") -> None:
         """Let a process die and another take its seat."""
@@ -115,6 +115,22 @@ def test_bodies_with_images_go_to_those_who_prepare_some(tmp_path: Path) -> None
     assert tokenizers.received(4) == len(with_image + LONG)
     # Of the one long body and the three with images, each with a byte of its own.
     assert tokenizers.links.long_backlog() == 2 * len(LONG) + 3 * len(with_image) + 4
+    tokenizers.close()
+
+
+def test_images_go_to_the_last_where_no_gets_come(tmp_path: Path) -> None:
+    tokenizers = Tokenizers(str(tmp_path), num_images=1, answers_gets=False)
+    body = b'"image_url"'
+    assert tokenizers.links.forward(Sent(REQUEST, body))
+    assert tokenizers.received(3) == len(body)
+    tokenizers.close()
+
+
+def test_gets_go_to_the_last_tokenizer(tmp_path: Path) -> None:
+    tokenizers = Tokenizers(str(tmp_path), num_images=1)
+    for method in ("GET", "HEAD"):
+        assert tokenizers.links.forward(Sent(replace(REQUEST, method=method), b""))
+        assert tokenizers.received(4) == 0
     tokenizers.close()
 
 

@@ -17,6 +17,13 @@ def test_there_is_a_seat_per_process() -> None:
     assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher"}
 
 
+def test_embedded_ring_has_no_process_for_gets() -> None:
+    config = ServerConfig(tokenizer_procs=3)
+    assert set(seats_of(config)) - set(seats_of(config, answers_gets=False)) == {
+        Seat("tokenizer", 4)
+    }
+
+
 def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -> None:
     config = ServerConfig(tokenizer_procs=2, preprocess_procs=3)
     with_images = seats_of(config, takes_images=True)

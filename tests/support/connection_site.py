@@ -195,6 +195,15 @@ class Site:
             while self._server.server_state.connections:
                 await asyncio.sleep(0)
 
+    async def connection(self) -> Connection:
+        """Wait for the first client; return the server's side of its connection."""
+        connections: set[Any] = self._server.server_state.connections
+        async with asyncio.timeout(DEADLINE_S):
+            while not connections:
+                await asyncio.sleep(0)
+        first: Connection = next(iter(connections))
+        return first
+
     async def connect(self) -> "Client":
         client = Client(*await asyncio.open_connection("127.0.0.1", self.port))
         self._clients.append(client)

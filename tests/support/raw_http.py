@@ -100,14 +100,13 @@ def parse_chunks(data: bytes, at: int) -> tuple[bytes, int]:
 def check_answers(requests: list[Request], answers: list[Answer]) -> None:
     """Assert that each request has one answer, in order, and nothing else has any.
 
-    A faulty request may be refused, which ends the connection. A server may then give up requests
-    that came with it: the refusal comes in place of their answers.
+    A faulty request may be refused, which ends the connection behind its answer.
     """
     for answer in answers:
         assert SMUGGLED not in answer.body, "bytes of a body were taken for a request"
         assert answer.status < 500 or answer.status in (501, 505), answer
     fault = next((index for index, request in enumerate(requests) if request.fault), None)
-    is_refused = fault is not None and 1 <= len(answers) <= fault + 1
+    is_refused = fault is not None and len(answers) == fault + 1
     assert is_refused or len(answers) == len(requests), f"{len(answers)} of {len(requests)} answers"
     answered = zip(requests, answers[:-1] if is_refused else answers, strict=False)
     for request, answer in answered:

@@ -1,6 +1,7 @@
 """How clients get in: by port or path, with keys, over TLS; and what they cannot do there."""
 
 import json
+import select
 import shutil
 import socket
 import ssl
@@ -171,6 +172,27 @@ def test_questions_are_answered_while_texts_are_written(server: RunningServer) -
             assert httpx.get(server.url + path, timeout=TIMEOUT_S).status_code == 200
             assert httpx.head(server.url + path, timeout=TIMEOUT_S).content == b""
     wait_until(lambda: server.metric("http_requests_open") == 1, "nobody else is served")
+
+
+def test_get_overtakes_long_bodies_that_wait(server: RunningServer) -> None:
+    body = json.dumps({"prompt": "word " * 20_000}).encode()  # for the process of long bodies
+    head = f"POST /tokenize HTTP/1.1\r\nhost: x\r\n{JSON}content-length: {len(body)}\r\n\r\n"
+    long = server.ring["headrace: tokenizer 1"]
+    with ExitStack() as clients:
+        long.suspend()
+        clients.callback(long.resume)
+        waiting = []
+        for _ in range(8):
+            waiting.append(clients.enter_context(socket.create_connection(address(server))))
+            waiting[-1].sendall(head.encode() + body)
+        wait_until(lambda: server.metric("tokenizer_queue_bytes") > len(body), "some wait")
+        for path in ("/health", "/v1/models", "/metrics"):
+            assert httpx.get(server.url + path, timeout=TIMEOUT_S).status_code == 200
+        assert not select.select(waiting, [], [], 0)[0], "none of those has an answer"
+        long.resume()
+        for client in waiting:
+            client.settimeout(TIMEOUT_S)
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
 
 def test_models_are_listed_as_anthropic_does(server: RunningServer) -> None:

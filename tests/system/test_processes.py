@@ -57,13 +57,15 @@ def test_process_table_is_the_ring(server: RunningServer) -> None:
     ]
 
 
-def test_whom_clients_and_the_step_wait_for_takes_a_core_at_once(server: RunningServer) -> None:
-    urgent = {
-        name.removeprefix("headrace: ").split()[0]
-        for name, process in server.ring.items()
-        if os.sched_getscheduler(process.pid) == os.SCHED_OTHER
-    }
-    assert urgent == {"supervisor", "frontend", "worker"}
+def test_processes_with_short_work_take_a_core_at_once(server: RunningServer) -> None:
+    ring = {name.removeprefix("headrace: "): process for name, process in server.ring.items()}
+    urgent = {name for name, p in ring.items() if os.sched_getscheduler(p.pid) == os.SCHED_OTHER}
+    about = "tokenizer 3"  # answers GETs
+    assert urgent == {"supervisor", "frontend 0", "frontend 1", "worker 0", about}
+    usual = ring["supervisor"].nice()
+    assert ring[about].nice() == usual
+    for name, more in (("tokenizer 0", 5), ("tokenizer 1", 5), ("tokenizer 2", 10)):
+        assert ring[name].nice() == min(usual + more, 19), name
 
 
 def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> None:

@@ -36,6 +36,11 @@ def test_a_text_is_continued() -> None:
     assert form_of(sequences) == GenerateForm(False, HTTP.received_at, [], 1, False, [None], [None])
 
 
+def test_empty_rid_is_none() -> None:
+    (plan,) = plans_of(planned(text="Hi", rid=""))
+    assert len(plan.response_id) >= 16
+
+
 def test_parameters_are_called_as_with_sglang() -> None:
     params = {
         "max_new_tokens": 9,

@@ -77,3 +77,9 @@ def test_wrong_ids_are_refused_with_their_place(bad: str, monkeypatch: pytest.Mo
     with pytest.raises(InvalidBody) as refused:
         decode_detokenize(b'{"tokens": %s}' % bad.encode())
     assert (refused.value.param or "").startswith("tokens")
+
+
+@pytest.mark.parametrize("id", [1 << 63, -(1 << 63) - 1, 10**30])
+def test_detokenize_refuses_ids_of_more_than_64_bits(id: int) -> None:
+    with pytest.raises(InvalidValue, match=f"tokens: {id} is not a token id"):
+        decode_detokenize(b'{"tokens": [1, %d]}' % id)
