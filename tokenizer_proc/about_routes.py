@@ -32,8 +32,11 @@ class AboutRoutes:
             "/server_info": lambda *_: json_answer(about.server_info(config.card, board)),
             "/get_server_info": lambda *_: json_answer(about.server_info(config.card, board)),
             "/metrics": lambda *_: Answer(200, self._metrics.render(), CONTENT_TYPE),
-            "/openapi.json": lambda *_: Answer(200, openapi(config.card.name)),
-            "/docs": lambda *_: Answer(200, docs_page(config.card.name), HTML),
+            "/openapi.json": lambda *_: Answer(
+                200,
+                openapi(config.card, config.follows_grammars, config.trust_request_chat_template),
+            ),
+            "/docs": lambda *_: Answer(200, docs_page(config.card), HTML),
         }
 
     def handle(self, request: HttpRequest, body: Body) -> Stages:

@@ -297,14 +297,18 @@ class ChatTemplate:
             ) from error
 
     def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
-        """Render; some templates want the arguments of calls as text, and fail with objects."""
+        """Render; some templates take arguments of calls in one form only, see `other_forms`."""
         with self._limit, contextlib.nullcontext() if template is self._template else self._memory:
             try:
                 return template.code.render(variables)
-            except TypeError:
-                if not write_arguments(variables["messages"]):
-                    raise
-                return template.code.render(variables)
+            except TEMPLATE_FAILURES as error:
+                functions = functions_of(variables["messages"])
+                for form in other_forms([one["arguments"] for one in functions], error):
+                    for function, arguments in zip(functions, form, strict=True):
+                        function["arguments"] = arguments
+                    with contextlib.suppress(*TEMPLATE_FAILURES):
+                        return template.code.render(variables)
+                raise
 
 
 def too_much_memory() -> InvalidValue:
@@ -338,9 +342,20 @@ def as_template_message(
     return fields
 
 
-def write_arguments(messages: list[dict[str, Any]]) -> bool:
-    """Turn the arguments of calls into JSON; return whether there were some."""
-    functions = [c["function"] for m in messages for c in m.get("tool_calls", ())]
-    for function in functions:
-        function["arguments"] = _to_json(function["arguments"])
-    return bool(functions)
+def functions_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the functions that are called in a conversation."""
+    return [call["function"] for message in messages for call in message.get("tool_calls", ())]
+
+
+def other_forms(arguments: list[Any], error: Exception) -> list[list[Any]]:
+    """Return what else the arguments of calls may be after a template has failed with `error`.
+
+    A template that adds them to a text wants JSON; one that goes through their names wants objects,
+    and is given an empty one where a call was cut off.
+    """
+    forms: list[list[Any]] = []
+    if isinstance(error, TypeError) and any(isinstance(one, dict) for one in arguments):
+        forms.append([one if isinstance(one, str) else _to_json(one) for one in arguments])
+    if any(isinstance(one, str) for one in arguments):
+        forms.append([{} if isinstance(one, str) else one for one in arguments])
+    return forms

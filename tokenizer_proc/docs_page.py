@@ -3,8 +3,9 @@
 from html import escape
 
 from headrace import __version__
-from headrace.tokenizer_proc.openapi import OPERATIONS, Operation
-from headrace.tokenizer_proc.sampling_fields import UNSUPPORTED
+from headrace.config import ModelCard
+from headrace.tokenizer_proc.openapi import Operation, operations_of
+from headrace.tokenizer_proc.schema_needs import never
 
 CONTENT_TYPE = "text/html; charset=utf-8"
 PAGE = """<!DOCTYPE html>
@@ -26,16 +27,17 @@ td, th {{ text-align: left; vertical-align: top; padding: .2em 1em .2em 0 }}
 """
 
 
-def docs_page(model: str) -> bytes:
+def docs_page(card: ModelCard) -> bytes:
     """Return the page of a server of one model."""
-    rows = "\n".join(map(row, OPERATIONS))
-    return PAGE.format(version=escape(__version__), model=escape(model), rows=rows).encode()
+    rows = "\n".join(map(row, operations_of(card)))
+    return PAGE.format(version=escape(__version__), model=escape(card.name), rows=rows).encode()
 
 
 def row(operation: Operation) -> str:
     """Return a path's line of the table."""
     names = () if operation.request is None else operation.request.__struct_fields__
     method, path = operation.method.upper(), escape(operation.path)
-    done = (escape(name) for name in names if name not in UNSUPPORTED)
+    gone = set[str]() if operation.request is None else never(operation.request.__name__)
+    done = (escape(name) for name in names if name not in gone)
     fields = " ".join(f"<code>{name}</code>" for name in done)
     return f"<tr><td>{method}<td><code>{path}</code><td>{escape(operation.summary)}<td>{fields}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
+from headrace.tokenizer_proc.grammar_errors import GrammarError
 from headrace.tokenizer_proc.schema_formats import LENGTHS, PATTERNS
 from headrace.tokenizer_proc.schema_patterns import literal, rust_pattern
 
@@ -40,7 +41,7 @@ def exact_source(source: str, closed: bool = False) -> str:
 
 def refuse_constant(name: str) -> NoReturn:
     """Refuse what Python takes for a number and JSON does not."""
-    raise ValueError(f"not JSON: {name}")
+    raise GrammarError(f"not JSON: {name}")
 
 
 def exact(schema: Any, closed: bool = False) -> Any:
@@ -70,7 +71,7 @@ class Rewriting:
             return node
         for name in self._refused:
             if name in node:
-                raise ValueError(f"not supported in a schema of draft 7: {name}")
+                raise GrammarError(f"not supported in a schema of draft 7: {name}")
         check_numbers(node)
         found = {key: self._value(key, value) for key, value in node.items()}
         if "prefixItems" in found:
@@ -193,7 +194,7 @@ def check_count(node: Schema, most: int) -> None:
     """Refuse an object that needs more than `most` names: one that is not listed may repeat."""
     count = node.get("minProperties")
     if isinstance(count, int | float) and count > most:
-        raise ValueError(
+        raise GrammarError(
             f"not supported in a schema: minProperties above {most}, one more than are required"
         )
 
@@ -203,10 +204,10 @@ def check_numbers(node: Schema) -> None:
     for name in BOUNDS:
         value = node.get(name)
         if isinstance(value, int | float) and abs(value) >= MAX_EXACT:
-            raise ValueError(f"not supported in a schema: {name} of 2^53 and above")
+            raise GrammarError(f"not supported in a schema: {name} of 2^53 and above")
     for name in ("const", "enum"):
         if name in node and any(n > MAX_EXACT for n in integers(node[name])):
-            raise ValueError(f"not supported in a schema: integers above 2^53 in {name}")
+            raise GrammarError(f"not supported in a schema: integers above 2^53 in {name}")
 
 
 def integers(value: Any) -> Iterator[int]:

@@ -201,7 +201,7 @@ class GenerationPlanner:
             request.prompt_name,
             GENERATE_MAX_TOKENS,
             form_of(request, http.received_at),
-            (isinstance(request.rid, str) and request.rid) or public_id(http, 16),
+            request.rid if request.rid and isinstance(request.rid, str) else public_id(http, 16),
             num_sequences=num_prompts * num_each,
         )
         planned = Sequences([], [])

@@ -8,7 +8,6 @@ message is a `Task`.
 
 import contextlib
 import os
-import re
 import resource
 import signal
 import struct
@@ -21,6 +20,7 @@ import setproctitle
 
 from headrace.process import die_with_parent
 from headrace.tokenizer_proc.exact_schemas import exact_source
+from headrace.tokenizer_proc.grammar_errors import for_the_log, reworded
 from headrace.tokenizer_proc.grammar_fields import Constraint
 from headrace.tokenizer_proc.structural_grammar import tag_grammar
 from headrace.tokenizer_proc.thought_grammar import after_thoughts, or_calls
@@ -32,9 +32,7 @@ T = TypeVar("T")
 
 CPU_S = 1.0  # of a grammar; the largest that people write take 0.1 s
 MEMORY_BYTES = 1 << 30  # beyond what is needed to begin
-MAX_ERROR = 400  # characters
 LENGTH = struct.Struct("<I")
-KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +51,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     error: str = ""
     is_supported: bool = True  # no grammar is, for tokenizers that llguidance does not know
     may_change: bool = False  # the grammar is not to blame
+    detail: str = ""  # what a library says of it, for the log
 
 
 def main() -> None:
@@ -79,7 +78,7 @@ def main() -> None:
         try:
             verdict = Verdict(checked(compiler, constraint).encode())
         except (ValueError, RecursionError) as error:
-            verdict = Verdict(error=reworded(str(error)))
+            verdict = Verdict(error=reworded(error, constraint), detail=for_the_log(error))
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sink, verdict)
 
@@ -146,18 +145,6 @@ def grammar_of(constraint: Constraint) -> str:
             return tag_grammar(constraint.source, constraint.special_tokens)
         case "grammar":
             return grammar_from("grammar", constraint.source)
-
-
-def reworded(error: str) -> str:
-    """Return what is wrong with a grammar, short and in terms of what the client wrote."""
-    keywords = KEYWORDS.search(error)
-    if keywords:
-        return f"not supported in a schema: {keywords[1].replace(chr(34), '')}"
-    if "oneOf" in error:
-        return "oneOf is supported only where no two of its schemas can hold at once; use anyOf"
-    if error.startswith("NoExtension"):
-        return "no text matches it"
-    return " ".join(error.removesuffix("<non-verbose/>").split())[:MAX_ERROR]
 
 
 def write(sink: IO[bytes], message: msgspec.Struct) -> None:

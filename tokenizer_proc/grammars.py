@@ -114,6 +114,8 @@ class Grammars:
             verdict = read(process.stdout, Verdict)
         killer.cancel()
         if verdict is not None:
+            if verdict.detail:
+                log.info("a %s is refused: %s", constraint.kind, verdict.detail)
             return verdict
         with contextlib.suppress(BrokenPipeError):  # what was not written yet
             process.stdin.close()

@@ -47,6 +47,7 @@ LONE_SURROGATE = re.compile(
 )
 ENUM = re.compile(r"^Invalid enum value (.*)$", re.DOTALL)  # msgspec's words
 LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
+MAX_ID_BITS = 63
 NUMBERS_BYTES = 1 << 18  # of JSON, decoded at once
 
 
@@ -408,12 +409,10 @@ def decode_detokenize(body: bytes | memoryview) -> "tuple[array[int], str | None
         return numbers_of(bytes(fields.tokens)), fields.model
     except (msgspec.DecodeError, OverflowError):  # in one piece: the error has its place
         request: DetokenizeRequest = DETOKENIZE.decode(body)
-        try:
-            return array("q", request.tokens), request.model
-        except OverflowError:
-            longest = max(request.tokens, key=abs)
-            message = f"tokens: {longest} is not a token id; it has more than 64 bits"
-            raise InvalidValue(message, "tokens") from None
+        for id in request.tokens:
+            if id.bit_length() > MAX_ID_BITS:
+                raise InvalidValue(f"tokens: {id} is not a token id", "tokens") from None
+        return array("q", request.tokens), request.model
 
 
 def numbers_of(data: bytes) -> "array[int]":

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace import __version__, answers
+from headrace.config import ModelCard
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.tokenizer_proc import answer_schemas, event_schemas
 from headrace.tokenizer_proc.generate_requests import GenerateBody
@@ -22,8 +23,9 @@ from headrace.tokenizer_proc.openai_requests import (
     TokenizeRequest,
 )
 from headrace.tokenizer_proc.responses_requests import ResponsesRequest
-from headrace.tokenizer_proc.sampling_fields import OWN_RANGES, RANGES, UNSUPPORTED
+from headrace.tokenizer_proc.sampling_fields import OWN_RANGES, RANGES
 from headrace.tokenizer_proc.schema_needs import add_needs
+from headrace.tokenizer_proc.schema_shapes import add_shapes
 from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
 
 Object = dict[str, Any]
@@ -164,11 +166,21 @@ OPERATIONS = [
     Operation("/docs", "get", "Show this description as a page", content_type="text/html"),
 ]
 
+# By what they need of a model: that it generates, that it has a chat template, that it embeds.
+GENERATE = {answers.COMPLETIONS, "/generate"}
+CONVERSE = {
+    *(answers.CHAT, "/v1/responses", "/v1/responses/input_tokens"),
+    *("/v1/messages", "/v1/messages/count_tokens"),
+}
+COMPARE = {"/v1/rerank", "/v1/score"}
 
-def openapi(model: str) -> bytes:
+
+def openapi(
+    card: ModelCard, follows_grammars: bool = True, trusts_templates: bool = False
+) -> bytes:
     """Return the description, JSON, of a server of one model."""
     paths: Object = {}
-    for operation in OPERATIONS:
+    for operation in operations_of(card):
         paths.setdefault(operation.path, {})[operation.method] = described(operation)
     return msgspec.json.encode(
         {
@@ -176,7 +188,7 @@ def openapi(model: str) -> bytes:
             "info": {"title": "Headrace", "version": __version__},
             "paths": paths,
             "components": {
-                "schemas": schemas(model),
+                "schemas": schemas(card, follows_grammars, trusts_templates),
                 "securitySchemes": SECURITY,
             },
             "security": [{}, *({name: []} for name in SECURITY)],
@@ -184,26 +196,49 @@ def openapi(model: str) -> bytes:
     )
 
 
-def schemas(model: str) -> Object:
+def operations_of(card: ModelCard) -> list[Operation]:
+    """Return the operations that a model is served by."""
+    gone: set[str] = set()
+    if card.embeds or card.compares:
+        gone |= GENERATE
+    if card.chat_template is None or card.embeds or card.compares:
+        gone |= CONVERSE
+    if not (card.embeds or card.compares):
+        gone |= {*COMPARE, answers.EMBEDDINGS}
+    if card.compares:
+        gone |= {answers.EMBEDDINGS}
+    return [operation for operation in OPERATIONS if operation.path not in gone]
+
+
+def schemas(
+    card: ModelCard, follows_grammars: bool = True, trusts_templates: bool = False
+) -> Object:
     """Return the schema of every struct by name, without what vLLM and SGLang alone have."""
     kinds = [
-        kind for o in OPERATIONS for kind in (o.request, o.response, o.events) if kind is not None
+        kind
+        for o in operations_of(card)
+        for kind in (o.request, o.response, o.events)
+        if kind is not None
     ]
     _, components = msgspec.json.schema_components(
         [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
     )
     for kind, name in TEXT_OR_IDS_FIELDS.items():
+        if kind.__name__ not in components:
+            continue
         components[kind.__name__]["properties"][name] = deepcopy(TEXT_OR_IDS)
     for kind_name, schema in components.items():
         ranges = RANGES | OWN_RANGES.get(kind_name, {})
         fields = schema.get("properties", {})
-        for name in UNSUPPORTED:
-            fields.pop(name, None)
         for name, field in fields.items():
             limit(field, *ranges.get(name, (None, None)))
             if name == "model":
-                field["examples"] = [model]
-    add_needs(components)
+                field["examples"] = [card.name]
+    if not trusts_templates:
+        for schema in components.values():
+            schema.get("properties", {}).pop("chat_template", None)
+    add_shapes(components)
+    add_needs(components, card.vocab_size, follows_grammars, card.tool_format is not None)
     return components
 
 

@@ -29,7 +29,6 @@ from headrace.tokenizer_proc.openai_requests import (
 )
 from headrace.tokenizer_proc.sampling_fields import check_ranges, stated
 from headrace.tokenizer_proc.text_files import FileData, text_of_file
-from headrace.tokenizer_proc.tool_requests import arguments_of
 
 Object = dict[str, Any]
 
@@ -315,8 +314,7 @@ def said(item: InputItem, where: str) -> Object:
         case "function_call":
             if item.name is None or item.arguments is None:
                 raise InvalidValue(f"{where}: a call needs 'name' and 'arguments'", where)
-            arguments = arguments_of(item.arguments, f"{where}.arguments")
-            function = {"name": item.name, "arguments": arguments}
+            function = {"name": item.name, "arguments": item.arguments}
             call = {"id": item.call_id, "type": "function", "function": function}
             return {"role": "assistant", "tool_calls": [call]}
         case "custom_tool_call":

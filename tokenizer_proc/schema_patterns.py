@@ -6,6 +6,8 @@ is, a bracket within brackets. What is the same goes through, what has no counte
 
 import re
 
+from headrace.tokenizer_proc.grammar_errors import GrammarError
+
 # What ECMAScript takes for white space; Rust has U+0085 among it and lacks U+FEFF.
 SPACE = (
     r"\u{9}-\u{d}\u{20}\u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"
@@ -127,6 +129,6 @@ def literal(char: str) -> str:
     return char if char.isalnum() else f"\\u{{{ord(char):x}}}"
 
 
-def refusal(part: str) -> ValueError:
+def refusal(part: str) -> GrammarError:
     """Return the error of a part that cannot be followed."""
-    return ValueError(f"not supported in a pattern: {part}")
+    return GrammarError(f"not supported in a pattern: {part}")

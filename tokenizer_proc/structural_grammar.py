@@ -11,6 +11,7 @@ from itertools import permutations
 import msgspec
 
 from headrace.tokenizer_proc.exact_schemas import exact
+from headrace.tokenizer_proc.grammar_errors import GrammarError
 from headrace.tokenizer_proc.grammar_fields import SOME_SPACE, quoted, special_in, spelled
 from headrace.tokenizer_proc.structural_tags import (
     AnyFormat,
@@ -88,7 +89,7 @@ class TagGrammar:
     def _whole(self, format: AnyFormat) -> str:
         """Return a part that ends by itself."""
         if is_free(format):
-            raise ValueError("free text must have an end: a tag's, or a const_string after it")
+            raise GrammarError("free text must have an end: a tag's, or a const_string after it")
         match format:
             case ConstString(value):
                 return self._text(value)
@@ -125,7 +126,7 @@ class TagGrammar:
         """Return free text with tags, and one of `ends` after it."""
         for one, other in permutations(format.triggers, 2):
             if one in other:
-                raise ValueError(f"the trigger {one!r} is a part of {other!r}")
+                raise GrammarError(f"the trigger {one!r} is a part of {other!r}")
         rests: dict[str, list[str]] = {}
         for tag in format.tags:
             stop = self._stop(tag.begin, format.triggers)
@@ -147,7 +148,9 @@ class TagGrammar:
         """Return what of a tag's begin is looked for: a trigger, and all of a token it is in."""
         found = [trigger for trigger in triggers if trigger and begin.startswith(trigger)]
         if len(found) != 1:
-            raise ValueError(f"the tag {begin!r} begins with {len(found)} of the triggers, not one")
+            raise GrammarError(
+                f"the tag {begin!r} begins with {len(found)} of the triggers, not one"
+            )
         at, token = special_in(begin, self._special)
         (trigger,) = found
         return begin[: max(len(trigger), at + len(token))] if at < len(trigger) else trigger
@@ -175,7 +178,7 @@ class TagGrammar:
         """Whether what is looked for begins with a special token."""
         at, _ = special_in(stop, self._special)
         if 0 < at < len(stop):
-            raise ValueError(f"{stop!r} has a special token in it, and does not begin with it")
+            raise GrammarError(f"{stop!r} has a special token in it, and does not begin with it")
         return at == 0
 
     def _separated(self, format: SeparatedTags) -> str:
@@ -255,7 +258,7 @@ def times_of(format: Star | Plus | Repeat) -> str:
         return "+" if isinstance(format, Plus) else "*"
     least, most = format.min, format.max
     if not 0 <= least <= (least if most < 0 else most):
-        raise ValueError(f"repeat from {least} to {most} is no range")
+        raise GrammarError(f"repeat from {least} to {most} is no range")
     return f"{{{least},{'' if most < 0 else most}}}"
 
 
@@ -280,7 +283,7 @@ def without_head(format: AnyFormat) -> AnyFormat:
 def json_of(schema: Schema) -> str:
     """Return what JSON of a schema is."""
     if schema is False:
-        raise ValueError("no text matches a schema that is false")
+        raise GrammarError("no text matches a schema that is false")
     exactly = {} if schema is True else exact(schema)
     return "%json " + json.dumps({**exactly, "x-guidance": SPACING}, ensure_ascii=False)
 

@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from headrace.tokenizer_proc.grammar_errors import tag_error
+
 Schema = dict[str, Any] | bool
 T = TypeVar("T")
 
@@ -184,4 +186,4 @@ def decoded(source: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(source, type=kind)
     except msgspec.DecodeError as error:
-        raise ValueError(f"no structural tag: {error}") from None
+        raise tag_error(error) from None

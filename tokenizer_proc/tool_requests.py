@@ -157,12 +157,12 @@ def as_function(tool: Tool | CustomTool) -> Tool:
 
 
 def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
-    """Return a call as templates expect it: with arguments that are an object."""
+    """Return a call as templates expect it: with arguments that are an object where they can be."""
     if call.custom is not None:
         function: dict[str, Any] = {"name": call.custom.name}
         function["arguments"] = {INPUT: call.custom.input}
     elif call.function is not None:
-        arguments = arguments_of(call.function.arguments, f"{where}.function.arguments")
+        arguments = arguments_of(call.function.arguments)
         function = {"name": call.function.name, "arguments": arguments}
     else:
         raise InvalidValue(f"{where}: must have a 'function', or a 'custom' one", where)
@@ -170,14 +170,17 @@ def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
     return told if call.id is None else told | {"id": call.id}
 
 
-def arguments_of(arguments: str | dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the arguments of a call; none is no arguments."""
+def arguments_of(arguments: str | dict[str, Any]) -> str | dict[str, Any]:
+    """Return the arguments of a call; none is no arguments.
+
+    A text that is no JSON object stays as it is: the call was cut off, or the model erred.
+    """
     if isinstance(arguments, dict):
         return arguments
     try:
         return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidValue(f"{where}: must be a JSON object: {error}", where) from None
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
 
 
 def string_parameters(tools: list[Tool]) -> dict[str, list[str]]:

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from headrace.grammar import GrammarCompiler
 from headrace.model_card import find_demo_model, read_gguf
 from headrace.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.grammar_checker import grammar_of, reworded
+from headrace.tokenizer_proc.grammar_checker import grammar_of
+from headrace.tokenizer_proc.grammar_errors import reworded
 from headrace.tokenizer_proc.grammar_fields import SOME_SPACE, of_schema
 
 ROOT = Path(__file__).parents[2]
@@ -49,13 +50,13 @@ REFUSALS = re.compile(
     r"|not supported in a schema(?: of draft 7)?: (?P<keywords>.*)"
     r"|not supported in a pattern: (?P<part>.*)"
     r"|oneOf is supported only where"
-    r"|Unknown format: (?P<format>[a-z-]+)"
-    r"|Resource '.*' is not present"
-    r"|Expected positive integer for '(?P<count>\w+)', got \d\.0"
-    r"|Value for '(?P<number>\w+)' has too many digits"
-    r"|patternProperty regexes .* are not disjoint"
-    r"|Expecting object schema"
-    r"|(?P<nothing>Unsatisfiable schema: schema is false)"
+    r"|the format '(?P<format>[a-z-]+)' is not supported in a schema"
+    r"|'.*' is not fetched"
+    r"|'(?P<count>\w+)' must be a whole number, 0 or above"
+    r"|'(?P<number>\w+)' has too many digits"
+    r"|two of patternProperties may match one name"
+    r"|a schema must be an object"
+    r"|(?P<nothing>no text matches a schema that is false)"
 )
 
 
@@ -87,11 +88,12 @@ def tried(file: str, draft: str, group: Any) -> Group:
         schema = {"$schema": DRAFTS[draft]} | schema
     valid = [case["valid"] for case in group["tests"]]
     compiler, tokenizer = of_demo_model()
+    constraint = of_schema(json.dumps(schema), SOME_SPACE)
     try:
-        grammar = grammar_of(of_schema(json.dumps(schema), SOME_SPACE))
+        grammar = grammar_of(constraint)
         compiler.check(grammar)
     except ValueError as error:
-        return Group(file, schema, reworded(str(error)), valid, [])
+        return Group(file, schema, reworded(error, constraint), valid, [])
     written = []
     for case in group["tests"]:
         text = json.dumps(case["data"], ensure_ascii=False, separators=(",", ":"))

@@ -116,7 +116,7 @@ CASES: dict[str, tuple[str, bytes, int, str]] = {
     "tools": (CHAT, body(tools=[{"type": "function"}]), 400, "tools"),
     "format of no kind": (CHAT, body(response_format={"type": "xml"}), 400, "response_format"),
     "keyword that is not followed": (CHAT, body(guided_json={"not": {}}), 400, "guided_json: not"),
-    "regex of a wrong form": (CHAT, body(guided_regex="("), 400, "unclosed group"),
+    "regex of a wrong form": (CHAT, body(guided_regex="("), 400, "a group is not closed"),
     "two grammars": (TEXT, b'{"prompt": "a", "regex": "a", "ebnf": "b"}', 400, "only one"),
     "no prompt": (TEXT, b"{}", 400, "prompt"),
     "prompt of a wrong type": (TEXT, b'{"prompt": {"a": 1}}', 400, "prompt"),

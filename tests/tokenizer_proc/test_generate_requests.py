@@ -28,6 +28,7 @@ def form_of(sequences: Sequences) -> GenerateForm:
 
 
 def test_a_text_is_continued() -> None:
+    assert planned(text="Hi", rid="").requests, "an empty one is none"
     sequences = planned(text="Hi", rid="mine")
     (request,), (plan,) = sequences.requests, plans_of(sequences)
     assert bytes(sequences.prompts[0].tolist()) == b"\x01Hi"

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -116,24 +117,33 @@ def test_a_keyword_that_is_not_followed_is_named(
 @pytest.mark.parametrize(
     ("constraint", "why"),
     [
-        (schema(type="string", format="iban"), "Unknown format: iban"),
+        (schema(type="string", format="iban"), "the format 'iban'"),
         (schema(oneOf=[{"type": "number"}, {"type": "integer"}]), "use anyOf"),
-        (schema(type="integer", minimum=5, maximum=3), "Unsatisfiable"),
-        (schema(**{"$ref": "http://localhost/x"}), "not present"),
+        (schema(type="integer", minimum=5, maximum=3), "minimum, 5, is above maximum, 3"),
+        (schema(**{"$ref": "http://localhost/x"}), "'http://localhost/x' is not fetched"),
         (schema(type="string", pattern="(?=a)"), "not supported in a pattern: (?="),
-        (Constraint("json_schema", "nonsense"), "Expecting value"),
+        (Constraint("json_schema", "nonsense"), "is not JSON: see line 1, column 1"),
         (Constraint("json_schema", "[]"), "object"),
         (Constraint("json_schema", '{"x-guidance": {"lenient": true}, "not": {}}'), "not"),
-        (Constraint("regex", "(a"), "unclosed group"),
-        (Constraint("regex", "(a{1000}){1000}"), "too many expressions"),
+        (
+            Constraint("regex", "(a"),
+            "a group is not closed; add ')', or write '\\(', at character 1",
+        ),
+        (Constraint("regex", "(a{1000}){1000}"), "too much work"),
         (Constraint("lark", 'start: start "a"'), "no text matches"),
-        (Constraint("grammar", "start: undefined"), "unknown name"),
-        (Constraint("grammar", "root ::= ("), "GBNF"),
-        (Constraint("grammar", "root ::= " + "(" * 9000 + ")" * 9000), "recursion"),
-        (Constraint("lark", "start: " + "(" * 9000 + ")" * 9000), "nested"),
-        (Constraint("json_schema", "[" * 100_000), "recursion"),
+        (
+            Constraint("grammar", "start: undefined"),
+            "no rule 'undefined'; define it, at line 1, column 8",
+        ),
+        (
+            Constraint("grammar", "root ::= ("),
+            "it is not Lark, or GBNF with '::='; mend what is there, at line 1",
+        ),
+        (Constraint("grammar", "root ::= " + "(" * 9000 + ")" * 9000), "nested too deeply"),
+        (Constraint("lark", "start: " + "(" * 9000 + ")" * 9000), "nested too deeply"),
+        (Constraint("json_schema", "[" * 100_000), "nested too deeply"),
         (Constraint("lark", 'start: start "a"', thoughts=THOUGHTS), "no text matches"),
-        (Constraint("lark", "{", thoughts=THOUGHTS), "EOF"),
+        (Constraint("lark", "{", thoughts=THOUGHTS), "cannot be followed"),
     ],
 )
 def test_what_is_wrong_is_told_shortly(
@@ -144,6 +154,59 @@ def test_what_is_wrong_is_told_shortly(
     assert why in str(error)
     assert len(str(error)) < 500
     assert "\n" not in str(error)
+
+
+# Of llguidance, the `regex` crate, msgspec and Python: none of their words reach a client.
+LIBRARY_WORDS = re.compile(
+    r"parse error|llguidance|lexer|Parser|Token|\xff|xff|start: /|x-guidance|registry"
+    r"|Expect(?:ed|ing)|Unimplemented|Unsatisfiable|NoExtension|recursion depth|`|\$\.|<non-verbose"
+)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "why"),
+    [
+        (Constraint("regex", "ab(?=c)"), "look-around are not supported; leave them out, at char"),
+        (Constraint("regex", "a/["), "or write '\\[', at character 3"),
+        (Constraint("regex", "[^\\s\\S]"), "no text matches it"),
+        (schema(type="foo"), "there is no type 'foo'"),
+        (schema(properties={"a": {"$ref": "#/$defs/B"}}), "nothing at the $ref '#/$defs/B'"),
+        (schema(type="string", minLength="5"), "'minLength' must be a whole number"),
+        (schema(type="string", pattern="a("), "at character 2 of 'a('"),
+        (schema(type="string", pattern="^a$b"), "anchors, boundaries and look-around"),
+        (schema(const=1, type="string"), "no text matches it"),
+        (Constraint("grammar", 'start: "a\n'), "at line 1, column 10"),
+        (Constraint("grammar", "start: <tool>"), "no special token '<tool>'"),
+        (Constraint("grammar", "start: <[999999]>"), "only the client's own rules"),
+        (Constraint("grammar", 'start: "a" b\nb: /[/'), "'[', at line 2, column 4"),
+        (Constraint("structural_tag", '{"format": 5}'), "format must be an object, not an integer"),
+        (
+            Constraint("structural_tag", '{"format": {"type": "regex", "pattern": "("}}'),
+            "a group is not closed",
+        ),
+        (
+            Constraint(
+                "structural_tag",
+                '{"format": {"type": "json_schema", "json_schema": {"type": "x"}}}',
+            ),
+            "there is no type 'x'",
+        ),
+    ],
+)
+def test_no_words_of_a_library_reach_a_client(
+    grammars: Grammars, constraint: Constraint, why: str
+) -> None:
+    error = refusal(grammars, constraint)
+    assert why in str(error)
+    assert not LIBRARY_WORDS.search(str(error)), error
+
+
+def test_what_a_library_says_goes_to_the_log(
+    grammars: Grammars, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        refusal(grammars, Constraint("regex", "only(once"))
+    assert "unclosed group" in caplog.text
 
 
 # Whether a text can match all of these patterns takes minutes to find out.

@@ -1,5 +1,6 @@
 """Each path does what it should, and every error has OpenAI's shape."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -13,9 +14,11 @@ from headrace.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
 from headrace.http_counts import NOT_COUNTED, SERVED, STATUSES
 from headrace.messages import HttpRequest
+from headrace.pooling import Pooling, PoolingKind
 from headrace.tokenizer_proc.chat import ChatTemplate
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
+from headrace.tokenizer_proc.openapi import openapi
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.sampling_fields import UNSUPPORTED
 from headrace.tokenizer_proc.stages import Answer, Outcome, Sequences, Stages, Text, error_answer
@@ -171,13 +174,14 @@ def test_every_path_is_counted_by_its_name_or_not_at_all() -> None:
     )
 
 
+EMBEDDINGS = {"/v1/embeddings", "/v1/rerank", "/v1/score"}  # which this model lacks
 OTHER_NAMES = {"/rerank", "/v2/rerank", "/score", "/get_model_info", "/get_server_info"}
 
 
 def test_every_path_is_described_unless_it_is_another_name() -> None:
     described = {(p, m) for p, o in answer("GET", "/openapi.json")[1]["paths"].items() for m in o}
     served = {(p, m.lower()) for p, ms in make_routes().handlers.items() for m in ms}
-    assert {path for path, _ in served - described} == OTHER_NAMES
+    assert {path for path, _ in served - described} == OTHER_NAMES | EMBEDDINGS
     assert {path for path, _ in described - served} == {"/health", "/ready", "/startup"}
 
 
@@ -195,6 +199,24 @@ def test_description_says_what_must_not_be_empty() -> None:
     assert [form["minItems"] for form in lists] == [1, 1, 1]
     choices = schemas["GenerateBody"]["oneOf"]
     assert [choice["required"] for choice in choices] == [["text"], ["input_ids"]]
+
+
+def test_an_embedding_model_has_no_chat_described() -> None:
+    card = make_routes()._about._card
+    embedding = dataclasses.replace(card, pooling=Pooling(PoolingKind.MEAN), embedding_size=8)
+    paths = msgspec.json.decode(openapi(embedding))["paths"]
+    assert paths.keys() >= EMBEDDINGS
+    assert not paths.keys() & {"/v1/chat/completions", "/v1/completions", "/generate"}
+
+
+def test_description_has_the_limits_of_the_model() -> None:
+    schemas = answer("GET", "/openapi.json")[1]["components"]["schemas"]
+    assert schemas["DetokenizeRequest"]["properties"]["tokens"]["items"]["maximum"] == 255
+    stop = schemas["CompletionRequest"]["properties"]["stop"]["anyOf"]
+    assert [form.get("minLength") for form in stop] == [1, None, None]
+    assert "chat_template" not in schemas["ChatRequest"]["properties"]
+    assert not schemas["GenerateBody"]["properties"].keys() & {"token_ids_logprob", "image_data"}
+    assert "mcp_servers" not in schemas["MessagesRequest"]["properties"]
 
 
 def test_every_status_of_a_refusal_is_counted() -> None:

@@ -244,15 +244,15 @@ def test_it_comes_after_thoughts() -> None:
     ("source", "why"),
     [
         ("{", "no structural tag: "),
-        ("{}", "missing required field `format`"),
-        ({"format": {}}, "`type`"),
+        ("{}", "it must have 'format'"),
+        ({"format": {}}, "must have 'type'"),
         ({"format": {"type": "token", "token": 1}}, "'token'"),
         ({"format": {**ANY, "max_tokens": 3}}, "format.max_tokens"),
-        ({"format": {"type": "const_string", "value": "a", "more": 1}}, "`more`"),
+        ({"format": {"type": "const_string", "value": "a", "more": 1}}, "has no field 'more'"),
         ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "qwen_xml"),
         ({"format": {"type": "json_schema", "json_schema": False}}, "false"),
         ({"format": {"type": "json_schema", "json_schema": {"pattern": "(?=a)"}}}, "pattern"),
-        ({"format": tag({"type": "token"}, ANY, "x")}, "Expected `str`"),  # type: ignore[arg-type]
+        ({"format": tag({"type": "token"}, ANY, "x")}, "must be a string, not an object"),  # type: ignore[arg-type]
         ({"format": triggered(triggers=["<x"])}, "begins with 0 of the triggers"),
         ({"format": triggered(triggers=["<f=", "<f=c"])}, "is a part of"),
         ({"format": {"type": "star", "content": ANY}}, "must have an end"),
@@ -260,8 +260,8 @@ def test_it_comes_after_thoughts() -> None:
         ({"format": triggered(tags=[tag("<f=x>", ANY, "")])}, "must have an end"),
         ({"format": {"type": "repeat", "min": 2, "max": 1, "content": NUMBER}}, "no range"),
         ({"format": tag("", ANY, "x<tool_call>")}, "special token"),
-        ({"structures": [{"begin": "a"}], "triggers": []}, "`end`"),
-        ({"structures": []}, "`triggers`"),
+        ({"structures": [{"begin": "a"}], "triggers": []}, "must have 'end'"),
+        ({"structures": []}, "must have 'triggers'"),
         ({"structures": [{"begin": "a", "end": "b", "schema": "{"}], "triggers": ["a"]}, "tag: "),
     ],
 )

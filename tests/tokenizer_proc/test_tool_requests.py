@@ -263,12 +263,46 @@ def test_no_arguments_are_an_empty_object(arguments: object) -> None:
     assert rendered(source, {"role": "assistant", "tool_calls": [call]}) == "{}"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "[" * 100_000])
-def test_arguments_that_are_no_object_are_refused_by_field(arguments: str) -> None:
+CUT_OFF = '{"city": "Par'
+
+
+@pytest.mark.parametrize("arguments", [CUT_OFF, "{", "[1]", '"x"', "null", "[" * 100_000])
+def test_arguments_that_are_no_object_stay_a_text(arguments: str) -> None:
     call = {"function": {"name": "f", "arguments": arguments}}
-    with pytest.raises(InvalidValue, match="must be a JSON object") as refused:
-        rendered("x", {"role": "assistant", "content": "", "tool_calls": [call]})
-    assert refused.value.param == "messages[0].tool_calls[0].function.arguments"
+    source = "{{ messages[0].tool_calls[0].function.arguments }}"
+    assert rendered(source, {"role": "assistant", "tool_calls": [call]}) == arguments
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("c.function.arguments | tojson", '"{\\"city\\": \\"Par"'),
+        ("'' + c.function.arguments", CUT_OFF),
+        ("c.function.arguments.items() | list", "[]"),
+        ("c.function.arguments | items | list", "[]"),
+        ("c.function.arguments.city | upper", ""),
+    ],
+)
+def test_a_call_that_was_cut_off_fails_no_template(form: str, shown: str) -> None:
+    cut_off = {"function": {"name": "g", "arguments": CUT_OFF}, "id": "c2"}
+    called = {"role": "assistant", "content": "", "tool_calls": [cut_off]}
+    text = rendered(SHOWN.replace("ARGUMENTS", form), called)
+    assert f"c2:g({shown})" in text
+    both = {**called, "tool_calls": [*CALLED["tool_calls"], cut_off]}
+    text = rendered(SHOWN.replace("ARGUMENTS", form), both)
+    assert f"c2:g({shown})" in text
+    assert "c1:f(" in text
+
+
+def test_a_templates_own_refusal_of_calls_is_told() -> None:
+    cut_off = {"function": {"name": "g", "arguments": CUT_OFF}}
+    with pytest.raises(InvalidValue, match="no calls here"):
+        rendered("{{ raise_exception('no calls here') }}", {"role": "user", "content": "Hi"})
+    with pytest.raises(InvalidValue, match="no calls here"):
+        rendered(
+            "{{ raise_exception('no calls here') }}",
+            {"role": "assistant", "content": "", "tool_calls": [cut_off]},
+        )
 
 
 @pytest.mark.parametrize(
