@@ -6,12 +6,12 @@ https://platform.openai.com/docs/api-reference/embeddings
 import base64
 import math
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
+from headrace.detokenizer_proc.json_slices import LazyList, slices
 from headrace.detokenizer_proc.renderer import JSON
-from headrace.detokenizer_proc.similarities import similarity_body
+from headrace.detokenizer_proc.similarities import Similarities
 from headrace.messages import EmbeddingPlan, SimilarityPlan, Times
 
 VectorPlan = EmbeddingPlan | SimilarityPlan
@@ -24,39 +24,52 @@ class EmbeddingReply:
     content_type = JSON
 
     def __init__(self, plan: VectorPlan) -> None:
-        self._num_sequences = plan.num_sequences
-        self._found: dict[int, tuple[VectorPlan, array[float]]] = {}
-        self.head_sent = False
+        self._plan = plan
+        self._num_tokens = 0
+        self._num_found = 0
+        self._vectors: dict[int, array[float]] = {}
+        self._similarities = Similarities(plan) if isinstance(plan, SimilarityPlan) else None
         self.times: Times | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether all texts have their vector."""
-        return len(self._found) == self._num_sequences
+        return self._num_found == self._plan.num_sequences
 
-    def take(self, plan: VectorPlan, vector: bytes) -> bytes:
-        """Take a text's embedding, f32; return the bytes to write: all of them, with the last."""
-        self._found[plan.index] = (plan, array("f", vector))
-        if not self.is_complete:
-            return b""
-        found = [self._found[index] for index in sorted(self._found)]
-        vectors = [vector for _, vector in found]
-        if isinstance(plan, EmbeddingPlan):
-            body = embedding_body(plan, vectors)
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of vectors the answer is made of."""
+        return sum(4 * len(vector) for vector in self._vectors.values())
+
+    def take(self, plan: VectorPlan, vector: bytes) -> None:
+        """Take a text's embedding, f32."""
+        self._num_found += 1
+        self._num_tokens += plan.num_prompt_tokens
+        if self._similarities is not None and isinstance(plan, SimilarityPlan):
+            self._similarities.take(plan, array("f", vector))
         else:
-            body = similarity_body([p for p, _ in found if isinstance(p, SimilarityPlan)], vectors)
-        num_tokens = sum(plan.num_prompt_tokens for plan, _ in found)
-        body["usage"] = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-        return msgspec.json.encode(body)
+            self._vectors[plan.index] = array("f", vector)
+
+    def whole(self) -> Iterator[bytes]:
+        """Return the body of the answer, complete now, in slices."""
+        if self._similarities is not None:
+            body = self._similarities.body()
+        else:
+            assert isinstance(self._plan, EmbeddingPlan)
+            body = embedding_body(self._plan, self._vectors)
+        body["usage"] = {"prompt_tokens": self._num_tokens, "total_tokens": self._num_tokens}
+        return slices(body)
 
 
-def embedding_body(plan: EmbeddingPlan, vectors: "list[array[float]]") -> Object:
+def embedding_body(plan: EmbeddingPlan, vectors: "dict[int, array[float]]") -> Object:
     """Return the vectors in OpenAI's shape, but for the usage."""
-    data = []
-    for index, vector in enumerate(vectors):
-        numbers = shortened(vector, plan.dimensions)
+
+    def form(index: int) -> Object:
+        numbers = shortened(vectors[index], plan.dimensions)
         form = base64.b64encode(numbers.tobytes()).decode() if plan.base64 else numbers.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": form})
+        return {"object": "embedding", "index": index, "embedding": form}
+
+    data = LazyList(range(len(vectors)), form)
     return {"object": "list", "data": data, "model": plan.model}
 
 

@@ -119,7 +119,7 @@ class Detokenizer:
         )
 
     def _at_hand(self, request: int) -> None:
-        """Say on the board which reply is worked at: the one to blame if this process dies."""
+        """Say on the board which reply to blame if this process dies; 0 is none."""
         self._slot[Field.REPLY_AT_HAND] = request
 
     def close(self) -> None:

@@ -66,7 +66,9 @@ class CoreReply:
 class Replies:
     """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
 
-    `at_hand` is told which request is worked at outside the core, and 0 when that is done.
+    `at_hand` is told which request a death would be blamed on: the one outside the core that is
+    worked at. Between turns it is the one whose body is being written, and 0 without such a body.
+    Where the core works it is 0.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class Replies:
 
     def feed(self, output: StepOutput, tokens: Frame) -> None:
         """Take what a step brought."""
+        self._at_hand(0)
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
         for request, plan in output.failed.items():
@@ -122,6 +125,7 @@ class Replies:
             self._bodies.drop(request_of(id))
         if rows:
             self._take_rows(rows, output, tokens)
+        self._at_hand(self._bodies.at_hand)
 
     def _take_rows(self, rows: "range | list[int]", output: StepOutput, tokens: Frame) -> None:
         """Take the news of sequences that the core does not have."""
@@ -177,6 +181,7 @@ class Replies:
 
         Of whole answers that is a slice, or several short ones: the rest comes the next times.
         """
+        self._at_hand(0)
         if self._core is not None:
             rendered = self._core.render(frontend)
             if rendered.ids:
@@ -187,7 +192,7 @@ class Replies:
         while num_bytes < SLICE_BYTES and (request := self._bodies.first(frontend)):
             self._at_hand(request)
             num_bytes += self._bodies.write(frontend, self._frames(request))
-            self._at_hand(0)
+        self._at_hand(self._bodies.at_hand)
         return self._outgoing.pop(frontend, None)
 
     def _start(self, id: int, output: StepOutput) -> None:
@@ -308,9 +313,16 @@ class Replies:
         reply = self._replies.setdefault(request, EmbeddingReply(plan))
         assert isinstance(reply, EmbeddingReply)
         reply.times = reply.times or times_of(id, output)
-        self._emit(id, reply, reply.take(plan, output.embeddings[id]))
+        self._at_hand(request)
+        reply.take(plan, output.embeddings[id])
+        if reply.is_complete:
+            head = Head(200, reply.content_type, reply.times)
+            is_long = reply.num_bytes > LONG_BYTES
+            self._bodies.put(Body(id, head, reply.whole(), told=0, is_long=is_long))
+            del self._replies[request]
+        self._at_hand(0)
 
-    def _emit(self, id: int, reply: Reply | EmbeddingReply, data: bytes, told: int = 0) -> None:
+    def _emit(self, id: int, reply: Reply, data: bytes, told: int) -> None:
         complete = reply.is_complete
         if not data and not complete:
             return
@@ -325,8 +337,11 @@ class Replies:
 
 
 def is_plain(plan: ReplyPlan) -> bool:
-    """Whether the core can write a reply: OpenAI's, with text and usage as all that is told."""
-    if plan.api not in (Api.CHAT, Api.COMPLETION):
+    """Whether the core can write a reply: OpenAI's, with text and usage as all that is told.
+
+    A suspect is written outside: a death in the core is blamed on no request.
+    """
+    if plan.is_suspect or plan.api not in (Api.CHAT, Api.COMPLETION):
         return False
     tells = (plan.logprobs, plan.prompt_logprobs)
     adds = plan.continuous_usage or plan.return_token_ids

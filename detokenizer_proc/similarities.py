@@ -6,42 +6,68 @@ import operator
 from array import array
 from typing import Any
 
+from headrace.detokenizer_proc.json_slices import LazyList
 from headrace.messages import SimilarityPlan
 
 Object = dict[str, Any]
 
 
-def similarity_body(plans: list[SimilarityPlan], vectors: "list[array[float]]") -> Object:
-    """Return a request's answer, but for its usage; queries come first, then documents."""
-    plan = plans[0]
-    first = plan.num_queries
-    found = cosines(vectors, first) if first else [score for (score,) in vectors]
-    body: Object = {"id": plan.response_id, "created": plan.created, "model": plan.model}
-    if plan.ranks:
-        return body | {"results": ranks(plans[first:], found)}
-    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(found)]
-    return body | {"object": "list", "data": data}
+class Similarities:
+    """The scores of a request's documents.
 
+    Each is computed when both of its vectors have come, so no step leaves the work of all of them.
+    """
 
-def cosines(vectors: "list[array[float]]", num_queries: int) -> list[float]:
-    """Return how alike each document is to its query, or to the only one."""
-    units = list(map(unit, vectors))
-    queries, documents = units[:num_queries], units[num_queries:]
-    pairs = zip(queries * (len(documents) // num_queries), documents, strict=True)
-    return [sum(map(operator.mul, one, other)) for one, other in pairs]
+    def __init__(self, plan: SimilarityPlan) -> None:
+        self._plan = plan
+        self._scores = [0.0] * (plan.num_sequences - plan.num_queries)
+        self._texts: list[str | None] = [None] * len(self._scores)
+        self._queries: dict[int, list[float]] = {}
+        self._early: dict[int, list[float]] = {}  # documents that came before their queries
 
+    def take(self, plan: SimilarityPlan, vector: "array[float]") -> None:
+        """Take a text's embedding, or a pair's score."""
+        num_queries = plan.num_queries
+        document = plan.index - num_queries
+        if document >= 0:
+            self._texts[document] = plan.document
+        if not num_queries:
+            (self._scores[document],) = vector
+        elif document >= 0:
+            self._early[document] = unit(vector)
+            self._compare(document)
+        else:
+            self._queries[plan.index] = unit(vector)
+            for early in range(plan.index, len(self._scores), num_queries):
+                if early in self._early:
+                    self._compare(early)
 
-def ranks(plans: list[SimilarityPlan], scores: list[float]) -> list[Object]:
-    """Return the documents, the likest first; of equals the one that came first."""
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    results = []
-    for index in order[: plans[0].top_n or None]:
-        result: Object = {"index": index, "relevance_score": scores[index]}
-        document = plans[index].document
-        if document is not None:
-            result["document"] = {"text": document}
-        results.append(result)
-    return results
+    def _compare(self, document: int) -> None:
+        """Compute the cosine of a document that is here, if its query is."""
+        query = self._queries.get(document % self._plan.num_queries)
+        if query is not None:
+            self._scores[document] = sum(map(operator.mul, query, self._early.pop(document)))
+
+    def body(self) -> Object:
+        """Return the answer, but for its usage."""
+        plan = self._plan
+        body: Object = {"id": plan.response_id, "created": plan.created, "model": plan.model}
+        if plan.ranks:
+            order = sorted(range(len(self._scores)), key=lambda index: -self._scores[index])
+            return body | {"results": LazyList(order[: plan.top_n or None], self._rank)}
+        data = LazyList(range(len(self._scores)), self._score)
+        return body | {"object": "list", "data": data}
+
+    def _score(self, index: int) -> Object:
+        return {"index": index, "object": "score", "score": self._scores[index]}
+
+    def _rank(self, index: int) -> Object:
+        """Return what is told of a document; the likest goes first, of equals the first."""
+        result: Object = {"index": index, "relevance_score": self._scores[index]}
+        text = self._texts[index]
+        if text is not None:
+            result["document"] = {"text": text}
+        return result
 
 
 def unit(vector: "array[float]") -> list[float]:

@@ -39,9 +39,9 @@ class Losses:
     failed: list[tuple[Sequence, str]] = field(default_factory=list)  # and why
 
 
-def by_arrival(sequence: Sequence) -> tuple[int, int]:
+def by_turn(sequence: Sequence) -> tuple[int, int]:
     """Return a sequence's importance where it is first come, first served."""
-    return 0, sequence.arrival
+    return 0, sequence.turn
 
 
 class Images:
@@ -60,7 +60,7 @@ class Images:
         image_token: int,
         release: Callable[[Tensor], None],
         are_whole: bool = False,
-        importance: Callable[[Sequence], tuple[int, int]] = by_arrival,
+        importance: Callable[[Sequence], tuple[int, int]] = by_turn,
     ) -> None:
         self.pool = pool
         self._image_token = image_token

@@ -31,8 +31,8 @@ from headrace.engine_proc.placed_image import page_marks, whole_end
 from headrace.engine_proc.sequence import Sequence
 from headrace.engine_proc.speculation import MAX_LENGTH, PromptLookup
 from headrace.engine_proc.suspects import Suspects
-from headrace.engine_proc.waiting_queue import Policy, WaitingQueue
-from headrace.messages import FinishReason, request_of
+from headrace.engine_proc.waiting_queue import Policy, WaitingQueue, make_turn
+from headrace.messages import MAX_SEQUENCES, FinishReason, request_of
 
 SHORT_SHARE = 4  # a prompt is short that takes no more than this part of a step
 MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
@@ -100,7 +100,7 @@ class Scheduler:
         self.waiting = WaitingQueue(policy, pool, self._shares)
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
-        self._num_arrivals = 0
+        self._num_requests = self._num_sequences = 0  # that have come
         self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
         self._suspects = Suspects()
         self.counts = Counts()
@@ -143,8 +143,11 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
-        sequence.arrival = self._num_arrivals
-        self._num_arrivals += 1
+        request, index = divmod(sequence.id, MAX_SEQUENCES)
+        siblings = self._by_request.setdefault(request * MAX_SEQUENCES, [])
+        self._num_requests += not siblings
+        sequence.turn = make_turn(self._num_requests, index, self._num_sequences)
+        self._num_sequences += 1
         if sequence.request.images:
             assert self._images is not None
             self._images.enter(sequence)
@@ -152,7 +155,7 @@ class Scheduler:
         self._queue(sequence)
         self.counts.prefix_queries += len(sequence.tokens)
         self._by_id[sequence.id] = sequence
-        self._by_request.setdefault(request_of(sequence.id), []).append(sequence.id)
+        siblings.append(sequence.id)
 
     def _queue(self, sequence: Sequence) -> None:
         sequence.queued_at = self.counts.steps
@@ -207,7 +210,7 @@ class Scheduler:
     def _kept_free(self, budget: int) -> int:
         """Return how many tokens running prompts leave to a short one that is the next to begin.
 
-        Else it would wait until the last of them is computed, whosever they are.
+        Otherwise the last of them would be computed before it begins.
         """
         waits = self.waiting and len(self.running) < self._limits.max_num_seqs
         if not waits or self._limits.whole_prompts:
@@ -261,7 +264,7 @@ class Scheduler:
                 continue
             if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
                 self._count_hits(sequence, self._reuse(sequence))
-            count = self._chunk_length(sequence, budget)
+            count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
                 place += 1
                 continue
@@ -276,6 +279,17 @@ class Scheduler:
             self._hold(sequence, count + len(drafts))
             yield Chunk.of(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
+
+    def _left_to(self, sequence: Sequence, place: int, budget: int) -> int:
+        """Return how many tokens of a step a running sequence may take.
+
+        A prompt leaves one to each text behind it. Otherwise a text that began beside a long prompt
+        would stand still until that is computed.
+        """
+        if sequence.num_missing <= 1:
+            return budget
+        num_texts = sum([other.num_missing == 1 for other in self.running[place + 1 :]])
+        return max(1, budget - num_texts)
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
         """Yield a chunk per sequence that begins to run."""

@@ -32,7 +32,7 @@ class Sequence:
     tokens: "array[int]"  # i32: the prompt, then what was generated
     num_prompt: int
     is_plain: bool  # drawn from the last logits alone, and nothing but the token is told
-    arrival: int = 0  # the how-manieth sequence of this engine
+    turn: int = 0  # unique, the lowest runs first: see `make_turn`
     queued_at: int = 0  # the step before which it began to wait
     looks_back: bool = False  # what its rows ban depends on its last token; see `BACK`
     num_computed: int = 0  # what is being computed included

@@ -1,7 +1,8 @@
 """Who runs next. Pure.
 
 Keys (users) share the engine by service: among sequences of equal rank, the key that has had the
-least goes first. With one key, that is first come, first served.
+least goes first. Within a key requests go in the order of their arrival. Each sequence of a request
+beyond its first lets some more of the requests pass that came later.
 """
 
 import enum
@@ -14,7 +15,8 @@ from headrace.engine_proc.fair_share import FairShare
 from headrace.engine_proc.page_pool import PagePool
 from headrace.engine_proc.sequence import Sequence
 
-arrival_of = attrgetter("arrival")
+turn_of = attrgetter("turn")
+PASSING = 16  # requests that go before each further sequence of one that came before them
 AGE_TOKENS = 16  # of prefix that a step of waiting is worth, with `lpm`
 
 
@@ -28,7 +30,7 @@ class Policy(enum.StrEnum):
     def importance(self, sequence: Sequence) -> tuple[int, int]:
         """Return whose pages, and whose images, come first: the least. Prefixes do not count."""
         priority = sequence.request.priority if self is Policy.PRIORITY else 0
-        return priority, sequence.arrival
+        return priority, sequence.turn
 
 
 class WaitingQueue:
@@ -41,7 +43,7 @@ class WaitingQueue:
         self._policy = policy
         self._pool = pool
         self._shares = shares
-        self._lines: dict[tuple[int, int], list[Sequence]] = {}  # in the order of their arrival
+        self._lines: dict[tuple[int, int], list[Sequence]] = {}  # in the order of their turns
         self._num_sequences = 0
         self.num_tokens = 0  # of all of them, prompts and what preempted ones have generated
 
@@ -54,7 +56,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         line = self._lines.setdefault(self._line_of(sequence), [])
-        insort(line, sequence, key=arrival_of)
+        insort(line, sequence, key=turn_of)
         self._num_sequences += 1
         self.num_tokens += len(sequence.tokens)
 
@@ -62,7 +64,7 @@ class WaitingQueue:
         """Take a sequence out."""
         name = self._line_of(sequence)
         line = self._lines[name]
-        found = line.pop(bisect_left(line, sequence.arrival, key=arrival_of))
+        found = line.pop(bisect_left(line, sequence.turn, key=turn_of))
         assert found is sequence
         if not line:
             del self._lines[name]
@@ -84,16 +86,30 @@ class WaitingQueue:
         return self.importance(sequence)[0], sequence.request.key
 
     def _rank(self, sequence: Sequence, step: int) -> tuple[int, int, int]:
-        priority, arrival = self.importance(sequence)
+        priority, turn = self.importance(sequence)
         if self._policy is Policy.LPM:
             known = self._pool.count_known(sequence.digests) * self._pool.page_tokens
             waited = step - sequence.queued_at
             priority = -(known + AGE_TOKENS * waited)
-        return priority, self._shares.served(sequence.request.key), arrival
+        return priority, self._shares.served(sequence.request.key), turn
 
     def importance(self, sequence: Sequence) -> tuple[int, int]:
         """Return the order in which running sequences keep their pages, the first for longest."""
         return self._policy.importance(sequence)
+
+
+def make_turn(num_requests: int, index: int, num_sequences: int) -> int:
+    """Return the turn of a sequence, which is unique: the lowest goes first.
+
+    A later request waits for the first of many prompts, not for all. No sequence waits for ever: at
+    most `PASSING * index` later requests go before it.
+
+    Args:
+        num_requests: that have come before its own.
+        index: of the sequence within its request.
+        num_sequences: that have come before it.
+    """
+    return (num_requests + PASSING * index) << 32 | num_sequences
 
 
 def ready(sequences: Iterable[Sequence]) -> Iterator[Sequence]:

@@ -130,7 +130,7 @@ class Field(enum.IntEnum):
     OPEN_REPLIES = 9  # gauge
     FRAMES = 10
     TOOL_READINGS = 11  # 12 words, by what `tool_readings.py` tells apart
-    REPLY_AT_HAND = 23  # the request whose reply is worked at, 0 where there is none,
+    REPLY_AT_HAND = 23  # the request whose reply is being written, 0 where it is not known,
     LAST_REPLY_AT_HAND = 24  # and when the process died that was in this seat before
 
 

@@ -125,7 +125,11 @@ class Links:
                     continue
                 self._withdraw(sent)
                 if sent.blame(at_hand):
-                    sent.renew(renumber(sent), is_suspect=seat.role == "tokenizer")
+                    sent.renew(
+                        renumber(sent),
+                        is_suspect=seat.role == "tokenizer",
+                        is_reply_suspect=seat.role == "detokenizer" and not at_hand,
+                    )
                     self._are_unsent = True
                 else:
                     self._aborts[self._engine].append(Abort(sent.request.id))

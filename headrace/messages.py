@@ -115,6 +115,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     resumes: int = 0  # and the last
     told: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
     is_suspect: bool = False  # is handled alone: a process has died that had it among others
+    is_reply_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
 
     @property
     def first_id(self) -> int:
@@ -310,6 +311,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     told: int | None = None  # as in `HttpRequest`; None is that the client has nothing of it
     tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
     function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
+    is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
 
     @property
     def chat(self) -> bool:

@@ -70,8 +70,8 @@ class Sent:
         self.num_blamed += at_hand == self.request.id
         return self.num_blamed < MAX_BLAMED
 
-    def renew(self, id: int, is_suspect: bool) -> None:
-        """Be sent once more, with a new id."""
+    def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:
+        """Be sent once more, with a new id. A suspect stays one."""
         before = self.request
         self.request = msgspec.structs.replace(
             before,
@@ -80,6 +80,7 @@ class Sent:
             resumes=before.id,
             told=dict(self.told),
             is_suspect=is_suspect or before.is_suspect,
+            is_reply_suspect=is_reply_suspect or before.is_reply_suspect,
         )
         self.tokenizer, self.is_answered = -1, False
         self.held.clear()

@@ -1,6 +1,7 @@
 """Whole answers are written a slice at a time, and nothing waits for them."""
 
 from array import array
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,16 @@ from headrace.detokenizer_proc import replies as replies_module
 from headrace.detokenizer_proc.json_slices import SLICE_BYTES, slices
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
-from headrace.messages import MORE, Api, FinishReason, Head, StepOutput, request_id
+from headrace.messages import (
+    MORE,
+    Api,
+    EmbeddingPlan,
+    FinishReason,
+    Head,
+    SimilarityPlan,
+    StepOutput,
+    request_id,
+)
 from headrace.token_logprobs import TokenLogprob
 
 LONG, OTHER, STREAM = (request_id(0, counter) for counter in (1, 2, 3))
@@ -116,4 +126,73 @@ def test_request_at_hand_is_told_while_its_reply_is_written() -> None:
     assert (set(told), told[-1]) == ({LONG, 0}, 0)
     told.clear()
     rendered(replies)
-    assert told == [LONG, 0]
+    assert told == [0, LONG, LONG], "between two slices, too"
+    replies.feed(*step(OTHER, 1, None, logprobs=0))
+    assert told[3:] == [0, OTHER, 0, OTHER, 0, LONG]
+    replies.feed(StepOutput.of({}, [LONG], [0], [ABORT]), b"")
+    assert told[-1] == 0
+
+
+def test_what_the_core_writes_is_not_at_hand() -> None:
+    told: list[int] = []
+    replies = Replies(TableVocabulary(TABLE), 1, at_hand=told.append)
+    replies.feed(*step(STREAM, 3, None, stream=True))
+    rendered(replies)
+    assert set(told) == {0}
+
+
+@pytest.mark.parametrize("told", [None, 2])
+@pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
+@pytest.mark.parametrize("stream", [False, True])
+def test_suspects_are_at_hand_and_told_the_same(api: Api, stream: bool, told: int | None) -> None:
+    found, at_hand = [], list[int]()
+    for is_suspect in (False, True):
+        fields = {"api": api, "stream": stream, "told": told, "is_suspect": is_suspect}
+        at_hand.clear()
+        replies = Replies(TableVocabulary(TABLE), 1, at_hand=at_hand.append)
+        replies.feed(*step(STREAM, 3, None, **fields, include_usage=True))
+        entries = rendered(replies)
+        replies.feed(StepOutput.of({}, [STREAM], [2], [LENGTH]), array("I", [98, 0]).tobytes())
+        entries += rendered(replies)
+        assert (STREAM in at_hand) == (is_suspect or not stream)
+        found.append((b"".join(data for _, _, data, _ in entries), entries[-1][3]))
+    assert found[0] == found[1]
+
+
+def embeddings(count: int, plan_of: Callable[[int], Any]) -> StepOutput:
+    """Return the news of a request of so many texts."""
+    ids = [LONG + index for index in range(count)]
+    plans = {id: msgspec.msgpack.encode(plan_of(index)) for index, id in enumerate(ids)}
+    vectors = {id: array("f", [index, 1.5, -0.1]).tobytes() for index, id in enumerate(ids)}
+    ends = [FinishReason.STOP] * count
+    return StepOutput.of(plans, ids, [0] * count, ends, embeddings=vectors)
+
+
+@pytest.mark.parametrize("base64", [False, True])
+def test_embeddings_are_written_in_slices(base64: bool) -> None:
+    count = 3000
+    replies = Replies(ByteVocabulary(), 1)
+    replies.feed(embeddings(count, lambda i: EmbeddingPlan("tiny", count, 2, i, base64)), b"")
+    assert replies.is_writing
+    body = body_of(replies, LONG + count - 1)
+    assert len(body) > 2 * SLICE_BYTES
+    found = msgspec.json.decode(body)
+    assert msgspec.json.encode(found) == body
+    assert [one["index"] for one in found["data"]] == list(range(count))
+    assert found["usage"] == {"prompt_tokens": 2 * count, "total_tokens": 2 * count}
+    assert len(replies) == 0
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_scores_and_ranks_are_written_in_slices(ranks: bool) -> None:
+    count = 3000
+    plan = SimilarityPlan("x-1", "tiny", 5, count, 2, 0, num_queries=1, ranks=ranks)
+    if ranks:
+        plan = msgspec.structs.replace(plan, document="text")
+    replies = Replies(ByteVocabulary(), 1)
+    replies.feed(embeddings(count, lambda i: msgspec.structs.replace(plan, index=i)), b"")
+    body = body_of(replies, LONG + count - 1)
+    assert len(body) > 2 * SLICE_BYTES
+    found = msgspec.json.decode(body)
+    assert msgspec.json.encode(found) == body
+    assert len(found["results" if ranks else "data"]) == count - 1

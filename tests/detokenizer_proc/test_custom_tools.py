@@ -28,8 +28,8 @@ def sent(tokens: list[int], parsing: Parsing, **fields: Any) -> bytes:
     reply = Reply(plan, ByteVocabulary())
     data = reply.open(plan, 0, StepOutput.of({}, [], [], []))
     for place, token in enumerate(tokens, 1):
-        data += reply.feed(0, [token], STOP if place == len(tokens) else None, [])[0]
-    return data
+        data += reply.feed(0, [token], STOP if place == len(tokens) else None, b"")[0]
+    return data if reply.streams else b"".join(reply.whole())
 
 
 def chunks(data: bytes) -> list[Any]:

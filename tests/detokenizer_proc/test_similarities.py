@@ -15,15 +15,14 @@ def similarity(vectors: list[list[float]], **fields: Any) -> Any:
     """Return the answer of vectors that come in the reverse order."""
     plan = SimilarityPlan("x-1", "tiny", 5, len(vectors), 3, 0, num_queries=1, ranks=False)
     plan = msgspec.structs.replace(plan, **fields)
-    reply, data = EmbeddingReply(plan), b""
+    reply = EmbeddingReply(plan)
     for index in reversed(range(len(vectors))):
-        assert not data
         assert not reply.is_complete
         document = None if plan.document is None or index == 0 else f"{plan.document} {index}"
         own = msgspec.structs.replace(plan, index=index, document=document)
-        data = reply.take(own, array("f", vectors[index]).tobytes())
+        reply.take(own, array("f", vectors[index]).tobytes())
     assert reply.is_complete
-    return json.loads(data)
+    return json.loads(b"".join(reply.whole()))
 
 
 def test_scores_are_the_cosines_to_the_one_query() -> None:

@@ -224,6 +224,33 @@ def test_short_prompt_begins_beside_long_ones() -> None:
     assert short in told, "the long prompts take ten more steps"
 
 
+def test_short_text_is_told_beside_many_long_prompts() -> None:
+    rig = Rig.make(num_pages=2048, page_tokens=4, budget=32, max_num_seqs=8)
+    for index in range(20):
+        rig.add(make_sequence([3 + index % 5] * 200, 1, request_id(0, 1) + index))
+    rig.step()
+    rig.step()
+    short = make_sequence([1, 2], 6, request_id(0, 2), stop_token_ids=[])
+    rig.add(short)
+    told = [item.sequence for _ in range(6) for item in rig.step()]
+    assert told.count(short) == 6, "a token in each step, from the first on"
+
+
+def test_prompts_of_one_step_leave_texts_a_token_each() -> None:
+    rig = Rig.make(num_pages=2048, page_tokens=4, budget=32, max_num_seqs=8)
+    long = make_sequence([3] * 200, 1, request_id(0, 1))
+    rig.add(long)
+    rig.step()
+    texts = [make_sequence([i, 2], 9, request_id(0, 2 + i), stop_token_ids=[]) for i in range(3)]
+    for text in texts:
+        rig.add(text)
+    for _ in texts:
+        rig.step()
+    before = long.num_computed
+    assert {item.sequence for item in rig.step()} == set(texts)
+    assert long.num_computed - before == 32 - len(texts)
+
+
 def test_who_does_not_fit_is_not_overtaken() -> None:
     rig = Rig.make(num_pages=8, page_tokens=2, budget=64, max_num_seqs=4)
     rig.add(make_sequence([1] * 10, 2, request_id(0, 1)))

@@ -5,7 +5,13 @@ from array import array
 from headrace.engine_proc.fair_share import MAX_KEYS, FairShare
 from headrace.engine_proc.page_pool import PagePool, chain_digests
 from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.waiting_queue import AGE_TOKENS, Policy, WaitingQueue
+from headrace.engine_proc.waiting_queue import (
+    AGE_TOKENS,
+    PASSING,
+    Policy,
+    WaitingQueue,
+    make_turn,
+)
 from headrace.messages import GenerateRequest, Sampling
 
 PAGE = 4
@@ -21,12 +27,17 @@ class Queue:
         self.num = 0
 
     def add(
-        self, prompt: list[int] | None = None, key: int = 0, priority: int = 0, step: int = 0
+        self,
+        prompt: list[int] | None = None,
+        key: int = 0,
+        priority: int = 0,
+        step: int = 0,
+        turn: int = 0,
     ) -> Sequence:
         self.num += 1
         request = GenerateRequest(self.num, 0, 1, Sampling(), [], b"", priority=priority, key=key)
         sequence = Sequence.of(request, array("I", prompt or [1]).tobytes())
-        sequence.arrival, sequence.queued_at = self.num, step
+        sequence.turn, sequence.queued_at = turn or self.num, step
         chain_digests(sequence.digests, sequence.tokens, PAGE, len(sequence.tokens) // PAGE)
         self.shares.enter(key)
         self.queue.add(sequence)
@@ -52,6 +63,15 @@ def test_one_key_is_served_in_order_of_arrival() -> None:
     queue = Queue(Policy.FCFS)
     sequences = [queue.add() for _ in range(4)]
     assert queue.order() == sequences
+
+
+def test_further_prompts_of_a_request_let_others_pass() -> None:
+    queue = Queue(Policy.FCFS)
+    many = [queue.add(turn=make_turn(1, index, index)) for index in range(3)]
+    others = [queue.add(turn=make_turn(2 + i, 0, 3 + i)) for i in range(2 * PASSING)]
+    order = queue.order()
+    assert [order.index(one) for one in many] == [0, PASSING, 2 * PASSING + 1]
+    assert [one for one in order if one in others] == others
 
 
 def test_keys_take_turns_however_much_one_of_them_wants() -> None:

@@ -260,6 +260,20 @@ def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokeniz
     assert received[0] == Abort(deadly)
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_death_at_no_known_reply_makes_suspects(tokenizers: Tokenizers, is_known: bool) -> None:
+    owner = Owner(tokenizers, 2)
+    for sent in owner.sent:
+        sent.tokenizer, sent.is_answered = 0, True
+    slot = tokenizers.board.slot("detokenizer", 0)
+    slot[Field.LAST_REPLY_AT_HAND] = owner.sent[1].request.id if is_known else 0
+    tokenizers.replace(0, "detokenizer")
+    owner.resend()
+    assert not owner.given_up
+    found = [(s.request.is_suspect, s.request.is_reply_suspect) for s in owner.sent]
+    assert found == [(False, not is_known)] * 2
+
+
 def test_what_a_full_link_refuses_is_sent_again_later(tokenizers: Tokenizers) -> None:
     owner = Owner(tokenizers, 1)
     sent = owner.sent[0]

@@ -148,6 +148,9 @@ class Slow:
     def is_error(self) -> bool:
         return False
 
+    def get_error(self) -> str:
+        return ""
+
     def consume_tokens(self, tokens: list[int]) -> None: ...
 
     def unsafe_compute_mask_ptr(self, address: int, num_bytes: int) -> None: ...

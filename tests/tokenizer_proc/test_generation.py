@@ -271,7 +271,7 @@ def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     first = HttpRequest(request_id(0, 1), "POST", "/v1/completions", 5)
     sent = Sent(first, b'{"prompt": "Hi", "n": 2}')
     sent.told = {1: 4}
-    sent.renew(request_id(0, 9), is_suspect=False)
+    sent.renew(request_id(0, 9), is_reply_suspect=True)
     old, new = (
         make_planner().plan("completion", http, sent.body).requests
         for http in (first, sent.request)
@@ -282,6 +282,7 @@ def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     assert [r.sampling.seed for r in new] == [r.sampling.seed for r in old]
     assert [plan_of(r).response_id for r in new] == [plan_of(r).response_id for r in old]
     assert [plan_of(r).told for r in new] == [None, 4]
+    assert [plan_of(r).is_suspect for r in [*old, *new]] == [False, False, True, True]
 
 
 def test_requests_are_dealt_to_the_detokenizers_in_turn() -> None:

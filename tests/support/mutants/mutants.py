@@ -3,8 +3,10 @@
 import os
 import pkgutil
 import signal
+from array import array
 from functools import partialmethod
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace import vigil
 from headrace.board import Field, Slot, State
@@ -20,6 +22,9 @@ from headrace.engine_proc.worker.executor import Batch, Logits
 from headrace.messages import HttpRequest
 from headrace.process import Context
 from headrace.tokenizer_proc.stages import Body, Stages
+
+if TYPE_CHECKING:
+    from headrace.detokenizer_proc.frames import Frames
 
 CEILING_BYTES = 400 << 20  # of detokenizers, and 1 s of toil: see `sitecustomize.py`
 IMPATIENCE_S = 1.0
@@ -105,6 +110,47 @@ def glutton(config: DetokenizerConfig, context: Context) -> None:
         raise RuntimeError("once and never again")
     hoard: list[bytes] = []
     signal.signal(signal.SIGUSR1, lambda *_: hoard.append(b"x" * (2 * CEILING_BYTES)))
+    pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)
+
+
+def deadly_reply(config: DetokenizerConfig, context: Context) -> None:
+    """Be a detokenizer that dies of a generated token, in the core or outside, or of a long body.
+
+    Of a long body it dies between two slices.
+    """
+    from headrace.detokenizer_proc.core_texts import CoreTexts
+    from headrace.detokenizer_proc.replies import Replies
+    from headrace.detokenizer_proc.sequence_text import SequenceText
+
+    feed_core, feed, render = CoreTexts.feed, SequenceText.feed, Replies.render
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def feed_core_or_die(self: CoreTexts, *columns: Any) -> list[int]:
+        unknown, start = feed_core(self, *columns), 0
+        _, counts, _, tokens = columns
+        ids = array("I", bytes(tokens))
+        for row, count in enumerate(array("I", counts)):
+            if row not in unknown and DEADLY_TOKEN in ids[start : start + count]:
+                die()
+            start += count
+        return unknown
+
+    def feed_or_die(self: SequenceText, ids: list[int], *rest: Any) -> Any:
+        if DEADLY_TOKEN in ids:
+            die()
+        return feed(self, ids, *rest)
+
+    def render_or_die(self: Replies, frontend: int) -> "Frames | None":
+        frames = render(self, frontend)
+        if self.is_writing:
+            die()
+        return frames
+
+    CoreTexts.feed = feed_core_or_die  # type: ignore[method-assign]
+    SequenceText.feed = feed_or_die  # type: ignore[method-assign]
+    Replies.render = render_or_die  # type: ignore[method-assign]
     pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)
 
 
