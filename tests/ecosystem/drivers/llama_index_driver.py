@@ -21,6 +21,7 @@ from scenario import (
 )
 
 ERROR = openai.BadRequestError
+OPEN_SCHEMA = True  # the schema that the client writes has no additionalProperties
 
 
 def model(max_tokens: int, **fields: Any) -> OpenAILike:

@@ -19,7 +19,12 @@ from pydantic import BaseModel, Field
 URL, MODEL = [*sys.argv[1:3], "", ""][:2]
 KEY = "none"
 QUESTION = "What is the capital of France?"
-LONG_STORY = "Count from 1 to 1000, one number per line."
+# Greedy decoding writes hundreds of tokens: the other model ends the same text, or refuses it.
+LONG_STORY = (
+    "Write a very long story about a dragon, in 100 chapters."
+    if MODEL == "demo"
+    else "Count from 1 to 1000, one number per line."
+)
 WEATHER_QUESTION = "What is the weather in Oslo, in C? Use the tool get_weather."
 PERSON_QUESTION = "Ada is 36 years old. Describe Ada."
 MAX_TOKENS = 16
@@ -99,11 +104,14 @@ def stream(driver: Driver) -> str:
     return ""
 
 
-def check_call(call: Call | None) -> None:
+def check_call(driver: Driver, choice: str) -> None:
+    """Check a call against `PARAMETERS`; a schema that a client writes itself may allow more."""
+    call = driver["call"](choice)
     assert call is not None, "there is no call"
     name, arguments = call
     assert name == "get_weather", call
-    assert arguments.keys() >= {"city", "unit"}, call  # smolagents' schemas leave room for more
+    assert arguments.keys() >= {"city", "unit"}, call
+    assert driver.get("OPEN_SCHEMA") or len(arguments) == 2, call
     assert arguments["unit"] in ("C", "F"), call
 
 
@@ -116,12 +124,12 @@ def auto(driver: Driver) -> str:
 
 
 def required(driver: Driver) -> str:
-    check_call(driver["call"]("required"))
+    check_call(driver, "required")
     return ""
 
 
 def named(driver: Driver) -> str:
-    check_call(driver["call"]("named"))
+    check_call(driver, "named")
     return ""
 
 

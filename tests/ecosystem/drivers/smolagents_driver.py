@@ -20,6 +20,7 @@ from scenario import (
 from smolagents import ChatMessage, OpenAIModel, tool
 
 ERROR = openai.BadRequestError
+OPEN_SCHEMA = True  # the schema that the client writes has no additionalProperties
 weather_tool = tool(get_weather)
 
 
