@@ -378,10 +378,12 @@ class Engine:
             request_of(n.sequence.id): n.sequence for n in news if n.finished is FinishReason.ABORT
         }
         for sequence in stuck.values():
-            error = sequence.matcher.error if sequence.matcher else "it was not compiled"
-            num, reason = sequence.num_generated, STUCK
+            error, reason = "it was not compiled", STUCK
             if sequence.has_no_token:
                 error, reason = "allowed_token_ids allow none of its tokens", NO_TOKEN
+            elif sequence.matcher is not None:
+                error = sequence.matcher.error
+            num = sequence.num_generated
             self._fail(sequence, f"its grammar, after {num} tokens: {error}", reason.format(num))
         if not stuck:  # nearly always
             return news

@@ -588,18 +588,11 @@ def test_what_waits_for_its_grammar_lapses_too(rig: Rig, compiler: Slow) -> None
     assert list(rig.scheduler.requests) == [request_id(0, 2)]
 
 
-def test_what_was_drawn_without_its_grammar_is_not_told(rig: Rig, compiler: Slow) -> None:
+@pytest.mark.parametrize("cause", ["followed", "allowed_token_ids"])
+def test_text_outside_its_grammar_fails(rig: Rig, compiler: Slow, cause: str) -> None:
     compiler.let.set()
-    rig.take(with_grammar(FIRST, b"wrong"))
+    rig.take(with_grammar(FIRST, b"wrong" if cause == "followed" else b"grammar"))
     receive_compiled(rig)
+    rig.scheduler._by_id[FIRST].has_no_token = cause != "followed"
     rig.step()
-    check_stuck(rig, "after 0 tokens")
-
-
-def test_request_fails_where_no_token_suits_it_and_its_grammar(rig: Rig, compiler: Slow) -> None:
-    compiler.let.set()
-    rig.take(with_grammar(FIRST))
-    receive_compiled(rig)
-    rig.scheduler._by_id[FIRST].has_no_token = True
-    rig.step()
-    check_stuck(rig, "allowed_token_ids")
+    check_stuck(rig, cause)

@@ -120,7 +120,7 @@ def test_what_cannot_be_launched_is_refused_at_once() -> None:
     others = children()
     with pytest.raises(ConfigError, match="max_num_sq is not a flag"):
         Client.launch(max_num_sq=1)
-    with pytest.raises(ModelError, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         Client.launch("/no/such/model")
     with pytest.raises(ConfigError, match="--max-num-seqs 0 is too small"):
         Client.launch(max_num_seqs=0)

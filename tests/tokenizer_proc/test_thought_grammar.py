@@ -93,7 +93,7 @@ def test_thoughts_come_first(format: ThoughtFormat, name: str) -> None:
 
 @pytest.mark.parametrize("format", ToolFormat)
 def test_thoughts_come_before_calls_that_are_demanded(format: ToolFormat) -> None:
-    tool = Tool("function", Function("now"))
+    tool = Tool(Function("now"))
     parsing = Parsing(tools=format, thoughts=ThoughtFormat.QWEN3)
     _, calls = demanded_calls([tool], parsing, mark_ids())
     call = some_text(matcher(calls.source), random.Random(1))

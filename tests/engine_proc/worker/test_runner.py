@@ -15,6 +15,7 @@ from headrace.engine_proc.worker.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner
 from headrace.engine_proc.worker.sampler import Masks, Sampler
 from headrace.messages import GenerateRequest, Sampling
+from headrace.token_logprobs import TokenLogprob
 from headrace.worker_messages import Step
 
 LOGITS = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
@@ -99,9 +100,9 @@ def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
     draw(rows, sequence_of([], logprobs=2, logit_bias={3: 9.0}))
     outcome = run(rows, 3)
     assert outcome.token() == 1
-    watched = outcome.logprob(1)
+    watched = TokenLogprob.unpack(outcome.logprob(1))
     assert (outcome.token(), outcome.token()) == (0, 3)
-    drawn = outcome.logprob(2)
+    drawn = TokenLogprob.unpack(outcome.logprob(2))
     assert (watched.logprob, watched.rank) == (pytest.approx(np.log(0.3)), 2)
     assert watched.top == [(0, pytest.approx(np.log(0.4)))]
     assert (drawn.logprob, drawn.rank) == (pytest.approx(np.log(0.1)), 4)

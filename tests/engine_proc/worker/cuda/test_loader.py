@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.loader import PAGE_TOKENS, in_transformers, load
 from headrace.engine_proc.worker.prognosis import foresee
 from headrace.engine_proc.worker.runner import EmbeddingRunner
-from headrace.errors import ConfigError, ModelError
+from headrace.errors import ConfigError, HeadraceError, ModelError
 from headrace.worker_messages import Step, StepResult
 
 PAGE_BYTES = 2 * PAGE_TOKENS * 16 * 4  # of one layer and one KV head, in fp32
@@ -179,7 +179,7 @@ def test_8_bit_floats_are_for_gpus_that_have_them(
     config = config_of(folder, device="cpu", dtype="auto", **{flag: "fp8"})
     with pytest.raises(ConfigError, match="fp8 is for GPUs, and the model runs on the CPU"):
         load(config, ignore)
-    with pytest.raises(ModelError, match=r"fp8"):
+    with pytest.raises(HeadraceError, match=r"fp8"):
         in_transformers(config, None, None)  # type: ignore[arg-type]  # not looked at
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
