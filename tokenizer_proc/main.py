@@ -61,7 +61,7 @@ def serve_short(
 def serve_about(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
-    """Answer what is asked about the server. It waits for nobody, and others for it."""
+    """Answer what is asked about the server. The others wait for it; it waits for none of them."""
     from headrace.tokenizer_proc.about_lane import AboutLane
 
     lane = AboutLane(config, context, inbox)
