@@ -25,7 +25,7 @@ TOO_MUCH = "takes too much work to compile; use fewer or smaller repetitions and
 TOO_DEEP = "is nested too deeply; use fewer levels"
 # By kind, what is told of an error that is not known here.
 NOT_VALID: dict[Kind, str] = {
-    "json_schema": "is no JSON Schema that can be followed; see the keywords in docs/api.md",
+    "json_schema": "is no JSON Schema that can be followed; see docs/structured_output.md",
     "regex": "is no regular expression; the syntax is that of Rust's regex",
     "lark": "cannot be followed; ask for something simpler",
     "grammar": "is no grammar; the syntax is Lark, or GBNF with '::='",
