@@ -111,7 +111,10 @@ class Request:
 
     async def receive(self) -> Any:
         """Receive a part of the body, as an ASGI application does."""
-        return await self._cycle.receive()
+        message = await self._cycle.receive()
+        if not message.get("more_body"):
+            self._cycle.flow.resume_reading()  # as in `take_body`
+        return message
 
     def probe(self) -> None:
         """Send the next byte of the answer ahead, if it is known whatever the answer is."""

@@ -39,6 +39,17 @@ def ids(num: int) -> bytes:
     return json.dumps({"tokens": [300 + i % 699 for i in range(num)]}).encode()
 
 
+def test_client_that_leaves_after_a_long_body_is_seen(server: RunningServer) -> None:
+    prompts = [[300 + i] * 1000 for i in range(120)]
+    body = json.dumps({"prompt": prompts, "max_tokens": 3000, "ignore_eos": True}).encode()
+    assert len(body) > 512 << 10, "more than sockets hold"
+    aborted = server.metric("aborted_sequences_total")
+    with post_unread(server, "/v1/completions", body):
+        wait_until(lambda: server.metric("num_requests_running") > 0, "it runs")
+    server.settle()
+    assert server.metric("aborted_sequences_total") > aborted
+
+
 def test_unread_answers_are_bounded_and_given_back(server: RunningServer) -> None:
     httpx.post(f"{server.url}/detokenize", content=ids(20_000), headers=JSON).raise_for_status()
     ring = server.ring
