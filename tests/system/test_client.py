@@ -14,7 +14,7 @@ from servers import PATIENCE_S, RunningServer, survivors, wait_until
 
 import headrace.client
 from headrace import AsyncClient, Client
-from headrace.errors import ApiError, ConfigError, ModelError
+from headrace.errors import ApiError, ConfigError
 
 LONG = {"max_tokens": 4000, "ignore_eos": True}
 OWNER = """
