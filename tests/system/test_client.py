@@ -89,7 +89,7 @@ async def test_a_launched_server_has_its_keys_and_ends_with_its_client() -> None
     others = children()
     client = await AsyncClient.launch(engine="mock", api_key=("secret",))
     ring = children() - others
-    assert len(ring) == 6, "a supervisor, a process of each kind, and a tokenizer of long prompts"
+    assert len(ring) == 7, "a supervisor, one of each kind, tokenizers of long prompts and GETs"
     assert (await client.chat("Hi", max_tokens=3)).usage.completion_tokens == 3
     with Client(client.url) as stranger, pytest.raises(ApiError) as refused:
         stranger.models()

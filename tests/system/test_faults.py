@@ -54,7 +54,7 @@ def completes(url: str, uds: str | None = None) -> bool:
 @pytest.mark.parametrize(
     ("setup", "says"),
     [
-        ("ulimit -n 64", "64 files open (ulimit -n); a server of 5 processes needs 84, and one"),
+        ("ulimit -n 64", "64 files open (ulimit -n); a server of 6 processes needs 88, and one"),
         ("ulimit -f 0", "cannot share memory: File too large; look at ulimit -f"),
     ],
 )
