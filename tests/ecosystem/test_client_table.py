@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import client_table
-from clients import CAPABILITIES, CLIENTS
+from clients import CAPABILITIES, CLIENTS, PACKAGES, version
 
 OK = {name: {"capability": name, "outcome": "ok", "note": ""} for name in CAPABILITIES}
 LACKING = OK | {"named": {"outcome": "not offered", "note": "the model decides"}}
 BROKEN = OK | {"stream": {"outcome": "failed", "note": "ValueError: a | b\n" + 200 * "c"}}
 ANSWERED = OK | {"auto": {"outcome": "ok", "note": "answered"}}
-OPENAI, _, ANTHROPIC, *_ = CLIENTS
+OPENAI, ANTHROPIC = CLIENTS[0], CLIENTS[2]
 
 
 def test_table_cell_says_where_models_differ() -> None:
@@ -38,3 +38,11 @@ def test_table_keeps_rows_of_clients_not_run(tmp_path: Path) -> None:
         "| anthropic",
     ]
     assert "failed" not in page.read_text()
+
+
+def test_client_version_is_that_of_its_own_package() -> None:
+    versions = {client.name: version(client) for client in CLIENTS}
+    for name in ("langchain-openai", "langchain-anthropic"):
+        assert f"{name}=={versions[name]}" in PACKAGES["langchain"]
+    assert f"openai-agents=={versions['openai-agents (responses)']}" in PACKAGES["openai-agents"]
+    assert f"aider-chat=={versions['aider']}" in PACKAGES["aider"]

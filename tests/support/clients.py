@@ -137,9 +137,11 @@ def own_environ(**variables: str) -> dict[str, str]:
 
 
 def version(client: Client) -> str:
-    """Return the version of a client's packages as they are pinned, its own first."""
+    """Return the pinned version of the package that a client is named after, or of the first."""
     if client.environment != NPM:
-        return PACKAGES[client.environment][0].partition("==")[2]
+        packages = PACKAGES[client.environment]
+        pins = dict(package.split("==") for package in packages if "==" in package)
+        return pins.get(client.name) or next(iter(pins.values()))
     pinned = json.loads((ECOSYSTEM / "npm" / "package.json").read_text())["dependencies"]
     return str(pinned[client.name.removeprefix("npm ").partition(",")[0]])
 
