@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator
 from contextlib import closing
 from itertools import pairwise
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -49,11 +48,10 @@ class WatchedStream:
         self._url, self._seed = url, seed
         self.pieces: list[tuple[float, str]] = []  # time.monotonic() and text, at the end
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.watched_stream", url, str(seed)],
+            [sys.executable, "-P", __file__, url, str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
         )
 
     def __enter__(self) -> Self:
