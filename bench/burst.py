@@ -1,4 +1,4 @@
-"""Who notices when long prompts come in, or the largest requests there are?
+"""What do long prompts and the largest requests cost other clients?
 
 Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), which are
         too long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile

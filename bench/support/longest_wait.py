@@ -1,6 +1,6 @@
 """How long others wait: a process that reads a stream, and asks for a little again and again.
 
-Both have an API key of their own, so the engine is shared with whoever else asks.
+Both have an API key of their own, so the engine is shared with all other clients.
 """
 
 import json

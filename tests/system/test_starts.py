@@ -1,4 +1,4 @@
-"""Starts from unusual surroundings: closed descriptors, as PID 1, as who adopts orphans."""
+"""Starts from unusual surroundings: closed descriptors, as PID 1, as a subreaper."""
 
 import os
 import signal
