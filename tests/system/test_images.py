@@ -401,11 +401,10 @@ def test_who_has_left_is_not_waited_for(server: RunningServer) -> None:
         for lane in LANES:
             ring[lane].resume()
     assert ask(server, "look", picture_part(0)).status_code == 200
+    wait_until(lambda: queued_bytes(server) == 0, "none waits")
     num_all = NUM_LEAVING + 1
-    wait_until(
-        lambda: since("images_total") + since("tokenizer_abandoned_total") == num_all, "none waits"
-    )
-    # Some have been taken before it was heard that they are nobody's.
+    # Some images are taken before their abort arrives; a request may be dropped after its image.
+    assert since("images_total") + since("tokenizer_abandoned_total") >= num_all
     assert since("images_total") <= num_all // 4
     wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
 
