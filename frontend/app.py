@@ -17,7 +17,6 @@ from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, PING, health_of
 from headrace.frontend.refusals import Refusal
 from headrace.frontend.request import HEAD, JSON, Request
-from headrace.frontend.request_head import RequestHead
 
 GET = "GET"
 ONLY_ASKED = Refusal(
@@ -50,8 +49,7 @@ class App:
 
     def __call__(self, request: Request) -> None:
         """Answer a request, now or when the ring does."""
-        head = RequestHead.of(request.headers)
-        fault = head_fault(request.version, head)
+        fault = head_fault(request.version, request.head)
         if fault is not None:
             request.refuse(fault)
             return
@@ -60,9 +58,9 @@ class App:
         if request.path in PATHS:
             self._tell_health(request)
         elif is_for_operators(request.path):
-            self._administer(request, head)
+            self._administer(request)
         else:
-            self._forwarder.begin(request, head)
+            self._forwarder.begin(request)
 
     def _tell_health(self, request: Request) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:
@@ -73,8 +71,9 @@ class App:
         found = health_of(self._board, request.path, self._door.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
 
-    def _administer(self, request: Request, head: RequestHead) -> None:
-        answer = self._admin.answer(request.method, request.path, request.query, head.key)
+    def _administer(self, request: Request) -> None:
+        key = request.head.key
+        answer = self._admin.answer(request.method, request.path, request.query, key)
         if isinstance(answer, Refusal):
             request.refuse(answer)
         else:

@@ -1,11 +1,11 @@
 """What a server must refuse of a request's head, by RFC 9110 and RFC 9112 (HTTP/1.1). Pure."""
 
 import re
+from functools import lru_cache
 
 from headrace.frontend.refusals import Refusal
-from headrace.frontend.request_head import Headers, RequestHead
+from headrace.frontend.request_head import JSON, Headers, RequestHead
 
-JSON = b"application/json"
 POST = "POST"
 VERSIONS = ("1.0", "1.1")
 # RFC 3986, 3.2.2 and 3.2.3: a name, an IPv4 address or an IP literal, and a port. RFC 9112, 3.2
@@ -43,15 +43,21 @@ def framing_fault(method: str, version: str, headers: Headers) -> Refusal | None
 
 def head_fault(version: str, head: RequestHead) -> Refusal | None:
     """Return why a head that ends where it says is refused, or None."""
-    hosts = head.hosts
-    if len(hosts) != 1 and (hosts or version != "1.0"):
-        return refusal(400, f"the request has {len(hosts)} Host headers; send one", "invalid_host")
-    if hosts and HOST.fullmatch(hosts[0]) is None:
+    num_hosts = head.num_hosts
+    if num_hosts != 1 and (num_hosts or version != "1.0"):
+        return refusal(400, f"the request has {num_hosts} Host headers; send one", "invalid_host")
+    if not is_host(head.host):
         return refusal(400, "the Host header is not HOST or HOST:PORT", "invalid_host")
     if head.num_authorizations > 1:
         message = f"the request has {head.num_authorizations} Authorization headers; send one"
         return refusal(400, message, "repeated_header")
     return None
+
+
+@lru_cache(maxsize=256)
+def is_host(value: bytes) -> bool:
+    """Return whether a Host header is HOST, HOST:PORT or empty."""
+    return HOST.fullmatch(value) is not None
 
 
 def body_fault(method: str, head: RequestHead) -> Refusal | None:

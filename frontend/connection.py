@@ -11,7 +11,7 @@ import http
 import struct
 import termios
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Never
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -213,26 +213,23 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the target, if the head is not too long."""
-        self._count_fields("head", len(url))
+        self._num_fields += len(url)
+        if self._num_fields > MAX_HEAD_BYTES:
+            self._refuse_fields("head")
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; one that comes behind the body (a trailer) means nothing here."""
-        num_bytes = len(name) + len(value) + len(b": \r\n")
-        self._count_fields("head" if self._awaits_head else "trailer", num_bytes)
+        self._num_fields += len(name) + len(value) + 4  # ": " and the line's end
+        if self._num_fields > MAX_HEAD_BYTES:
+            self._refuse_fields("head" if self._awaits_head else "trailer")
         if self._awaits_head:
             super().on_header(name, value)
 
-    def _count_fields(self, part: str, num_bytes: int) -> None:
-        """Refuse a head or a trailer that is too long, though one read brings all of it.
-
-        Raises:
-            Parted: it is too long.
-        """
-        self._num_fields += num_bytes
-        if self._num_fields > MAX_HEAD_BYTES:
-            self._refuse(too_long(part))
-            raise Parted
+    def _refuse_fields(self, part: str) -> Never:
+        """Refuse a head or a trailer that is too long, though one read brings all of it."""
+        self._refuse(too_long(part))
+        raise Parted
 
     def on_headers_complete(self) -> None:
         """Begin to wait for its body, if it can be told where that ends."""

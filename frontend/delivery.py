@@ -91,6 +91,6 @@ class Incoming:
             head = self._heads.pop(request_of(id), None) if self._heads else None
             piece = view[start : start + self._lengths[row]]
             count = told[row] if told else 0
-            exchanges.deliver(id, head, piece, last[row] != 0, count, num_written)
+            exchanges.deliver(id, head, piece, last[row], count, num_written)
         self._row, self._start = written.row, written.start
         return written.num_bytes

@@ -45,20 +45,20 @@ class Exchange:
         Args:
             num_written: how many bytes of their HTTP chunk have been written.
         """
-        is_piece = len(data) and not last and not self.unsent
+        is_piece = not last and not self.unsent.num_bytes and len(data)
         if is_piece and self.write is not None and self.write(data, num_written):
             return
         assert not num_written
         self.unsent.append(data)
         self.complete |= last
-        if len(self.unsent) > MAX_UNSENT_BYTES and not last:
+        if self.unsent.num_bytes > MAX_UNSENT_BYTES and not last:
             self.dropped = True
         self._tell()
 
     @property
     def num_unsent_bytes(self) -> int:
         """How many bytes of its answer are here."""
-        return len(self.unsent) + (0 if self.sent is None else self.sent.num_held_bytes)
+        return self.unsent.num_bytes + (0 if self.sent is None else self.sent.num_held_bytes)
 
     def drop(self) -> None:
         """Give up: the client is gone."""
@@ -105,7 +105,7 @@ class Exchanges:
         for exchange in sorted(waiting, key=lambda exchange: exchange.written_at)[:-1]:
             if excess <= 0:
                 return
-            excess -= len(exchange.unsent)
+            excess -= exchange.unsent.num_bytes
             exchange.drop()
 
     def open(self, wants_timing: bool = False) -> Exchange:
@@ -160,10 +160,11 @@ class Exchanges:
             return
         if head is not None and not exchange.has_begun:
             exchange.head = head
-        piece = [data]
-        if exchange.sent is not None:
-            piece = exchange.sent.take(id % MAX_SEQUENCES, data, last, told)
-        for before in piece[:-1]:
-            exchange.unsent.append(before)
-        if piece:
-            exchange.deliver(data, bool(last), num_written)
+        sent = exchange.sent
+        if sent is not None:
+            if not sent.take(id % MAX_SEQUENCES, data, last, told):
+                return
+            if sent.held:
+                for part in sent.release():
+                    exchange.unsent.append(part)
+        exchange.deliver(data, bool(last), num_written)

@@ -17,7 +17,6 @@ from headrace.frontend.long_bodies import LongBodies
 from headrace.frontend.passage import Passage
 from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
 from headrace.frontend.request import Request
-from headrace.frontend.request_head import RequestHead
 from headrace.http_counts import HttpCounts, HttpRow
 from headrace.links import LONG_BODY_BYTES, READS, Links
 from headrace.messages import Head, share_key
@@ -70,9 +69,10 @@ class Forwarder:
         self._counts.settle()
         self._reading: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: Request, head: RequestHead) -> None:
+    def begin(self, request: Request) -> None:
         """Let a request in, or say why not: then its body is not read."""
         self._slot.add(Field.REQUESTS)
+        head = request.head
         row = self._counts.row(request.method, request.path)
         row.begin()
         refusal = self._door.enter(request.method, head)
@@ -81,7 +81,7 @@ class Forwarder:
             duration_ns = time.monotonic_ns() - request.received_at
             row.end(refusal.status, duration_ns, head.length, length)
             return
-        page = self._page(request, head)
+        page = self._page(request)
         if page is not None:
             request.answer(200, [(b"content-type", JSON.encode())], page)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
@@ -102,10 +102,12 @@ class Forwarder:
         else:
             self._enter(passage, body, key)
 
-    def _page(self, request: Request, head: RequestHead) -> bytes | None:
+    def _page(self, request: Request) -> bytes | None:
         """Return what is told at a path as long as the server runs, or None."""
-        pages = self._anthropic_pages if head.is_anthropic else self._pages
-        return pages.get(request.path) if request.method in READS else None
+        if request.method not in READS:
+            return None
+        pages = self._anthropic_pages if request.head.is_anthropic else self._pages
+        return pages.get(request.path)
 
     def _enter(self, passage: Passage, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:

@@ -53,7 +53,7 @@ class Passage:
         self._retry_after_s = retry_after_s
         self._on_end = on_end
         self._num_kept = 0
-        self._has_place = False  # among those who are counted at the door
+        self._has_place = False  # its body is kept, and a POST is counted at the door
         self._is_timed = False
 
     def enter(self, body: bytes, key: int) -> None:
@@ -67,9 +67,9 @@ class Passage:
             return
         exchange.sent = sent
         self._num_kept = len(body)
-        self._has_place = request.method == POST
+        self._has_place = True
         slot.add(Field.KEPT_BYTES, self._num_kept)
-        slot.add(Field.ADMITTED, self._has_place)
+        slot.add(Field.ADMITTED, request.method == POST)
         exchange.on_news = request.on_writable = self._write_news
         request.on_lost = exchange.drop
 
@@ -81,23 +81,24 @@ class Passage:
 
     def end(self) -> None:
         """Let go of the request."""
-        self._give_up_place()
+        if self._has_place:
+            self._give_up_place()
         self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
         self._request.on_lost = self._request.on_writable = nobody
         self._on_end(self._request, self._exchange)
 
     def _give_up_place(self) -> None:
-        """Let go of the body, and of the place at the door: the answer is here."""
+        """Release the body and the place at the door: the response is here."""
+        self._has_place = False
         self._slot.add(Field.KEPT_BYTES, -self._num_kept)
-        self._slot.add(Field.ADMITTED, -self._has_place)
-        self._num_kept, self._has_place = 0, False
+        self._slot.add(Field.ADMITTED, -(self._request.method == POST))
         if self._exchange.sent is not None:
             self._exchange.sent.body = b""
 
     def _write_news(self) -> None:
         """Write what has come, if the client reads; it may be the last."""
         request, exchange = self._request, self._exchange
-        if exchange.complete:
+        if exchange.complete and self._has_place:
             self._give_up_place()
         if exchange.dropped:
             self._slot.add(Field.DISCONNECTS)
@@ -111,11 +112,11 @@ class Passage:
         if exchange.head is None or not request.is_writable:
             return
         if not exchange.has_begun:
-            self._begin(len(exchange.unsent))
+            self._begin(exchange.unsent.num_bytes)
         exchange.written_at = time.monotonic()
         if exchange.complete and not self._write_most():
             return
-        data = exchange.unsent.take(len(exchange.unsent))
+        data = exchange.unsent.take_all()
         self._slot.add(Field.BYTES_OUT, len(data))
         if not exchange.complete:
             request.write(data)
@@ -136,7 +137,7 @@ class Passage:
         """
         request, unsent = self._request, self._exchange.unsent
         for _ in range(MAX_PIECES):
-            if len(unsent) <= PIECE_BYTES:
+            if unsent.num_bytes <= PIECE_BYTES:
                 return True
             data = unsent.take(PIECE_BYTES)
             self._slot.add(Field.BYTES_OUT, len(data))

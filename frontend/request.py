@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCy
 
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.refusals import Refusal, anthropic_body, error_body
-from headrace.frontend.request_head import REQUEST_ID, Headers, request_id_of
+from headrace.frontend.request_head import REQUEST_ID, Headers, RequestHead
 from headrace.sockets import Frame
 
 HEAD = "HEAD"
@@ -34,7 +34,7 @@ class Request:
     Attributes:
         path: decoded, without the query.
         headers: names are in lower case.
-        id: its x-request-id, which its answer has, too.
+        head: those that the frontend reads; the response repeats its `id`.
         received_at: when the head was read, CLOCK_MONOTONIC, ns.
         common: headers of its answer, whatever that is.
         on_lost: is told where there is nobody to answer any more.
@@ -43,7 +43,7 @@ class Request:
 
     __slots__ = (
         *("_cycle", "_head", "_is_chunked", "_num_announced", "_num_zeros"),
-        *("common", "headers", "id", "method", "on_lost", "on_writable", "path", "received_at"),
+        *("common", "head", "headers", "method", "on_lost", "on_writable", "path", "received_at"),
     )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -53,7 +53,7 @@ class Request:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Headers = list(scope["headers"])
-        self.id = request_id_of(self.headers)
+        self.head = RequestHead.of(self.headers)
         self.received_at = time.monotonic_ns()
         self.common: Headers = ()
         self.on_lost: Callable[[], None] = nobody
@@ -139,9 +139,10 @@ class Request:
         cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
-        lines = [STATUS_LINE[status][self._num_announced :], REQUEST_ID, b": ", self.id, b"\r\n"]
+        id = self.head.id
+        lines = [STATUS_LINE[status][self._num_announced :], REQUEST_ID, b": ", id, b"\r\n"]
         if self.path.startswith(ANTHROPIC_PATHS):
-            lines += (ANTHROPIC_REQUEST_ID, b": ", self.id, b"\r\n")
+            lines += (ANTHROPIC_REQUEST_ID, b": ", id, b"\r\n")
         for name, value in (*cycle.default_headers, *self.common, *headers):
             lines += (name, b": ", value, b"\r\n")
         if length is not None:

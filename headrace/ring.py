@@ -237,9 +237,9 @@ class Ring:
             sent = self._sent.get(request_of(id))
             if sent is not None:
                 head = None if sent.told else head
-                piece = sent.take(id % MAX_SEQUENCES, entry, last, told)
-                if piece:
-                    self._put(request_of(id), head, b"".join(piece), bool(last))
+                if sent.take(id % MAX_SEQUENCES, entry, last, told):
+                    piece = b"".join((*sent.release(), entry))
+                    self._put(request_of(id), head, piece, bool(last))
         self._slot.add(Field.MESSAGES_TAKEN)
         self._flush()
 

@@ -28,8 +28,10 @@ class Sent:
     num_blamed: int = 0
     held: list[Frame] = field(default_factory=list)  # of a piece that has not come whole
 
-    def take(self, index: int, data: Frame, last: int, told: int) -> list[Frame]:
-        """Take an entry of the answer, news of a sequence; return a piece once it is whole.
+    def take(self, index: int, data: Frame, last: int, told: int) -> bool:
+        """Take an entry of a sequence's response; return whether it completes a piece.
+
+        The parts of a piece before its last wait in `held`, to be released before the last is used.
 
         Args:
             last: as in `ResponseFrames`.
@@ -38,10 +40,14 @@ class Sent:
         self.is_answered = True
         if last == MORE:
             self.held.append(bytes(data))
-            return []
+            return False
         self.told[index] = told
-        piece, self.held = [*self.held, data], []
-        return piece
+        return True
+
+    def release(self) -> list[Frame]:
+        """Return the parts of a piece that came before its last, and hold none."""
+        parts, self.held = self.held, []
+        return parts
 
     @property
     def num_held_bytes(self) -> int:

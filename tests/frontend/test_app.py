@@ -22,6 +22,7 @@ from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.keyring import Keyring
 from headrace.frontend.request import Headers, Request, nobody
+from headrace.frontend.request_head import RequestHead
 from headrace.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.messages import Head, HttpRequest, Times
 from headrace.sockets import Frame
@@ -52,11 +53,12 @@ class Client(Request):
             fields.append((b"transfer-encoding", b"chunked"))
         hosts = [] if host is None else [(b"host", host)]
         self.headers = (*headers, *fields, *hosts)
+        self.head = RequestHead.of(self.headers)
         self.received_at = time.monotonic_ns()
         self.common = ()
         self.on_lost = self.on_writable = nobody
         self.status = 0
-        self.head: dict[bytes, bytes] = {}
+        self.response_head: dict[bytes, bytes] = {}
         self.length: int | None = None
         self.pieces: list[bytes] = []
         self.is_broken = False
@@ -126,7 +128,7 @@ class Client(Request):
 
     def begin(self, status: int, headers: Headers, length: int | None = None) -> None:
         assert not self.status
-        self.status, self.head, self.length = status, dict(headers), length
+        self.status, self.response_head, self.length = status, dict(headers), length
 
     def write(self, data: Frame, num_written: int = 0) -> None:
         assert self.status
@@ -225,7 +227,7 @@ async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None
     request, _ = await site.forwarded()
     site.answer(request.id, b'{"error": 1}', True, Head(404, "application/json"))
     assert (client.status, answered(site)) == (404, {404: 1})
-    assert (client.head, client.length) == ({b"content-type": b"application/json"}, 12)
+    assert (client.response_head, client.length) == ({b"content-type": b"application/json"}, 12)
     assert client.pieces == [b'{"error": 1}']
     assert client.is_complete
     client.leave()
@@ -237,7 +239,7 @@ async def test_a_stream_is_written_as_it_comes(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"one", False, EVENTS)
-    assert client.head[b"content-type"] == b"text/event-stream"
+    assert client.response_head[b"content-type"] == b"text/event-stream"
     assert client.length is None
     assert (client.pieces, client.is_complete) == ([b"one"], False)
     site.answer(request.id, b"two", False)
@@ -354,7 +356,7 @@ def test_full_links_are_answered_with_try_again(site: Site) -> None:
     site.links.full = True
     client = site.ask(Client(b"{}"))
     assert (client.status, answered(site)) == (503, {503: 1})
-    assert client.head[b"retry-after"] == b"1"
+    assert client.response_head[b"retry-after"] == b"1"
     assert json.loads(client.body)["error"]["code"] == "overloaded"
     assert len(site.exchanges) == 0
 
@@ -399,7 +401,7 @@ async def test_only_those_with_a_key_come_in(authorization: bytes, status: int) 
         site.answer(request.id, b"", True, JSON)
     assert client.status == status
     assert site.slot[Field.UNAUTHORIZED] == (status == 401)
-    assert (client.head.get(b"www-authenticate") == b"Bearer") == (status == 401)
+    assert (client.response_head.get(b"www-authenticate") == b"Bearer") == (status == 401)
     os.close(site.board.fd)
 
 
@@ -419,7 +421,7 @@ async def test_who_stops_answers_what_is_open_and_takes_no_more(site: Site) -> N
     request, _ = await site.forwarded()
     site.door.is_closed = True
     late = site.ask(Client(b"{}"))
-    assert (late.status, late.head[b"retry-after"]) == (503, b"1")
+    assert (late.status, late.response_head[b"retry-after"]) == (503, b"1")
     assert json.loads(late.body)["error"]["code"] == "stopping"
     ready, health = (site.ask(Client(path=path, method="GET")) for path in ("/ready", "/health"))
     assert (ready.status, health.status) == (503, 200)
@@ -442,7 +444,7 @@ def test_a_ping_may_be_posted(site: Site) -> None:
 
 def test_health_is_only_asked_for(site: Site) -> None:
     client = site.ask(Client(path="/health", method="POST"))
-    assert (client.status, client.head[b"allow"]) == (405, b"GET, HEAD")
+    assert (client.status, client.response_head[b"allow"]) == (405, b"GET, HEAD")
     assert site.ask(Client(path="/health", method="HEAD")).status == 503
 
 
@@ -456,7 +458,7 @@ def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -> None
         site.slot[Field.KEPT_BYTES] = 10 * LIMIT
     client = site.ask(Client(has_all=False, headers=((b"content-length", b"5"),)))
     assert client.status == 429
-    assert int(client.head[b"retry-after"]) > 0
+    assert int(client.response_head[b"retry-after"]) > 0
     assert json.loads(client.body)["error"]["code"] == "rate_limit_exceeded"
     assert site.slot[Field.OVERLOADS] == 1
     by_limit = [site.slot[Field.REQUEST_OVERLOADS], site.slot[Field.TOKEN_OVERLOADS]]
@@ -490,7 +492,7 @@ async def test_a_body_for_the_rest_of_which_there_is_no_room_is_refused(site: Si
         await other.all_read()
     assert [other.status for other in others] == [0] * 10 + [429]
     assert json.loads(others[10].body)["error"]["code"] == "rate_limit_exceeded"
-    assert int(others[10].head[b"retry-after"]) > 0
+    assert int(others[10].response_head[b"retry-after"]) > 0
     assert site.slot[Field.HELD_BYTES] == 10 * LIMIT
     assert (site.slot[Field.ADMITTED], site.slot[Field.OVERLOADS]) == (0, 1)
     assert answered(site) == {429: 1}
@@ -506,7 +508,7 @@ async def test_slow_bodies_take_nobodys_place(site: Site) -> None:
     site.slot[Field.ADMITTED] = MAX_REQUESTS
     slow[0].send_rest(b"}")
     await slow[0].answered()
-    assert (slow[0].status, int(slow[0].head[b"retry-after"]) > 0) == (429, True)
+    assert (slow[0].status, int(slow[0].response_head[b"retry-after"]) > 0) == (429, True)
     assert site.slot[Field.REQUEST_OVERLOADS] == 1
     site.answer(request.id, b"{}", True, JSON)
     assert site.slot[Field.ADMITTED] == MAX_REQUESTS - 1
@@ -518,15 +520,15 @@ async def test_an_answer_may_bring_headers_of_its_own(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"", True, Head(405, "application/json", None, [("allow", "GET")]))
-    assert client.head[b"allow"] == b"GET"
-    assert b"retry-after" not in client.head
+    assert client.response_head[b"allow"] == b"GET"
+    assert b"retry-after" not in client.response_head
 
 
 async def test_who_finds_the_engines_queue_full_is_told_when_to_come_again(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(429, "application/json"))
-    assert int(client.head[b"retry-after"]) > 0
+    assert int(client.response_head[b"retry-after"]) > 0
 
 
 async def test_what_the_engine_had_no_part_in_counts_as_no_request_of_it(site: Site) -> None:
@@ -552,7 +554,7 @@ async def test_hops_are_counted_and_told_on_demand(site: Site, is_asked: bool) -
         "accept;dur=10.000, parse;dur=11.000, tokenize;dur=12.000, submit;dur=13.000, "
         "queue;dur=14.000, prefill;dur=15.000, render;dur=16.000"
     )
-    assert client.head.get(b"server-timing") == (expected.encode() if is_asked else None)
+    assert client.response_head.get(b"server-timing") == (expected.encode() if is_asked else None)
     for span in Span:
         if Span.LOOP_LAG < span <= Span.WHOLE:
             assert sum(site.slot.histogram(span).counts) == 1, span
@@ -580,7 +582,7 @@ def test_pages_of_other_sites_may_call_where_that_is_allowed(
     refused = site.ask(Client(b"{}", headers=(ORIGIN,)))
     assert refused.status == 401
     for client in (asked, refused):
-        headers = dict(client.common) | client.head
+        headers = dict(client.common) | client.response_head
         assert headers.get(b"access-control-allow-origin") == allowed
     elsewhere = site.ask(Client(b"{}"))
     assert not elsewhere.common

@@ -9,7 +9,8 @@ from headrace.exit_status import ExitStatus
 from headrace.frontend.delivery import Delivery
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.streams import TURN
-from headrace.messages import Head, ResponseFrames
+from headrace.messages import MORE, Head, HttpRequest, ResponseFrames
+from headrace.sent import Sent
 
 HEAD = Head(200, "text/plain")
 
@@ -45,6 +46,19 @@ async def test_a_message_of_just_one_turn_ends() -> None:
     while not slot[Field.MESSAGES_TAKEN]:
         await asyncio.sleep(0)
     assert all(exchange.complete for exchange in exchanges)
+
+
+async def test_slices_of_a_body_complete_a_request_with_the_last() -> None:
+    slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
+    exchanges = Exchanges(0, slot)
+    delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
+    exchange = exchanges.open()
+    exchange.sent = Sent(HttpRequest(exchange.id, "POST", "/", 0.0), b"")
+    delivery.take(ResponseFrames.of({}, [exchange.id], [2], [MORE]), b"ab")
+    assert (exchange.complete, bytes(exchange.unsent)) == (False, b"")
+    assert exchanges.sent() == [exchange.sent], "it is sent again if the detokenizer dies"
+    delivery.take(ResponseFrames.of({exchange.id: HEAD}, [exchange.id], [1], [True]), b"c")
+    assert (exchange.complete, bytes(exchange.unsent), exchange.head) == (True, b"abc", HEAD)
 
 
 async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:

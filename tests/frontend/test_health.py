@@ -11,6 +11,7 @@ from headrace.awake import Awake
 from headrace.board import MESSAGES_SENT, Board, Field, Seat, State
 from headrace.frontend.app import App
 from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
+from headrace.frontend.request_head import RequestHead
 
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
 
@@ -99,7 +100,7 @@ def test_a_frontend_that_was_not_awake_calls_nobody_ill(monkeypatch: pytest.Monk
     others: Any = SimpleNamespace(is_closed=False)
     app = App(board, Awake(), others, others, others)
     request: Any = SimpleNamespace(
-        path=LIVE, method="GET", version="1.1", headers=[(b"host", b"x")]
+        path=LIVE, method="GET", version="1.1", head=RequestHead.of([(b"host", b"x")])
     )
     request.answer = lambda status, head, body: statuses.append(status)
     for at in (2, 3600, 3602, 3604, 3606):

@@ -24,7 +24,6 @@ from headrace.frontend.door import Door
 from headrace.frontend.exchanges import Exchanges
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.keyring import Keyring
-from headrace.frontend.request_head import RequestHead
 from headrace.frontend.streams import TURN, Streams, Written
 from headrace.links import Links
 from headrace.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id
@@ -190,7 +189,7 @@ class Site:
         self.delivery = Delivery(asyncio.get_running_loop(), self.exchanges, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
         http: Any = partial(Connection, deadlines, deadlines, Arrivals(), 10 * NUM_CLIENTS)
-        app: Any = lambda request: forwarder.begin(request, RequestHead.of(request.headers))  # noqa: E731
+        app: Any = forwarder.begin
         options: Any = {"http": http, "interface": "asgi3", "proxy_headers": False}
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, **options)
         self._server = uvicorn.Server(config)
