@@ -298,9 +298,12 @@ class GenerationPlanner:
         grammar = yield from self._grammar(request, parsing)
         if grammar and request.ignore_eos:
             sampling = without(sampling, self._card.eos_token_ids)
-        of_prompts = form.num_logprobs + prompt_entries(sampling, first, prompts, num_each)
-        told = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
-        room = room_of(told, of_prompts, num_told)
+        told, of_prompts, room = first, form.num_logprobs, None
+        tells_logprobs = first.logprobs is not None or sampling.prompt_logprobs is not None
+        if tells_logprobs:
+            of_prompts += prompt_entries(sampling, first, prompts, num_each)
+            told = msgspec.structs.replace(first, echo=prompts[0].echo if prompts else "")
+            room = room_of(told, of_prompts, num_told)
         ends = self._card.eos_token_ids if grammar else []  # a grammar may come to its end
         allowed = allowed_mask(request, self._card.vocab_size, ends)
         requests = []
@@ -334,7 +337,8 @@ class GenerationPlanner:
                     allowed=allowed,
                 )
             )
-        check_logprobs(told, of_prompts, (request.max_tokens for request in requests))
+        if tells_logprobs:
+            check_logprobs(told, of_prompts, (request.max_tokens for request in requests))
         return Sequences(requests, [prompts[i // num_each].ids for i in range(len(requests))])
 
     def _reply_plan(

@@ -313,7 +313,10 @@ def check_chat(request: ChatRequest) -> None:
     read_files(request.messages)
     take_functions(request)
     take_called(request.messages)
-    with as_written(FUNCTION_NAMES if request.functions else {}):
+    if request.functions:
+        with as_written(FUNCTION_NAMES):
+            check_tools(request)
+    else:
         check_tools(request)
     check_continued(request)
     check_media(request)

@@ -236,10 +236,12 @@ def allowed_mask(request: SamplingFields, vocab_size: int, ends: list[int]) -> b
 
     Empty is all tokens.
     """
-    ids = request.allowed_token_ids or []
+    ids = request.allowed_token_ids
+    if not ids:
+        return b""
     check_token_ids("allowed_token_ids", ids, vocab_size)
-    mask = bytearray(-(-vocab_size // 8) if ids else 0)
-    for id in [*ids, *ends] if ids else []:
+    mask = bytearray(-(-vocab_size // 8))
+    for id in (*ids, *ends):
         mask[id >> 3] |= 1 << (id & 7)
     return bytes(mask)
 
