@@ -1,10 +1,11 @@
 """What a server must refuse of a request's head, by RFC 9110 and RFC 9112 (HTTP/1.1). Pure."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from headrace.frontend.refusals import Refusal
-from headrace.frontend.request_head import JSON, Headers, RequestHead
+from headrace.frontend.request_head import JSON, RequestHead
 
 POST = "POST"
 VERSIONS = ("1.0", "1.1")
@@ -22,16 +23,18 @@ NOT_SERVED = Refusal(
 )
 
 
-def framing_fault(method: str, version: str, headers: Headers) -> Refusal | None:
+def framing_fault(method: bytes, version: str, codings: Sequence[bytes]) -> Refusal | None:
     """Return why it is not known where a request ends, or None; its connection must close.
 
     llhttp has refused Content-Length beside Transfer-Encoding, and several of either.
+
+    Args:
+        codings: the values of Transfer-Encoding.
     """
     if version not in VERSIONS:
         return NOT_SERVED
-    if method == "CONNECT":
+    if method == b"CONNECT":
         return refusal(405, "this server is no proxy; CONNECT is not served", "method_not_allowed")
-    codings = [value for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return None
     if version == "1.0":

@@ -11,7 +11,8 @@ import http
 import struct
 import termios
 from collections.abc import Callable
-from typing import Any, Never
+from itertools import chain
+from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,6 +29,7 @@ PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has com
 READER_PATIENCE_S = 60.0  # between looks at how much of an answer has been read
 MIN_BYTES_PER_S = 500  # of a body, and of an answer that waits to be read
 MAX_HEAD_BYTES = 64 << 10
+FIELD_BYTES = 4  # of a header, beside its name and value: a colon, a space, the line's end
 MAX_PIPELINED = 2048  # requests that wait for those before them; each is 2 KB of objects
 MAX_IGNORED_BYTES = 64 << 20  # of a body that has been refused, read so that the answer is
 INVALID_VERSION = "Invalid HTTP version"  # llhttp's words
@@ -68,7 +70,6 @@ class Connection(HttpToolsProtocol):
         self._awaits_head = True
         self._is_upgrade = False  # the parser takes what follows this head for another protocol
         self._num_bytes = 0  # of the head, then of the body, since the last look
-        self._num_fields = 0  # bytes of a head's target and headers, then of a trailer
         self._num_bodiless = 0  # bytes since a piece of a body
         self._num_ignored = 0
         self._num_unread = 0  # bytes of answers, at the last look
@@ -153,35 +154,45 @@ class Connection(HttpToolsProtocol):
         self._num_bodiless += len(data)
         self._unset_keepalive_if_required()
         try:
-            self._parse(data)
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stopped:
+            self._parse_behind(data, stopped)
         except httptools.HttpParserError as error:
-            if INVALID_VERSION in str(error) or self.parser.get_method() == HTTP2_METHOD:
-                self._refuse(NOT_SERVED)
-            else:
-                self.send_400_response(str(error))
+            self._refuse_malformed(error)
         if self._awaits_head and self._num_bytes > MAX_HEAD_BYTES:
             self._refuse(too_long("head"))
         elif not self._awaits_head and self._num_bodiless > MAX_HEAD_BYTES:
             self._refuse(too_long("trailer"))
 
-    def _parse(self, data: bytes) -> None:
-        """Parse, and ignore each wish for another protocol, as RFC 9110, 7.8 lets a server.
+    def _refuse_malformed(self, error: httptools.HttpParserError) -> None:
+        """Refuse what is not HTTP/1.1."""
+        if INVALID_VERSION in str(error) or self.parser.get_method() == HTTP2_METHOD:
+            self._refuse(NOT_SERVED)
+        else:
+            self.send_400_response(str(error))
 
-        The parser stops behind a head that has one, without a look at the body. Another reads the
-        same head without the wish, and goes on where the first has stopped.
+    def _parse_behind(self, data: bytes, stopped: httptools.HttpParserUpgrade) -> None:
+        """Parse on where a head wants another protocol, and ignore that (RFC 9110, 7.8).
+
+        The parser stops behind such a head, without a look at the body. Another reads the same head
+        without `Upgrade`, and goes on where the first has stopped.
         """
         rest = memoryview(data)
-        while True:
-            try:
-                self.parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as stopped:
+        try:
+            while True:
                 self._is_upgrade = False
                 head = self._head_without_upgrade()
                 self.parser = self._new_parser()
                 self.parser.feed_data(head)
                 rest = rest[stopped.args[0] :]
-            else:
-                return
+                try:
+                    self.parser.feed_data(rest)
+                except httptools.HttpParserUpgrade as again:
+                    stopped = again
+                else:
+                    return
+        except httptools.HttpParserError as error:
+            self._refuse_malformed(error)
 
     def _head_without_upgrade(self) -> bytes:
         """Return the head that has been read, as it was but for `Upgrade`."""
@@ -207,34 +218,23 @@ class Connection(HttpToolsProtocol):
                 )
             )
             raise Parted
-        self._num_fields = 0
         super().on_message_begin()
         self._deadlines.start(self, self.loop.time())
 
-    def on_url(self, url: bytes) -> None:
-        """Take a piece of the target, if the head is not too long."""
-        self._num_fields += len(url)
-        if self._num_fields > MAX_HEAD_BYTES:
-            self._refuse_fields("head")
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; one that comes behind the body (a trailer) means nothing here."""
-        self._num_fields += len(name) + len(value) + 4  # ": " and the line's end
-        if self._num_fields > MAX_HEAD_BYTES:
-            self._refuse_fields("head" if self._awaits_head else "trailer")
-        if self._awaits_head:
-            super().on_header(name, value)
-
-    def _refuse_fields(self, part: str) -> Never:
-        """Refuse a head or a trailer that is too long, though one read brings all of it."""
-        self._refuse(too_long(part))
-        raise Parted
-
     def on_headers_complete(self) -> None:
-        """Begin to wait for its body, if it can be told where that ends."""
-        method = self.parser.get_method().decode("ascii")
-        fault = framing_fault(method, self.parser.get_http_version(), self.headers)
+        """Begin to wait for its body, if it is known where that ends.
+
+        A head that is too long may come in one read.
+        """
+        num_bytes, codings = len(self.url), []
+        for name, value in self.headers:
+            num_bytes += len(name) + len(value) + FIELD_BYTES
+            if name == b"transfer-encoding":
+                codings.append(value)
+        if num_bytes > MAX_HEAD_BYTES:
+            self._refuse(too_long("head"))
+            raise Parted
+        fault = framing_fault(self.parser.get_method(), self.parser.get_http_version(), codings)
         if fault is not None:
             self._refuse(fault)
             raise Parted
@@ -242,8 +242,9 @@ class Connection(HttpToolsProtocol):
         if self._is_upgrade:
             return
         self._awaits_head = False
-        self._num_bytes = self._num_bodiless = self._num_fields = 0
+        self._num_bytes = self._num_bodiless = 0
         super().on_headers_complete()
+        self.headers = []  # what comes behind the body (a trailer) means nothing
         self._deadlines.start(self, self.loop.time())
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -278,6 +279,11 @@ class Connection(HttpToolsProtocol):
         """Wait for nothing more."""
         if self._is_upgrade:  # it is still to come
             return
+        if self.headers:  # a trailer; one read may bring all of it
+            lengths = map(len, chain.from_iterable(self.headers))
+            if sum(lengths) + FIELD_BYTES * len(self.headers) > MAX_HEAD_BYTES:
+                self._refuse(too_long("trailer"))
+                raise Parted
         self._awaits_head = True
         self._num_bytes = 0
         self._num_ignored = 0
