@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace.awake import Awake
-from headrace.board import MESSAGES_SENT, Board, Field, Seat, State
+from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State
 from headrace.frontend.app import App
 from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
+from headrace.runtime.wake_clock import Awake
 
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
 
