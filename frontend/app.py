@@ -17,7 +17,7 @@ from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Refusal
 from headrace.frontend.http.request import HEAD, JSON, Request
 from headrace.frontend.http.request_head import RequestHead
-from headrace.runtime.wake_clock import Awake
+from headrace.runtime.wake_clock import WakeClock
 
 GET = "GET"
 ONLY_ASKED = Refusal(
@@ -35,7 +35,7 @@ class App:
     def __init__(
         self,
         board: Board,
-        awake: Awake,
+        awake: WakeClock,
         forwarder: Forwarder,
         door: Door,
         admin: Admin,

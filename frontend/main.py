@@ -32,7 +32,7 @@ from headrace.ipc.messages import ToFrontend
 from headrace.ipc.router import Links
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
 from headrace.runtime.process import DRAIN, LEAVE, Context
-from headrace.runtime.wake_clock import Awake
+from headrace.runtime.wake_clock import WakeClock
 from headrace.system.file_limit import files_besides, raise_file_limit
 from headrace.system.malloc import return_large
 
@@ -93,7 +93,7 @@ class Frontend:
         admins = Keyring(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
-        self._awake = Awake()
+        self._awake = WakeClock()
         app = App(context.board, self._awake, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)

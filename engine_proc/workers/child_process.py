@@ -13,7 +13,7 @@ from headrace.ipc.messages import Message
 from headrace.runtime.process import Context, spawn
 from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.crash_reports import Capsules
-from headrace.supervision.hang_watchdog import Vigil
+from headrace.supervision.hang_watchdog import HangWatchdog
 
 Ask = TypeVar("Ask", bound=Message)
 Answer = TypeVar("Answer", bound=Message)
@@ -50,7 +50,7 @@ class Child(Generic[Ask, Answer]):
         stuck_s: float,
     ) -> None:
         self._slot = slot
-        self._vigil = Vigil(stuck_s)
+        self._vigil = HangWatchdog(stuck_s)
         self._asks, self._answers = channels
         slot.last_words = ""
         pass_fds = (self._asks.fd, self._answers.fd, *fds)

@@ -19,7 +19,7 @@ MAX_WORK_S = 300.0  # of a step or a long prompt; vLLM's and SGLang's watchdogs 
 log = logging.getLogger(__name__)
 
 
-class Heart:
+class Heartbeat:
     """Says that its process is alive."""
 
     def __init__(self, slot: Slot, clock: Callable[[], float] = time.monotonic) -> None:

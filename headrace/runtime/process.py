@@ -30,7 +30,7 @@ from headrace.ipc.recorder import Tee
 from headrace.ipc.recorder import begin as begin_record
 from headrace.ipc.schema_fingerprint import fingerprint
 from headrace.logs import LineWriter
-from headrace.runtime.heartbeat import Heart
+from headrace.runtime.heartbeat import Heartbeat
 from headrace.runtime.roles import ROLES, title
 from headrace.runtime.stack_dumps import StackFile, write_to
 from headrace.system.cpu_scheduling import take_turns
@@ -93,9 +93,9 @@ class Context:
             signal.signal(signal.SIGTERM, leave)
         self.slot.enter(State.READY)
 
-    def keep_beating(self) -> Heart:
+    def keep_beating(self) -> Heartbeat:
         """Say that the process is alive, beside the thread that works."""
-        heart = Heart(self.slot)
+        heart = Heartbeat(self.slot)
         heart.start()
         return heart
 

@@ -3,7 +3,7 @@
 GAP_S = 2.0  # between looks: a watcher that looks more rarely was itself not running
 
 
-class Awake:
+class WakeClock:
     """The looks of a watcher.
 
     A machine that stands still stops hearts and watchers alike: silence counts from where the

@@ -1,12 +1,12 @@
 """Who has been silent for so long that only its end can help. Pure: the clock is the caller's."""
 
 from headrace.board.board import Field, Slot, State
-from headrace.runtime.wake_clock import Awake
+from headrace.runtime.wake_clock import WakeClock
 
 STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (`heartbeat.py`)
 
 
-class Vigil:
+class HangWatchdog:
     """A watch over processes, by their heartbeats.
 
     Args:
@@ -15,7 +15,7 @@ class Vigil:
 
     def __init__(self, stuck_s: float) -> None:
         self._stuck_s = stuck_s
-        self._awake = Awake()
+        self._awake = WakeClock()
 
     def stuck(self, slots: list[Slot], now_ns: int) -> list[Slot]:
         """Return who is stuck, of processes that live; to be called often."""

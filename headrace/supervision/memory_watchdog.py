@@ -15,7 +15,7 @@ SHARES = {
 }
 
 
-class Ceilings:
+class MemoryWatchdog:
     """The limits on a machine with so much memory."""
 
     def __init__(self, memory_bytes: int) -> None:

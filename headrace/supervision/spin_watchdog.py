@@ -35,7 +35,7 @@ class Look:
         return not is_idle and (self.pid, self.work) == (before.pid, before.work)
 
 
-class Toil:
+class SpinWatchdog:
     """A watch over what processes use, and what they get done."""
 
     def __init__(self) -> None:

@@ -46,11 +46,11 @@ from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
 from headrace.supervision.crash_reports import Capsules, crash_directory
-from headrace.supervision.hang_watchdog import Vigil
+from headrace.supervision.hang_watchdog import HangWatchdog
 from headrace.supervision.listeners import Listeners
-from headrace.supervision.memory_watchdog import Ceilings
+from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.supervision.restart_backoff import Restarts
-from headrace.supervision.spin_watchdog import Toil
+from headrace.supervision.spin_watchdog import SpinWatchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import busy_seconds, own_bytes
@@ -143,9 +143,9 @@ class Supervisor:
         self._children: list[Child] = []
         self._wishes = Wishes(self.board)
         self._is_up = False  # all have been ready
-        self._vigil = Vigil(config.watchdog_timeout)
-        self._ceilings = Ceilings(memory_limit())
-        self._toil = Toil()
+        self._vigil = HangWatchdog(config.watchdog_timeout)
+        self._ceilings = MemoryWatchdog(memory_limit())
+        self._toil = SpinWatchdog()
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
         self._capsules = Capsules(self._crash, self.board)

@@ -24,7 +24,7 @@ from headrace.frontend.http.request import Headers, Request, nobody
 from headrace.frontend.open_requests import MAX_UNSENT_BYTES, Exchanges
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
-from headrace.runtime.wake_clock import Awake
+from headrace.runtime.wake_clock import WakeClock
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 120
@@ -159,7 +159,7 @@ class Site:
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
         admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
-        self.app = App(self.board, Awake(), forwarder, door, admin, cors)
+        self.app = App(self.board, WakeClock(), forwarder, door, admin, cors)
 
     @property
     def slot(self) -> Slot:

@@ -9,7 +9,7 @@ import pytest
 from headrace.board.board import Board, Field, Seat, State
 from headrace.engine_proc.workers.child_process import Child, WorkerDied
 from headrace.exit_status import ExitStatus
-from headrace.supervision.hang_watchdog import Vigil
+from headrace.supervision.hang_watchdog import HangWatchdog
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) 
     slot.last_words = "no room"
     child: Child[Any, Any] = Child.__new__(Child)
     process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value, pid=5)
-    child._slot, child._vigil, child._process = slot, Vigil(8), process
+    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied) as death:
         child.check()
     assert str(death.value) == f"worker 1 {how}"
@@ -38,7 +38,7 @@ def test_who_is_ended_by_chaos_says_so_and_another_in_its_seat_does_not(
     slot[Field.HARMED_PID] = harmed
     child: Child[Any, Any] = Child.__new__(Child)
     process: Any = SimpleNamespace(poll=lambda: -signal.SIGKILL, pid=5)
-    child._slot, child._vigil, child._process = slot, Vigil(8), process
+    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL") as death:
         child.check()
     assert death.value.is_chaos == is_chaos

@@ -22,7 +22,7 @@ from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
 from headrace.runtime.process import Context
-from headrace.supervision.hang_watchdog import Vigil
+from headrace.supervision.hang_watchdog import HangWatchdog
 
 CONFIG = engine_config(
     model_path=str(find_demo_model()),
@@ -106,7 +106,7 @@ def test_who_ends_between_two_looks_is_named_and_not_who_has_lost_him() -> None:
         child: Child[Any, Any] = Child.__new__(Child)
         codes = itertools.chain([None], itertools.repeat(code))
         process: Any = SimpleNamespace(poll=lambda codes=codes: next(codes), pid=5)
-        child._slot, child._vigil, child._process = slot, Vigil(8), process
+        child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
         workers._all.append(child)
     for _ in range(2):
         with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$"):

@@ -7,13 +7,13 @@ import pytest
 from servers import wait_until
 
 from headrace.board.board import Board, Field, Seat
-from headrace.runtime.heartbeat import MAX_WORK_S, Heart
+from headrace.runtime.heartbeat import MAX_WORK_S, Heartbeat
 
 
 def test_a_heart_stops_when_a_piece_of_work_takes_too_long() -> None:
     now = 0.0
     slot = Board.create([Seat("worker", 0)]).slot("worker")
-    heart = Heart(slot, lambda: now)
+    heart = Heartbeat(slot, lambda: now)
     for began_at in (0.0, 5000.0):  # between pieces it may wait for as long as it likes
         now = began_at
         heart.begin()
@@ -31,7 +31,7 @@ def test_a_heart_stops_when_a_piece_of_work_takes_too_long() -> None:
 
 def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
     now, loaded = 0.0, 0
-    heart = Heart(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
+    heart = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
     heart.begin(lambda: loaded)
     for _ in range(3):
         now += MAX_WORK_S
@@ -49,7 +49,7 @@ def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
 
 def test_a_heart_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
     times = chain((0.0,), repeat(MAX_WORK_S + 1))
-    heart = Heart(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))
+    heart = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))
     heart.begin()
     heart.start()
     wait_until(lambda: "its heart stops" in caplog.text, "it says so")

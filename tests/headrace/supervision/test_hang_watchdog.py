@@ -4,7 +4,7 @@ import pytest
 
 from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.runtime.wake_clock import GAP_S
-from headrace.supervision.hang_watchdog import STARTING_S, Vigil
+from headrace.supervision.hang_watchdog import STARTING_S, HangWatchdog
 
 SECOND = 10**9
 STUCK_S = 8.0
@@ -17,7 +17,7 @@ def make_slot() -> Slot:
     return slot
 
 
-def looks(vigil: Vigil, slot: Slot, first: float, last: float) -> list[float]:
+def looks(vigil: HangWatchdog, slot: Slot, first: float, last: float) -> list[float]:
     """Look twice a second; return at which seconds it was stuck."""
     times = [first + half / 2 for half in range(int((last - first) * 2) + 1)]
     return [at for at in times if vigil.stuck([slot], int(at * SECOND))]
@@ -25,12 +25,12 @@ def looks(vigil: Vigil, slot: Slot, first: float, last: float) -> list[float]:
 
 def test_silence_for_long_is_being_stuck() -> None:
     slot = make_slot()
-    stuck = looks(Vigil(STUCK_S), slot, 100, 100 + STUCK_S + 2)
+    stuck = looks(HangWatchdog(STUCK_S), slot, 100, 100 + STUCK_S + 2)
     assert stuck[0] == 100 + STUCK_S + 0.5
 
 
 def test_a_heartbeat_ends_the_silence() -> None:
-    slot, vigil = make_slot(), Vigil(STUCK_S)
+    slot, vigil = make_slot(), HangWatchdog(STUCK_S)
     assert not looks(vigil, slot, 100, 100 + STUCK_S)
     slot[Field.HEARTBEAT_NS] = int((100 + STUCK_S) * SECOND)
     assert not looks(vigil, slot, 100 + STUCK_S, 99 + 2 * STUCK_S)
@@ -40,12 +40,12 @@ def test_a_heartbeat_ends_the_silence() -> None:
 def test_who_has_not_begun_to_serve_may_be_silent_for_longer(state: State) -> None:
     slot = make_slot()
     slot[Field.STATE] = state
-    stuck = looks(Vigil(STUCK_S), slot, 100, 100 + STARTING_S + 2)
+    stuck = looks(HangWatchdog(STUCK_S), slot, 100, 100 + STARTING_S + 2)
     assert stuck[0] == 100 + STARTING_S + 0.5
 
 
 def test_a_watcher_that_slept_begins_anew() -> None:
-    slot, vigil = make_slot(), Vigil(STUCK_S)
+    slot, vigil = make_slot(), HangWatchdog(STUCK_S)
     looks(vigil, slot, 100, 101)
     awake = 1000 + GAP_S
     stuck = looks(vigil, slot, awake, awake + STUCK_S + 1)
@@ -56,5 +56,5 @@ def test_who_serves_never_has_longer_than_who_starts() -> None:
     slot = make_slot()
     slot[Field.STATE] = State.STARTING
     patience_s = STARTING_S + 60
-    stuck = looks(Vigil(patience_s), slot, 100, 100 + patience_s + 2)
+    stuck = looks(HangWatchdog(patience_s), slot, 100, 100 + patience_s + 2)
     assert stuck[0] == 100 + patience_s + 0.5

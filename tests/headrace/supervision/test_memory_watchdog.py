@@ -8,7 +8,7 @@ import pytest
 
 from headrace.board.board import Board, Field, Seat, State
 from headrace.runtime.roles import ROLES
-from headrace.supervision.memory_watchdog import SHARES, Ceilings
+from headrace.supervision.memory_watchdog import SHARES, MemoryWatchdog
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import own_bytes
 
@@ -25,7 +25,7 @@ def test_who_is_above_its_share_is_told() -> None:
         slot.enter(State.READY)
         slot[Field.PID] = pid
     has: dict[int, int | None] = {0: 251 * MB, 1: 250 * MB, 2: 900 * MB}
-    ceilings = Ceilings(1000 * MB)
+    ceilings = MemoryWatchdog(1000 * MB)
     told = [(board.slots[0], "has 251 MiB of memory, more than its 250")]
     assert ceilings.passed(board.slots, has.get) == told
     has[0] = None  # it has ended

@@ -8,7 +8,7 @@ import pytest
 from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.runtime.heartbeat import MAX_WORK_S
 from headrace.runtime.roles import ROLES
-from headrace.supervision.spin_watchdog import CEILINGS_S, IDLE_SHARE, Toil
+from headrace.supervision.spin_watchdog import CEILINGS_S, IDLE_SHARE, SpinWatchdog
 from headrace.system.procfs import busy_seconds
 
 LOOK_S = 0.5
@@ -28,7 +28,7 @@ class Watched:
         self.slot = slot_of(role)
         self.share = share
         self.used_s = 100.0
-        self._toil = Toil()
+        self._toil = SpinWatchdog()
         self._now = 0.0
 
     def look_again(self, seconds: float) -> None:

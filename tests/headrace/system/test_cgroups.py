@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.board.board import Board, Field, Seat, State
-from headrace.supervision.memory_watchdog import Ceilings
+from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.system.cgroups import cpu_quota, memory_limits
 from headrace.system.machine import memory_limit, usable_cores
 
@@ -88,7 +88,7 @@ def test_detokenizer_ceiling_is_below_a_group_of_3_gb(tmp_path: Path, name: str)
     slot = board.slots[0]
     slot.enter(State.READY)
     slot[Field.PID] = os.getpid()
-    ceilings = Ceilings(memory_limit(machine(tmp_path, {name: f"{3 * GB}\n"})))
+    ceilings = MemoryWatchdog(memory_limit(machine(tmp_path, {name: f"{3 * GB}\n"})))
     assert ceilings.passed([slot], lambda _: 3 * GB // 4) == []
     told = [(slot, "has 900 MiB of memory, more than its 768")]
     assert ceilings.passed([slot], lambda _: 900 << 20) == told
