@@ -12,7 +12,7 @@ from headrace.exit_status import CAUSES, ExitStatus, ending
 from headrace.ipc.messages import Message
 from headrace.runtime.process import Context, spawn
 from headrace.runtime.stack_dumps import write_last
-from headrace.supervision.crash_reports import Capsules
+from headrace.supervision.crash_reports import CrashReports
 from headrace.supervision.hang_watchdog import HangWatchdog
 
 Ask = TypeVar("Ask", bound=Message)
@@ -93,7 +93,7 @@ class Child(Generic[Ask, Answer]):
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
             raise WorkerDied(message, rank, code, is_chaos)
 
-    def make_capsule(self, capsules: Capsules, death: WorkerDied, requests: list[int]) -> None:
+    def make_capsule(self, capsules: CrashReports, death: WorkerDied, requests: list[int]) -> None:
         """Keep what is known of its death."""
         self._slot[Field.STATE] = State.DEAD
         capsules.make(self._slot, str(death), self._process.stacks.take(), requests)

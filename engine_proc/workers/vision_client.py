@@ -17,8 +17,8 @@ from headrace.engine_proc.workers.child_process import Child, WorkerDied
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context
-from headrace.supervision.crash_reports import Capsules
-from headrace.supervision.restart_backoff import Restarts
+from headrace.supervision.crash_reports import CrashReports
+from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.system.machine import has_gpus
 
 IMAGE_BYTES = 1024  # of an image in an `Encode`, its rows aside
@@ -55,8 +55,8 @@ class VisionWorker:
         self._arena = arena
         self._area = area
         self._clock = clock
-        self._restarts = Restarts()
-        self._capsules = Capsules(config.crash, context.board)
+        self._restarts = RestartBackoff()
+        self._capsules = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while there is none
         self._has_served = False
         self._ready: TowerReady | None = None

@@ -31,8 +31,8 @@ from headrace.ipc.worker_messages import (
     WorkerReady,
 )
 from headrace.runtime.process import Context
-from headrace.supervision.crash_reports import Capsules
-from headrace.supervision.restart_backoff import Restarts
+from headrace.supervision.crash_reports import CrashReports
+from headrace.supervision.restart_backoff import RestartBackoff
 
 WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
@@ -135,8 +135,8 @@ class Workers:
         self._tower_bytes = tower_bytes
         self._context = context
         self._clock = clock
-        self._restarts = Restarts()
-        self._capsules = Capsules(config.crash, context.board)
+        self._restarts = RestartBackoff()
+        self._capsules = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
         self._num_computing = 0  # steps
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)

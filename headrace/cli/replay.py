@@ -44,7 +44,7 @@ from headrace.ipc.messages import (
 from headrace.ipc.recorder import SUFFIX, Entry, read_record
 from headrace.ipc.schema_fingerprint import fingerprint
 from headrace.ipc.sockets import Inbox, Outbox, address
-from headrace.runtime.process import Note, spawn
+from headrace.runtime.process import LaunchSpec, spawn
 from headrace.runtime.run_directory import RunDirectory
 
 # What each kind of process receives, and whom it sends to.
@@ -74,7 +74,7 @@ AN_HOUR_NS = 3600 * 10**9
 class Burst:
     """What one process received."""
 
-    note: Note
+    note: LaunchSpec
     messages: list[tuple[int, list[tuple[Message, bytes]]]]  # CLOCK_MONOTONIC, ns
 
     @property
@@ -100,7 +100,7 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
         return None
     entries = read_record(path)
     try:
-        note = msgspec.msgpack.decode(next(entries).frames[0], type=Note)
+        note = msgspec.msgpack.decode(next(entries).frames[0], type=LaunchSpec)
         if note.fingerprint != fingerprint():
             raise HeadraceError(f"{path} was recorded by another version of headrace")
         if shares_images(note):
@@ -112,7 +112,7 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
     return Burst(note, [(at, pairs) for at, pairs in messages if pairs])
 
 
-def shares_images(note: Note) -> bool:
+def shares_images(note: LaunchSpec) -> bool:
     """Whether a process finds images in the arena, or leaves some there."""
     config = msgspec.msgpack.decode(note.config)
     if config.get("arena_fd") is None:

@@ -47,7 +47,7 @@ LEAVE = signal.SIGUSR2  # to a frontend: end when open requests are answered
 log = logging.getLogger(__name__)
 
 
-class Note(msgspec.Struct):
+class LaunchSpec(msgspec.Struct):
     """What a parent hands a child."""
 
     role: str
@@ -137,7 +137,7 @@ def spawn(
     with contextlib.ExitStack() as undo:
         stacks = StackFile.create()
         undo.callback(stacks.close)
-        note = Note(
+        note = LaunchSpec(
             role=seat.role,
             index=seat.index,
             parent=os.getpid(),
@@ -164,7 +164,7 @@ def spawn(
 
 
 @contextlib.contextmanager
-def written(note: Note) -> Iterator[int]:
+def written(note: LaunchSpec) -> Iterator[int]:
     """A file in memory with a note, for a child to inherit."""
     fd = os.memfd_create("headrace-note")
     try:
@@ -182,10 +182,10 @@ def die_with_parent(parent: int, how: signal.Signals) -> None:
         os._exit(ExitStatus.PEER_LOST)
 
 
-def read_note(fd: int) -> Note:
+def read_note(fd: int) -> LaunchSpec:
     """Read and close the inherited note."""
     with os.fdopen(fd, "rb") as file:
-        return msgspec.msgpack.decode(file.read(), type=Note)
+        return msgspec.msgpack.decode(file.read(), type=LaunchSpec)
 
 
 def leave(_signal: int, _frame: FrameType | None) -> None:
@@ -211,7 +211,7 @@ def end_with_threads(slot: Slot, writer: LineWriter) -> None:
     threading.excepthook = end
 
 
-def run(note: Note, writer: LineWriter) -> None:
+def run(note: LaunchSpec, writer: LineWriter) -> None:
     """Be the process that `note` describes, whose log is written by `writer`."""
     role = ROLES[note.role]
     seat = Seat(note.role, note.index)

@@ -39,7 +39,7 @@ def crash_directory(flag: str | None, environment: Mapping[str, str]) -> str | N
     return f"{state}/headrace/crashes" if state else None
 
 
-class Capsules:
+class CrashReports:
     """Makes capsules of the processes on a board."""
 
     def __init__(self, config: CrashConfig, board: Board) -> None:

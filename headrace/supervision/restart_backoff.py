@@ -3,7 +3,7 @@
 DELAYS_S = (0.0, 0.5, 2.0)  # before each new start after deaths in a row
 
 
-class Restarts:
+class RestartBackoff:
     """The deaths in a row of one process or group: such as did no work in between."""
 
     def __init__(self) -> None:

@@ -45,11 +45,11 @@ from headrace.ipc.recorder import prepare_folder
 from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
 from headrace.runtime.run_directory import RunDirectory
 from headrace.runtime.stack_dumps import write_last
-from headrace.supervision.crash_reports import Capsules, crash_directory
+from headrace.supervision.crash_reports import CrashReports, crash_directory
 from headrace.supervision.hang_watchdog import HangWatchdog
 from headrace.supervision.listeners import Listeners
 from headrace.supervision.memory_watchdog import MemoryWatchdog
-from headrace.supervision.restart_backoff import Restarts
+from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.spin_watchdog import SpinWatchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
@@ -82,7 +82,7 @@ class Child:
     seat: Seat
     process: Process
     pidfd: int
-    restarts: Restarts = field(default_factory=Restarts)
+    restarts: RestartBackoff = field(default_factory=RestartBackoff)
     start_at: float | None = None  # when another is to start, where this one has died
 
 
@@ -148,7 +148,7 @@ class Supervisor:
         self._toil = SpinWatchdog()
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
-        self._capsules = Capsules(self._crash, self.board)
+        self._capsules = CrashReports(self._crash, self.board)
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

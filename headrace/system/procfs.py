@@ -10,7 +10,7 @@ PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
-class Vitals:
+class ProcessStats:
     """Processor time since the start, and memory now."""
 
     cpu_s: float  # of all threads
@@ -18,11 +18,11 @@ class Vitals:
     resident_bytes: int
 
 
-def vitals_of(pid: int, proc: Path = PROC) -> Vitals | None:
+def vitals_of(pid: int, proc: Path = PROC) -> ProcessStats | None:
     """Return what /proc says of a process; None where there is none."""
     try:
         cpu_s = cpu_seconds(proc / str(pid) / "stat")
-        return Vitals(cpu_s, main_thread_seconds(pid, proc), resident_bytes(pid, proc))
+        return ProcessStats(cpu_s, main_thread_seconds(pid, proc), resident_bytes(pid, proc))
     except OSError:
         return None
 

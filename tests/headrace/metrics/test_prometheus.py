@@ -19,7 +19,7 @@ from headrace.metrics.prometheus import (
     MetricsPage,
     render_metrics,
 )
-from headrace.system.procfs import PAGE_BYTES, TICK_S, Vitals, vitals_of
+from headrace.system.procfs import PAGE_BYTES, TICK_S, ProcessStats, vitals_of
 
 SEATS = [
     Seat("frontend", 0),
@@ -155,7 +155,7 @@ def test_a_name_with_spaces_and_brackets_is_no_obstacle(tmp_path: Path) -> None:
         (tmp_path / path).write_text(stat)
     (tmp_path / "7/statm").write_text("100 3 0 0 0 0 0")
     vitals = vitals_of(7, tmp_path)
-    assert vitals == Vitals((14 + 15) * TICK_S, (14 + 15) * TICK_S, 3 * PAGE_BYTES)
+    assert vitals == ProcessStats((14 + 15) * TICK_S, (14 + 15) * TICK_S, 3 * PAGE_BYTES)
     assert vitals_of(8, tmp_path) is None
 
 

@@ -12,7 +12,7 @@ import pytest
 import headrace.supervision.crash_reports as capsules_module
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.config import CrashConfig, ServerConfig
-from headrace.supervision.crash_reports import MAX_CAPSULES, Capsules, crash_directory, write
+from headrace.supervision.crash_reports import MAX_CAPSULES, CrashReports, crash_directory, write
 
 DEADLINE_S = 120
 SEATS = [Seat("tokenizer", 0), Seat("engine", 0), Seat("frontend", 0)]
@@ -32,7 +32,7 @@ def make(directory: Path | None) -> Board:
     dead.keep_line(b"12:00:00 tokenizer 0 INFO one\n12:00:01 tokenizer 0 INFO two\n")
     dead.last_words = "no memory"
     dead[Field.STATE] = State.DEAD
-    capsules = Capsules(CrashConfig.of(config, where), board)
+    capsules = CrashReports(CrashConfig.of(config, where), board)
     capsules.make(dead, "exited with 1", "Thread 1:\n  File x", [0xAB0000, 0])
     capsules.close()
     return board
@@ -75,7 +75,7 @@ def test_who_dies_while_another_capsule_is_written_has_one_too(
 
     monkeypatch.setattr(capsules_module, "write", write_late)
     board = Board.create(SEATS)
-    capsules = Capsules(CrashConfig.of(ServerConfig(), str(tmp_path)), board)
+    capsules = CrashReports(CrashConfig.of(ServerConfig(), str(tmp_path)), board)
     for slot in board.slots:
         capsules.make(slot, "exited with 1", "")
     has_room.set()
