@@ -7,7 +7,7 @@ there when nothing else answers. Names have no characters that JSON would escape
 from dataclasses import dataclass
 
 from headrace.board.board import Board, Field, Slot, State
-from headrace.board.process_status import details_of
+from headrace.board.process_status import process_status
 
 LIVE, READY, STARTUP = "/health", "/ready", "/startup"
 PING = "/ping"  # as /health; SageMaker asks so, vLLM and SGLang answer
@@ -55,7 +55,7 @@ def has_started(slot: Slot) -> bool:
 def process_of(board: Board, slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
     restarts = max(slot[Field.STARTS], 1) - 1
-    found = details_of(board, slot, now_ns)
+    found = process_status(board, slot, now_ns)
     details = "".join(f',"{name}":{value}' for name, value in found.items())
     return (
         f'{{"process":"{slot.seat}","state":"{State(slot[Field.STATE]).name.lower()}",'

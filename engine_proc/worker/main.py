@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from headrace.board.admin_requests import PROFILE, Wishes
+from headrace.board.admin_requests import PROFILE, AdminRequests
 from headrace.board.board import Field
 from headrace.config.config import WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
@@ -54,7 +54,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     can_rejoin = group if loaded.can_rejoin else None
     attempts = Attempts(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
     answers = Answers(results.send)
-    wishes = Wishes(context.board, PROFILE)
+    wishes = AdminRequests(context.board, PROFILE)
     profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
     heart.end()
     context.ready()

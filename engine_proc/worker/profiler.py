@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.board.admin_requests import START_PROFILE, Wishes
+from headrace.board.admin_requests import START_PROFILE, AdminRequests
 
 MAX_TRACES = 16  # of a worker; the oldest go
 SUFFIX = ".trace.json.gz"
@@ -85,7 +85,7 @@ class Profiles:
         self,
         directory: str | None,
         name: str,
-        wishes: Wishes,
+        wishes: AdminRequests,
         record: Callable[[], Recorder] = record,
     ) -> None:
         self._directory = directory and Path(directory)

@@ -19,7 +19,7 @@ def wish(slot: Slot, what: str) -> None:
     slot.add(Field.WISHES + WISHES.index(what))
 
 
-class Wishes:
+class AdminRequests:
     """What has been asked for since the last look, of what is `heeded`."""
 
     def __init__(self, board: Board, heeded: tuple[str, ...] = SUPERVISED) -> None:

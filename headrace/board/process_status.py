@@ -4,7 +4,7 @@ from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokeni
 from headrace.board.board import Board, Field, Slot
 
 
-def details_of(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
+def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
     """Return what there is to tell of a process, by name; seconds where that ends in `_s`."""
     index = slot.seat.index
     match slot.seat.role:

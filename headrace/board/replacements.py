@@ -3,7 +3,7 @@
 from headrace.board.board import Board, Field, Seat, State
 
 
-class Watch:
+class ReplacementWatch:
     """A look at the seats of some roles, now and then."""
 
     def __init__(self, board: Board, roles: tuple[str, ...]) -> None:

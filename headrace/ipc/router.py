@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Board, Field, Seat, Slot, State
-from headrace.board.replacements import Watch
+from headrace.board.replacements import ReplacementWatch
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.ipc.inflight import Sent
 from headrace.ipc.messages import Abort, HttpRequest, Renew
@@ -57,7 +57,7 @@ class Links:
         self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
         self._detokenizer_slots = list(board.of("detokenizer"))
         self._num_detokenizers = len(self._detokenizer_slots)
-        self._watch = Watch(board, ("tokenizer", "engine", "detokenizer"))
+        self._watch = ReplacementWatch(board, ("tokenizer", "engine", "detokenizer"))
         self._are_unsent = False  # requests that are to be sent again
         self._slot = slot
         self._tokenizer_aborts = [Outbox(address(run_dir, "aborts", i)) for i in range(num_all)]

@@ -18,7 +18,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.board.board import Board, Field, Seat, Slot, State
-from headrace.board.process_status import details_of
+from headrace.board.process_status import process_status
 from headrace.config.config import CrashConfig
 from headrace.runtime.stack_dumps import stacks_of
 
@@ -97,7 +97,7 @@ class CrashReports:
 
     def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
         """Return what the board says of a process, and what it was at."""
-        details: dict[str, Any] = {**details_of(self._board, slot, now_ns)}
+        details: dict[str, Any] = {**process_status(self._board, slot, now_ns)}
         if slot.seat.role == "frontend":
             details["requests"] = [f"{id:x}" for id in slot.open_ids]
         return {

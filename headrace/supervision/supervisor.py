@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from headrace.board.admin_requests import RENEWABLE, STOP, Wishes
+from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.api_keys import digest
 from headrace.config.chaos import Chaos, parse_chaos
@@ -141,7 +141,7 @@ class Supervisor:
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[Child] = []
-        self._wishes = Wishes(self.board)
+        self._wishes = AdminRequests(self.board)
         self._is_up = False  # all have been ready
         self._vigil = HangWatchdog(config.watchdog_timeout)
         self._ceilings = MemoryWatchdog(memory_limit())

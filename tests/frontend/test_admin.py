@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, Wishes
+from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.api_keys import digest
 from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
@@ -21,7 +21,7 @@ class Rig:
     def __init__(self, *keys: bytes, profiles: bool = True) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
         self.slot = self.board.slot("frontend")
-        self.wishes = Wishes(self.board, WISHES)
+        self.wishes = AdminRequests(self.board, WISHES)
         keyring = Keyring(map(digest, keys))
         self._admin = Admin(keyring, self.board, self.slot, os.getppid(), profiles)
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from headrace.board.board import Board
-from headrace.board.replacements import Watch
+from headrace.board.replacements import ReplacementWatch
 from headrace.ipc.arena import Region
 from headrace.ipc.messages import Fetch, Fetched, Tensor
 from headrace.ipc.sockets import Outbox, address
@@ -22,7 +22,7 @@ class Replies:
         num_tokenizers = len(list(board.of("tokenizer")))
         self._links = [Outbox(address(run_dir, "fetched", i)) for i in range(num_tokenizers)]
         self._region = region
-        self._watch = Watch(board, ("tokenizer",))
+        self._watch = ReplacementWatch(board, ("tokenizer",))
         self._places: dict[int, int] = {}  # by place, who is to read it
 
     async def send(self, fetch: Fetch, files: Sequence[File]) -> None:

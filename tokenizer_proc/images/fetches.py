@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.board.board import Board, Field
-from headrace.board.replacements import Watch
+from headrace.board.replacements import ReplacementWatch
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.arena import Arena, Stale
 from headrace.ipc.inflight import MAX_BLAMED
@@ -56,7 +56,7 @@ class ImageFetches:
         self._answers = answers
         self._arena = arena
         self._slot = board.slot("fetcher")
-        self._watch = Watch(board, ("fetcher",))
+        self._watch = ReplacementWatch(board, ("fetcher",))
         self._ids = itertools.count(time.monotonic_ns())  # another's in this seat were less
         self._asked: dict[int, Asked] = {}
 

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from headrace.board.replacements import Watch
+from headrace.board.replacements import ReplacementWatch
 from headrace.config.config import TokenizerConfig
 from headrace.config.model_card import read_json
 from headrace.ipc.arena import Arena
@@ -35,7 +35,7 @@ def load_images(
     processor = load_processor(Path(card.path), encoder)
     arena = Arena(config.arena_fd, config.num_arena_regions)
     region = arena.region(context.index - config.num_tokenizers - 1)
-    watch = Watch(context.board, ("engine",))
+    watch = ReplacementWatch(context.board, ("engine",))
 
     def look() -> None:
         if watch.replaced():

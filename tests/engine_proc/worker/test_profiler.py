@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, Wishes, wish
+from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, AdminRequests, wish
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.worker.profiler import MAX_TRACES, Profiles, Recorder, StepTimes
 from headrace.engine_proc.worker.torch_profile import TorchProfile
@@ -21,7 +21,7 @@ class Rig:
         board = Board.create([Seat("frontend", 0)])
         self.slot = board.slot("frontend")
         where = None if directory is None else str(directory)
-        self.profiles = Profiles(where, "worker-0", Wishes(board, PROFILE), record)
+        self.profiles = Profiles(where, "worker-0", AdminRequests(board, PROFILE), record)
 
     def ask(self, what: str) -> None:
         wish(self.slot, what)

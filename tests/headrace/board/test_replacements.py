@@ -1,14 +1,14 @@
 """A process is seen to be replaced once its successor is ready."""
 
 from headrace.board.board import Board, Seat, State
-from headrace.board.replacements import Watch
+from headrace.board.replacements import ReplacementWatch
 
 TOKENIZER, ENGINE, WORKER = Seat("tokenizer", 0), Seat("engine", 0), Seat("worker", 0)
 
 
 def test_who_is_replaced_is_told_once_and_when_it_serves() -> None:
     board = Board.create([TOKENIZER, ENGINE, WORKER])
-    watch = Watch(board, ("tokenizer", "engine"))
+    watch = ReplacementWatch(board, ("tokenizer", "engine"))
     for slot in board.slots:
         slot.enter(State.STARTING)
         slot.enter(State.READY)
@@ -24,7 +24,7 @@ def test_who_is_replaced_is_told_once_and_when_it_serves() -> None:
 def test_who_was_replaced_twice_meanwhile_is_told_once() -> None:
     board = Board.create([ENGINE])
     board.slots[0].enter(State.STARTING)
-    watch = Watch(board, ("engine",))
+    watch = ReplacementWatch(board, ("engine",))
     for _ in range(2):
         board.slots[0].enter(State.STARTING)
         board.slots[0].enter(State.READY)
