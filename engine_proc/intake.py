@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from headrace.engine_proc.leases import LEASE_S, Leases
-from headrace.gone import Gone
-from headrace.messages import MAX_STARTS, frontend_of, request_of, start_of
+from headrace.ipc.aborted_ids import Gone
+from headrace.ipc.messages import MAX_STARTS, frontend_of, request_of, start_of
 
 LAPSE_S = 1.0  # between looks at the leases
 

@@ -1,18 +1,18 @@
 """`/admin`: what operators see and do, with a key of their own.
 
 What is told comes from the board and the kernel; what is asked for is noted on the board, for the
-supervisor and the workers (`wishes.py`). Names have no characters that JSON would escape.
+supervisor and the workers (`admin_requests.py`). Names have no characters that JSON would escape.
 """
 
 import time
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from headrace.board import Board, Field, Slot, State
-from headrace.frontend.keyring import Keyring
-from headrace.frontend.refusals import Refusal
-from headrace.vitals import vitals_of
-from headrace.wishes import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
+from headrace.board.admin_requests import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
+from headrace.board.board import Board, Field, Slot, State
+from headrace.frontend.admission.api_key_auth import Keyring
+from headrace.frontend.http.rejections import Refusal
+from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"

@@ -7,16 +7,16 @@ that are not let in.
 
 import time
 
-from headrace.awake import Awake
-from headrace.board import Board
+from headrace.board.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
-from headrace.frontend.conformance import head_fault
-from headrace.frontend.cors import Cors
-from headrace.frontend.door import Door
+from headrace.frontend.admission.gate import Door
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, PING, health_of
-from headrace.frontend.refusals import Refusal
-from headrace.frontend.request import HEAD, JSON, Request
+from headrace.frontend.http.conformance import head_fault
+from headrace.frontend.http.cors import Cors
+from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.http.request import HEAD, JSON, Request
+from headrace.runtime.wake_clock import WakeClock
 
 GET = "GET"
 ONLY_ASKED = Refusal(
@@ -34,7 +34,7 @@ class App:
     def __init__(
         self,
         board: Board,
-        awake: Awake,
+        awake: WakeClock,
         forwarder: Forwarder,
         door: Door,
         admin: Admin,

@@ -9,18 +9,18 @@ from typing import Any
 
 from starlette.types import Receive
 
-from headrace.board import Field, Slot
+from headrace.board.board import Field, Slot
+from headrace.board.http_counts import HttpCounts, HttpRow
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.frontend.door import Door
-from headrace.frontend.exchanges import Exchange, Exchanges
-from headrace.frontend.long_bodies import LongBodies
-from headrace.frontend.passage import Passage
-from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
-from headrace.frontend.request import Request
-from headrace.http_counts import HttpCounts, HttpRow
-from headrace.links import LONG_BODY_BYTES, READS, Links
-from headrace.messages import Head, share_key
-from headrace.sent import Sent
+from headrace.frontend.admission.body_throttle import LongBodies
+from headrace.frontend.admission.gate import Door
+from headrace.frontend.http.rejections import Refusal, anthropic_body, error_body, too_large
+from headrace.frontend.http.request import Request
+from headrace.frontend.open_requests import Exchange, Exchanges
+from headrace.frontend.request_proxy import Passage
+from headrace.ipc.inflight import Sent
+from headrace.ipc.messages import Head, share_key
+from headrace.ipc.router import LONG_BODY_BYTES, READS, Links
 
 JSON = "application/json"
 DEADLY = Refusal(

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.board import Field, Slot, Span
+from headrace.board.board import Field, Slot, Span
 
 PERIOD_S = 0.01
 IDLE_PERIOD_S = 0.2  # where no request is open: to wake up costs

@@ -12,29 +12,29 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from headrace.awake import Awake
-from headrace.backlog import frontend_backlog
-from headrace.board import Field
-from headrace.config import FrontendConfig
-from headrace.file_limit import files_besides, raise_file_limit
+from headrace.board.backlog import frontend_backlog
+from headrace.board.board import Field
+from headrace.config.config import FrontendConfig
 from headrace.frontend.admin import Admin
-from headrace.frontend.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.api_key_auth import Keyring
+from headrace.frontend.admission.gate import Door
 from headrace.frontend.app import App
-from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import PATIENCE_S, READER_PATIENCE_S, Connection
-from headrace.frontend.cors import Cors
-from headrace.frontend.deadlines import Deadlines
-from headrace.frontend.delivery import Delivery
-from headrace.frontend.door import Door
-from headrace.frontend.exchanges import Exchanges
+from headrace.frontend.dispatcher import Delivery
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.keyring import Keyring
+from headrace.frontend.http.connection import PATIENCE_S, READER_PATIENCE_S, Connection
+from headrace.frontend.http.cors import Cors
+from headrace.frontend.http.deadlines import Deadlines
+from headrace.frontend.http.start_queue import Arrivals
 from headrace.frontend.loop_lag import LoopLag
-from headrace.heap import return_large
-from headrace.links import Links
-from headrace.messages import ToFrontend
-from headrace.process import DRAIN, LEAVE, Context
-from headrace.sockets import STEP_HIGH_WATER, Inbox, address
+from headrace.frontend.open_requests import Exchanges
+from headrace.ipc.messages import ToFrontend
+from headrace.ipc.router import Links
+from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
+from headrace.runtime.process import DRAIN, LEAVE, Context
+from headrace.runtime.wake_clock import WakeClock
+from headrace.system.file_limit import files_besides, raise_file_limit
+from headrace.system.malloc import return_large
 
 HEARTBEAT_S = 0.1
 # Who sends into a connection that is just being closed gets no answer: proxies close theirs first,
@@ -93,7 +93,7 @@ class Frontend:
         admins = Keyring(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
-        self._awake = Awake()
+        self._awake = WakeClock()
         app = App(context.board, self._awake, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)

@@ -11,14 +11,13 @@ import pytest
 from engine_configs import engine_config
 from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
-from headrace.board import Field, Span
+from headrace.board.board import Field, Span
 from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.intake import LAPSE_S
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
 from headrace.errors import ConfigError
-from headrace.grammar import GrammarCompiler
-from headrace.messages import (
+from headrace.ipc.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
@@ -28,8 +27,9 @@ from headrace.messages import (
     Stop,
     request_id,
 )
-from headrace.token_logprobs import TokenLogprob
-from headrace.worker_messages import StepFailed, StepResult, WorkerReady
+from headrace.ipc.token_logprobs import TokenLogprob
+from headrace.ipc.worker_messages import StepFailed, StepResult, WorkerReady
+from headrace.model.grammar_compiler import GrammarCompiler
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from headrace.api_keys import digest
-from headrace.board import Board, Field, Seat, State
+from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
+from headrace.board.board import Board, Field, Seat, State
+from headrace.config.api_keys import digest
 from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
-from headrace.frontend.keyring import Keyring
-from headrace.frontend.refusals import Refusal
-from headrace.wishes import RENEWABLE, STOP, WISHES, Wishes
+from headrace.frontend.admission.api_key_auth import Keyring
+from headrace.frontend.http.rejections import Refusal
 
 KEY = b"key"
 
@@ -21,7 +21,7 @@ class Rig:
     def __init__(self, *keys: bytes, profiles: bool = True) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
         self.slot = self.board.slot("frontend")
-        self.wishes = Wishes(self.board, WISHES)
+        self.wishes = AdminRequests(self.board, WISHES)
         keyring = Keyring(map(digest, keys))
         self._admin = Admin(keyring, self.board, self.slot, os.getppid(), profiles)
 

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from fake_links import FakeLinks
 
-from headrace.api_keys import digest
-from headrace.awake import Awake
-from headrace.board import Board, Field, Seat, Slot, Span, State
+from headrace.board.board import Board, Field, Seat, Slot, Span, State
+from headrace.board.http_counts import CLIENT_LEFT, HttpCounts
+from headrace.config.api_keys import digest
 from headrace.frontend.admin import Admin
-from headrace.frontend.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.api_key_auth import Keyring
+from headrace.frontend.admission.gate import Door
 from headrace.frontend.app import App
-from headrace.frontend.cors import Cors
-from headrace.frontend.door import Door
-from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.keyring import Keyring
-from headrace.frontend.request import Headers, Request, nobody
-from headrace.frontend.request_head import RequestHead
-from headrace.http_counts import CLIENT_LEFT, HttpCounts
-from headrace.messages import Head, HttpRequest, Times
-from headrace.sockets import Frame
+from headrace.frontend.http.cors import Cors
+from headrace.frontend.http.request import Headers, Request, nobody
+from headrace.frontend.http.request_head import RequestHead
+from headrace.frontend.open_requests import MAX_UNSENT_BYTES, Exchanges
+from headrace.ipc.messages import Head, HttpRequest, Times
+from headrace.ipc.sockets import Frame
+from headrace.runtime.wake_clock import WakeClock
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 120
@@ -161,7 +161,7 @@ class Site:
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
         admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
-        self.app = App(self.board, Awake(), forwarder, door, admin, cors)
+        self.app = App(self.board, WakeClock(), forwarder, door, admin, cors)
 
     @property
     def slot(self) -> Slot:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import headrace.frontend.main as module
-from headrace.board import Board, Field, Seat
-from headrace.config import FrontendConfig
+from headrace.board.board import Board, Field, Seat
+from headrace.config.config import FrontendConfig
 from headrace.frontend.main import Frontend
-from headrace.links import Links
-from headrace.process import Context
+from headrace.ipc.router import Links
+from headrace.runtime.process import Context
 
 DEADLINE_S = 120
 PROXY_S = 60  # for which nginx and load balancers keep idle connections

@@ -10,11 +10,11 @@ from typing import Any
 
 import uvicorn
 
-from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import Connection
-from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.http.connection import Connection
+from headrace.frontend.http.deadlines import Deadlines
+from headrace.frontend.http.request import Request
+from headrace.frontend.http.start_queue import Arrivals
 from headrace.frontend.main import KEEP_ALIVE_S
-from headrace.frontend.request import Request
 
 DEADLINE_S = 120
 PATIENCE_S = 20.0

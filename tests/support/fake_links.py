@@ -2,9 +2,9 @@
 
 import asyncio
 
-from headrace.links import Links
-from headrace.messages import HttpRequest
-from headrace.sent import Sent
+from headrace.ipc.inflight import Sent
+from headrace.ipc.messages import HttpRequest
+from headrace.ipc.router import Links
 
 
 class FakeLinks(Links):

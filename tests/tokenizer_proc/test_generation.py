@@ -13,7 +13,8 @@ from headrace.errors import (
     ModelNotFound,
     WrongKind,
 )
-from headrace.messages import (
+from headrace.ipc.inflight import Sent
+from headrace.ipc.messages import (
     Api,
     GenerateRequest,
     HttpRequest,
@@ -21,10 +22,9 @@ from headrace.messages import (
     Sampling,
     request_id,
 )
-from headrace.sampling_defaults import SamplingDefaults
-from headrace.sent import Sent
+from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.tokenizer_proc import logprob_limit
-from headrace.tokenizer_proc.stages import Sequences
+from headrace.tokenizer_proc.jobs.stages import Sequences
 
 
 def chat(planner: Planner | None = None, **fields: Any) -> Sequences:

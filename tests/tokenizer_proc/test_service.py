@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from byte_encoder import ByteEncoder
 
-from headrace.board import Board, Field, Seat, Span
-from headrace.config import ModelCard, TokenizerConfig
-from headrace.messages import (
+from headrace.board.board import Board, Field, Seat, Span
+from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.ipc.messages import (
     Abort,
     HttpRequest,
     Message,
@@ -20,13 +20,13 @@ from headrace.messages import (
     ToTokenizer,
     request_id,
 )
-from headrace.process import Context
-from headrace.sockets import Inbox, Outbox, address
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.runtime.process import Context
 from headrace.tokenizer_proc import service as service_module
-from headrace.tokenizer_proc.aborts import Aborts
-from headrace.tokenizer_proc.grammar_fields import Constraint
+from headrace.tokenizer_proc.apis.constraints import Constraint
+from headrace.tokenizer_proc.jobs.aborts import Aborts
+from headrace.tokenizer_proc.jobs.stages import Check, Encoding, Ids, Text
 from headrace.tokenizer_proc.service import Service
-from headrace.tokenizer_proc.stages import Check, Encoding, Ids, Text
 
 DEADLINE_MS = 120_000
 PATH = "/v1/completions"
