@@ -20,11 +20,19 @@ class Scale:
         self.bounds = bounds
         self.units = units
         self.limits = tuple(round(bound * units) for bound in bounds)
+        self._places: dict[Bounds, list[int]] = {}
 
     @property
     def num_buckets(self) -> int:
         """How many buckets there are, that of what is beyond all bounds included."""
         return len(self.bounds) + 1
+
+    def places(self, bounds: Bounds) -> list[int]:
+        """Return the places of some of the bounds among all."""
+        places = self._places.get(bounds)
+        if places is None:
+            places = self._places[bounds] = [self.bounds.index(bound) for bound in bounds]
+        return places
 
 
 SECONDS = Scale(
@@ -75,20 +83,22 @@ class Spread:
     """The sum of some histograms of one scale, at one moment."""
 
     def __init__(self, histograms: Iterable[Histogram], scale: Scale = SECONDS) -> None:
-        counts = [0] * scale.num_buckets
-        self.sum = 0.0
-        for histogram in histograms:
-            assert histogram.scale is scale
-            counts = [a + b for a, b in zip(counts, histogram.counts, strict=True)]
-            self.sum += histogram.sum
+        parts = list(histograms)
+        assert all(histogram.scale is scale for histogram in parts)
+        counts = [histogram.counts for histogram in parts]
+        summed = counts[0] if len(parts) == 1 else map(sum, zip(*counts, strict=True))
+        self.sum = float(sum([histogram.sum for histogram in parts]))
         self._scale = scale
-        self._up_to = list(accumulate(counts))
+        self._up_to = list(accumulate(summed)) or [0] * scale.num_buckets
 
-    def at_most(self, bound: float) -> int:
-        """Return how many were `bound` or less, which must be a bound of the scale."""
-        place = bisect_left(self._scale.bounds, bound)
-        assert self._scale.bounds[place] == bound, bound
-        return self._up_to[place]
+    def at_most(self, bounds: Bounds) -> list[int]:
+        """Return how many were each bound or less.
+
+        Raises:
+            ValueError: one is none of the scale's bounds.
+        """
+        up_to = self._up_to
+        return [up_to[place] for place in self._scale.places(bounds)]
 
     @property
     def count(self) -> int:

@@ -3,13 +3,17 @@
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-NUM_SPELLED = 4096  # numbers whose texts are kept; most of a page are bounds and zeros
+from headrace.board.buckets import Bounds
+from headrace.board.histogram import Spread
+
+NUM_SPELLED = 4096  # numbers whose texts are kept; most of a page are zeros
+VALUE = "%s"  # its place in a line
 
 
 @lru_cache(NUM_SPELLED)
@@ -19,24 +23,64 @@ def spelled(value: float) -> str:
     return text
 
 
+class HistogramFamily(Metric):
+    """A family of histograms, kept as sums: a sample for each bucket would cost most of a page.
+
+    Attributes:
+        rows: the labels' values, the histogram, and the bounds by which it is told.
+    """
+
+    def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
+        super().__init__(name, documentation, "histogram")
+        self.labels = labels
+        self.rows: list[tuple[list[str], Spread, Bounds]] = []
+
+    def add(self, values: list[str], spread: Spread, bounds: Bounds) -> None:
+        """Add a histogram."""
+        self.rows.append((values, spread, bounds))
+
+    def lines(self, values: list[str], bounds: Bounds) -> Iterator[str]:
+        """Yield the lines of a row, their values to be filled in."""
+        labels = dict(zip(self.labels, values, strict=True))
+        for bound in (*map(spelled, bounds), "+Inf"):
+            yield line(f"{self.name}_bucket", labels | {"le": bound})
+        for part in ("count", "sum"):
+            yield line(f"{self.name}_{part}", labels)
+
+
 class Exposition:
-    """A writer that keeps what comes before each value: it is the same each time."""
+    """A writer that keeps the text around the values: it is the same each time."""
 
     def __init__(self) -> None:
-        self._heads: dict[tuple[str, ...], str] = {}
+        self._heads: dict[str, str] = {}  # of families
+        self._lines: dict[tuple[str, ...], str] = {}
 
     def text(self, families: Iterable[Metric]) -> bytes:
         """Return the text of families."""
         parts: list[str] = []
         for family in families:
-            parts.append(head_of(family))
+            head = self._heads.get(family.name)
+            if head is None:
+                head = self._heads[family.name] = head_of(family)
+            parts.append(head)
+            if isinstance(family, HistogramFamily):
+                parts += self._histograms(family)
             for sample in family.samples:
                 key = (sample.name, *sample.labels.values())
-                start = self._heads.get(key)
-                if start is None:
-                    start = self._heads[key] = sample_head(sample.name, sample.labels)
-                parts.append(f"{start}{spelled(sample.value)}\n")
+                text = self._lines.get(key)
+                if text is None:
+                    text = self._lines[key] = line(sample.name, sample.labels)
+                parts.append(text % spelled(sample.value))
         return "".join(parts).encode()
+
+    def _histograms(self, family: HistogramFamily) -> Iterator[str]:
+        for values, spread, bounds in family.rows:
+            key = (family.name, *values)
+            text = self._lines.get(key)
+            if text is None:
+                text = self._lines[key] = "".join(family.lines(values, bounds))
+            numbers = (*spread.at_most(bounds), spread.count, spread.count, spread.sum)
+            yield text % tuple(map(spelled, numbers))
 
 
 def head_of(family: Metric) -> str:
@@ -46,10 +90,11 @@ def head_of(family: Metric) -> str:
     return f"# HELP {name} {help}\n# TYPE {name} {family.type}\n"
 
 
-def sample_head(name: str, labels: dict[str, str]) -> str:
-    """Return what comes before a sample's value."""
-    told = ",".join(f'{label}="{escaped(value)}"' for label, value in sorted(labels.items()))
-    return f"{name}{{{told}}} " if told else f"{name} "
+def line(name: str, labels: dict[str, str]) -> str:
+    """Return a sample's line, its value to be filled in by `%`."""
+    pairs = ",".join(f'{label}="{escaped(value)}"' for label, value in sorted(labels.items()))
+    start = f"{name}{{{pairs}}}" if pairs else name
+    return f"{start.replace('%', '%%')} {VALUE}\n"
 
 
 def escaped(value: str) -> str:

@@ -3,14 +3,13 @@
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 
 from headrace.board.board import Board, Field, Span
 from headrace.board.buckets import Bounds
 from headrace.board.histogram import Spread
-from headrace.metrics.exposition import spelled
+from headrace.metrics.exposition import HistogramFamily
 
 Labels = dict[str, str]
 
@@ -40,12 +39,6 @@ class Readings:
         return 1 - self.engine(Field.PAGES_FREE) / pages if pages else 0.0
 
 
-def buckets_of(spread: Spread, bounds: Bounds) -> list[tuple[str, float]]:
-    """Return what Prometheus's text has of a histogram: how many there were up to each bound."""
-    counts: list[tuple[str, float]] = [(spelled(b), spread.at_most(b)) for b in bounds]
-    return [*counts, ("+Inf", spread.count)]
-
-
 class Families:
     """Metric families whose samples share a prefix and some labels."""
 
@@ -69,8 +62,8 @@ class Families:
 
     def histogram(self, name: str, help: str, spread: Spread, bounds: Bounds) -> Metric:
         """Return a histogram."""
-        family = HistogramMetricFamily(self._prefix + name, help, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), buckets_of(spread, bounds), spread.sum)
+        family = HistogramFamily(self._prefix + name, help, list(self._labels))
+        family.add(list(self._labels.values()), spread, bounds)
         return family
 
     def _names(self, samples: list[tuple[Labels, float]]) -> list[str]:

@@ -5,13 +5,12 @@ vLLM's are those of prometheus-fastapi-instrumentator
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
@@ -21,7 +20,7 @@ from headrace.board import buckets
 from headrace.board.board import Board
 from headrace.board.histogram import Histogram, Spread
 from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, Route
-from headrace.metrics.families import buckets_of
+from headrace.metrics.exposition import HistogramFamily
 
 
 @dataclass
@@ -77,20 +76,22 @@ class VllmHttpCollector(Collector):
                 requests.add_metric([route.method, status, route.path], count)
         yield requests
         yield from self._sizes(told)
-        by_handler = HistogramMetricFamily(
+        by_handler = HistogramFamily(
             "http_request_duration_seconds",
             "From a request's head to its last byte, coarse",
             labels=["method", "handler"],
         )
         for route, one in told.items():
-            add(by_handler, list(route), one.durations, buckets.HTTP_BY_HANDLER)
+            spread = Spread(one.durations, SECONDS)
+            by_handler.add(list(route), spread, buckets.HTTP_BY_HANDLER)
         yield by_handler
-        everything = HistogramMetricFamily(
+        everything = HistogramFamily(
             "http_request_duration_highr_seconds",
             "From a request's head to its last byte",
             labels=[],
         )
-        add(everything, [], (d for one in told.values() for d in one.durations), buckets.HTTP)
+        durations = (d for one in told.values() for d in one.durations)
+        everything.add([], Spread(durations, SECONDS), buckets.HTTP)
         yield everything
 
     def _sizes(self, told: dict[Route, Told]) -> Iterator[Metric]:
@@ -143,14 +144,3 @@ def grouped(answers: Counter[int]) -> Counter[str]:
         if count:
             found[f"{status // 100}xx"] += count
     return found
-
-
-def add(
-    family: HistogramMetricFamily,
-    labels: list[str],
-    durations: Iterable[Histogram],
-    bounds: buckets.Bounds,
-) -> None:
-    """Add the sum of histograms to a family."""
-    spread = Spread(durations, SECONDS)
-    family.add_metric(labels, buckets_of(spread, bounds), spread.sum)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
@@ -19,8 +18,7 @@ from headrace.board.board import Board, Field, Span, State
 from headrace.board.buckets import HEADRACE
 from headrace.board.histogram import Spread
 from headrace.config.config import ModelCard
-from headrace.metrics.exposition import Exposition
-from headrace.metrics.families import buckets_of
+from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
 from headrace.metrics.sglang import SglangCollector
 from headrace.metrics.vllm import VllmCollector
@@ -193,10 +191,10 @@ class BoardCollector(Collector):
 
     def _histograms(self) -> Iterator[Metric]:
         for name, help, span in HISTOGRAMS:
-            family = HistogramMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            family = HistogramFamily(f"headrace:{name}", help, LABELS)
             self._add(family, span)
             yield family
-        hops = HistogramMetricFamily(
+        hops = HistogramFamily(
             "headrace:request_hop_seconds",
             "How long requests take from each part of the ring to the next",
             labels=[*LABELS, "hop"],
@@ -205,12 +203,10 @@ class BoardCollector(Collector):
             self._add(hops, span, span.name.lower())
         yield hops
 
-    def _add(self, family: HistogramMetricFamily, span: Span, *labels: str) -> None:
+    def _add(self, family: HistogramFamily, span: Span, *labels: str) -> None:
         for slot in self._board.of("frontend"):
             spread = Spread([slot.histogram(span)])
-            family.add_metric(
-                [self._model, str(slot.seat), *labels], buckets_of(spread, HEADRACE), spread.sum
-            )
+            family.add([self._model, str(slot.seat), *labels], spread, HEADRACE)
 
 
 class MetricsPage:
@@ -226,7 +222,12 @@ class MetricsPage:
 
     def render(self) -> bytes:
         """Return what the board says now."""
-        return self._exposition.text(f for one in self._collectors for f in one.collect())
+        return self._exposition.text(self.collect())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        for collector in self._collectors:
+            yield from collector.collect()
 
 
 def render_metrics(board: Board, card: ModelCard, dialect: str = "vllm") -> bytes:

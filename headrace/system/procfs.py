@@ -7,6 +7,7 @@ from pathlib import Path
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PROC = Path("/proc")
+UTIME, STIME, RSS = 11, 12, 21  # of `stat_fields`
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,9 @@ class ProcessStats:
 def vitals_of(pid: int, proc: Path = PROC) -> ProcessStats | None:
     """Return what /proc says of a process; None where there is none."""
     try:
-        cpu_s = cpu_seconds(proc / str(pid) / "stat")
-        return ProcessStats(cpu_s, main_thread_seconds(pid, proc), resident_bytes(pid, proc))
+        fields = stat_fields(f"{proc}/{pid}/stat")
+        resident = int(fields[RSS]) * PAGE_BYTES
+        return ProcessStats(cpu_seconds(fields), main_thread_seconds(pid, proc), resident)
     except OSError:
         return None
 
@@ -59,10 +61,15 @@ def own_bytes(pid: int, proc: Path = PROC) -> int | None:
 
 def main_thread_seconds(pid: int, proc: Path) -> float:
     """Return the processor time of the thread that does the work."""
-    return cpu_seconds(proc / str(pid) / "task" / str(pid) / "stat")
+    return cpu_seconds(stat_fields(f"{proc}/{pid}/task/{pid}/stat"))
 
 
-def cpu_seconds(stat: Path) -> float:
-    """Return utime and stime of a stat file (proc_pid_stat(5))."""
-    after_name = stat.read_text().rpartition(")")[2].split()  # a name may have spaces
-    return (int(after_name[11]) + int(after_name[12])) * TICK_S
+def stat_fields(path: str) -> list[bytes]:
+    """Return what a stat file has behind the name, which may have spaces (proc_pid_stat(5))."""
+    with open(path, "rb", buffering=0) as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def cpu_seconds(fields: list[bytes]) -> float:
+    """Return the processor time in a stat file."""
+    return (int(fields[UTIME]) + int(fields[STIME])) * TICK_S

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, Span, State
+from headrace.board.http_counts import HttpCounts
 from headrace.config.config import ModelCard
-from headrace.metrics.exposition import Exposition
+from headrace.metrics.exposition import HistogramFamily, spelled
 from headrace.metrics.prometheus import (
     COUNTERS,
     GAUGES,
@@ -153,22 +156,38 @@ def test_a_name_with_spaces_and_brackets_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "7/task/7").mkdir(parents=True)
     for path in ("7/stat", "7/task/7/stat"):
         (tmp_path / path).write_text(stat)
-    (tmp_path / "7/statm").write_text("100 3 0 0 0 0 0")
     vitals = vitals_of(7, tmp_path)
-    assert vitals == ProcessStats((14 + 15) * TICK_S, (14 + 15) * TICK_S, 3 * PAGE_BYTES)
+    assert vitals == ProcessStats((14 + 15) * TICK_S, (14 + 15) * TICK_S, 24 * PAGE_BYTES)
     assert vitals_of(8, tmp_path) is None
+
+
+def expanded(family: HistogramFamily) -> Metric:
+    """Return the family as `prometheus_client` has it."""
+    known = HistogramMetricFamily(family.name, family.documentation, labels=family.labels)
+    for values, spread, bounds in family.rows:
+        names = (*map(spelled, bounds), "+Inf")
+        counts = (*spread.at_most(bounds), spread.count)
+        known.add_metric(values, list(zip(names, counts, strict=True)), spread.sum)
+    return known
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_text_is_as_prometheus_client_writes_it(board: Board, dialect: str) -> None:
-    collectors = MetricsPage(board, card('a"b\\c'), dialect)._collectors
-    registry = CollectorRegistry(auto_describe=False)
-    for collector in collectors[:1]:  # those that read the kernel differ from call to call
-        registry.register(collector)
+    row = HttpCounts(board.slot("frontend", 1).http_words).row("POST", "/v1/embeddings")
+    row.begin()
+    row.end(200, 3_000_000, 10, 20)
+    page = MetricsPage(board, card('a"b\\c%d'), dialect)
+
+    class Expanded(Collector):
+        """The families of the page, with a sample for each bucket."""
+
+        def collect(self) -> Iterator[Metric]:
+            for family in page.collect():
+                yield expanded(family) if isinstance(family, HistogramFamily) else family
 
     def lasting(text: bytes) -> list[bytes]:
-        lines = text.splitlines()
-        return [line for line in lines if b"process_" not in line]
+        return [line for line in text.splitlines() if b"process_" not in line]
 
-    ours = Exposition().text(collectors[0].collect())
-    assert lasting(ours) == lasting(generate_latest(registry))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Expanded())
+    assert lasting(page.render()) == lasting(generate_latest(registry))
