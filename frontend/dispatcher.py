@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from headrace.board.board import Field, Slot
 from headrace.exit_status import ExitStatus
-from headrace.frontend.open_requests import Exchanges
+from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import ResponseFrames, request_of
 from headrace.ipc.sockets import Frame
 
@@ -23,7 +23,9 @@ log = logging.getLogger(__name__)
 class Delivery:
     """What has come and has not been handed over."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, exchanges: Exchanges, slot: Slot) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, exchanges: OpenRequests, slot: Slot
+    ) -> None:
         self._loop = loop
         self._exchanges = exchanges
         self._slot = slot
@@ -82,7 +84,7 @@ class Incoming:
         """Whether nothing is left."""
         return self._row == len(self._ids)
 
-    def deliver(self, exchanges: Exchanges) -> int:
+    def deliver(self, exchanges: OpenRequests) -> int:
         """Hand over some entries; return how many bytes of them have been written to sockets."""
         view, last, told = memoryview(self._data), self._frames.last, self._told
         written = exchanges.streams.write(self._frames, self._data, self._row, self._start)

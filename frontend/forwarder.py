@@ -17,9 +17,9 @@ from headrace.frontend.admission.gate import Door
 from headrace.frontend.http.rejections import Refusal, anthropic_body, error_body, too_large
 from headrace.frontend.http.request import Request
 from headrace.frontend.http.request_head import RequestHead
-from headrace.frontend.open_requests import Exchange, Exchanges
+from headrace.frontend.open_requests import OpenRequest, OpenRequests
 from headrace.frontend.request_proxy import Passage
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
 from headrace.ipc.router import LONG_BODY_BYTES, READS, Links
 
@@ -48,7 +48,7 @@ class Forwarder:
 
     def __init__(
         self,
-        exchanges: Exchanges,
+        exchanges: OpenRequests,
         links: Links,
         slot: Slot,
         door: Door,
@@ -113,7 +113,7 @@ class Forwarder:
         else:
             passage.enter(body, key)
 
-    def _end(self, row: HttpRow, length: int, request: Request, exchange: Exchange) -> None:
+    def _end(self, row: HttpRow, length: int, request: Request, exchange: OpenRequest) -> None:
         """Take note that a request has been answered, or given up."""
         self._exchanges.close(exchange)
         duration_ns = time.monotonic_ns() - request.received_at
@@ -169,7 +169,7 @@ class Forwarder:
         """Send again what processes had that have died and been replaced."""
         self._links.resend(self._exchanges.sent, self._exchanges.renumber, self._give_up)
 
-    def _give_up(self, sent: Sent) -> None:
+    def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die, whichever it is sent to."""
         if sent.request.path.startswith(ANTHROPIC_PATHS):
             body = anthropic_body(DEADLY)

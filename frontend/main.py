@@ -27,7 +27,7 @@ from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.start_queue import Arrivals
 from headrace.frontend.loop_lag import LoopLag
-from headrace.frontend.open_requests import Exchanges
+from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import ToFrontend
 from headrace.ipc.router import Links
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
@@ -72,7 +72,7 @@ class Frontend:
             context.tee,
         )
         self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
-        self._exchanges = Exchanges(context.index, context.slot)
+        self._exchanges = OpenRequests(context.index, context.slot)
         limits = AdmissionLimits(
             num_requests=config.max_num_requests,
             num_waiting_tokens=config.max_queued_tokens,

@@ -11,7 +11,7 @@ from headrace.board.board import Field, Slot
 from headrace.board.http_counts import CLIENT_LEFT
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.http.unsent import Unsent
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
 from headrace.ipc.sockets import Frame
 
@@ -20,18 +20,18 @@ MAX_TOTAL_UNSENT_BYTES = 256 << 20  # of all responses; past it the client that 
 
 
 @dataclass(eq=False)
-class Exchange:
+class OpenRequest:
     """One request and what has come back for it so far."""
 
     id: int
     wants_timing: bool = False
-    sent: Sent | None = None  # once it has been
+    sent: InflightRequest | None = None  # once it has been
     head: Head | None = None
     has_begun: bool = False  # the head has been written
     status: int = CLIENT_LEFT  # until there is a head
     declared_length: int = 0  # of the answer; 0 where it streams
     unsent: Unsent = field(default_factory=Unsent)
-    written_at: float = 0.0  # when its client was last given something, seconds; see `Exchanges`
+    written_at: float = 0.0  # when its client was last given something, seconds; see `OpenRequests`
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
     on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
@@ -70,7 +70,7 @@ class Exchange:
             self.on_news()
 
 
-class Exchanges:
+class OpenRequests:
     """All open requests of a frontend.
 
     Attributes:
@@ -82,12 +82,12 @@ class Exchanges:
         self._frontend = frontend
         self._slot = slot
         self._counter = first_counter(slot[Field.STARTS])
-        self._open: dict[int, Exchange] = {}
+        self._open: dict[int, OpenRequest] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Exchange]:
+    def __iter__(self) -> Iterator[OpenRequest]:
         return iter(list(self._open.values()))
 
     @property
@@ -108,9 +108,9 @@ class Exchanges:
             excess -= len(exchange.unsent)
             exchange.drop()
 
-    def open(self, wants_timing: bool = False) -> Exchange:
+    def open(self, wants_timing: bool = False) -> OpenRequest:
         """Draw an id and wait for its answer."""
-        exchange = Exchange(self._next_id(), wants_timing)
+        exchange = OpenRequest(self._next_id(), wants_timing)
         self._open[exchange.id] = exchange
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
         return exchange
@@ -119,7 +119,7 @@ class Exchanges:
         self._counter += 1
         return request_id(self._frontend, self._counter)
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[InflightRequest]:
         """Return the requests that have been sent."""
         return [
             exchange.sent
@@ -127,7 +127,7 @@ class Exchanges:
             if exchange.sent is not None and not exchange.complete
         ]
 
-    def renumber(self, sent: Sent) -> int:
+    def renumber(self, sent: InflightRequest) -> int:
         """Draw a new id for a request; what comes for the old one is dropped."""
         exchange = self._open.pop(sent.request.id)
         sent.told |= self.streams.told(exchange.id)
@@ -136,7 +136,7 @@ class Exchanges:
         self._open[exchange.id] = exchange
         return exchange.id
 
-    def fail(self, sent: Sent, head: Head, data: bytes, event: bytes) -> None:
+    def fail(self, sent: InflightRequest, head: Head, data: bytes, event: bytes) -> None:
         """Answer a request with an error, or end a stream that has begun with an event."""
         exchange = self._open[sent.request.id]
         if exchange.has_begun or exchange.unsent:
@@ -145,7 +145,7 @@ class Exchanges:
             exchange.head = head
             exchange.deliver(data, True)
 
-    def close(self, exchange: Exchange) -> None:
+    def close(self, exchange: OpenRequest) -> None:
         """Stop waiting."""
         self._open.pop(exchange.id, None)
         self.streams.close(exchange.id)
@@ -154,7 +154,7 @@ class Exchanges:
     def deliver(
         self, id: int, head: Head | None, data: Frame, last: int, told: int, num_written: int = 0
     ) -> None:
-        """Hand an entry of a message to the request it is for, as in `Exchange.deliver`."""
+        """Hand an entry of a message to the request it is for, as in `OpenRequest.deliver`."""
         exchange = self._open.get(request_of(id))
         if exchange is None:
             return

@@ -9,9 +9,9 @@ from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Refusal
 from headrace.frontend.http.request import Request, nobody
 from headrace.frontend.http.streams import Streams
-from headrace.frontend.open_requests import Exchange
+from headrace.frontend.open_requests import OpenRequest
 from headrace.frontend.request_timings import Hops
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import HttpRequest
 from headrace.ipc.router import Links
 from headrace.ipc.sockets import Frame
@@ -30,13 +30,13 @@ class Passage:
     def __init__(
         self,
         request: Request,
-        exchange: Exchange,
+        exchange: OpenRequest,
         links: Links,
         slot: Slot,
         *,
         streams: Streams,
         retry_after_s: Callable[[], int],
-        on_end: Callable[[Request, Exchange], None],
+        on_end: Callable[[Request, OpenRequest], None],
     ) -> None:
         """Be the way of a request that has come in.
 
@@ -61,7 +61,7 @@ class Passage:
         request, exchange, slot = self._request, self._exchange, self._slot
         slot.add(Field.BYTES_IN, len(body))
         message = HttpRequest(exchange.id, request.method, request.path, time.time(), key)
-        sent = Sent(message, body)
+        sent = InflightRequest(message, body)
         if not self._links.forward(sent):
             self.refuse(OVERLOADED)
             return

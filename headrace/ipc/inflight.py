@@ -17,7 +17,7 @@ MAX_BLAMED = 2  # deaths of a process while this request was at hand
 
 
 @dataclass(eq=False, slots=True)
-class Sent:
+class InflightRequest:
     """A request, and what the client has of its answer."""
 
     request: HttpRequest

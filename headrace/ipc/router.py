@@ -17,7 +17,7 @@ from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Abort, HttpRequest, Renew
 from headrace.ipc.sockets import Outbox, address
 
@@ -74,7 +74,7 @@ class Links:
         """Return how many bytes of long bodies and of such with images have still to be handled."""
         return sum([self.backlog(tokenizer) for tokenizer in (self._long, *self._images)])
 
-    def forward(self, sent: Sent) -> bool:
+    def forward(self, sent: InflightRequest) -> bool:
         """Give a request to the least busy tokenizer; False, and not given, where that is full.
 
         It goes with others at the next `flush`: to wake a process costs more than a short request.
@@ -107,9 +107,9 @@ class Links:
 
     def resend(
         self,
-        open: Callable[[], Iterable[Sent]],
-        renumber: Callable[[Sent], int],
-        give_up: Callable[[Sent], None],
+        open: Callable[[], Iterable[InflightRequest]],
+        renumber: Callable[[InflightRequest], int],
+        give_up: Callable[[InflightRequest], None],
     ) -> None:
         """Send again what those had who have been replaced since the last time.
 
@@ -149,7 +149,7 @@ class Links:
             case _:
                 return 0
 
-    def abort(self, sent: Sent) -> None:
+    def abort(self, sent: InflightRequest) -> None:
         """Have the engine forget a request, now or as soon as the link takes it.
 
         So does the tokenizer that may still have it.
@@ -158,7 +158,7 @@ class Links:
         self._withdraw(sent)
         self.flush()
 
-    def _withdraw(self, sent: Sent) -> None:
+    def _withdraw(self, sent: InflightRequest) -> None:
         """Have the tokenizer that may be at a request, under the id it has now, let it be."""
         if sent.is_with_tokenizer:
             self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))

@@ -30,7 +30,7 @@ from headrace.client.responses import (
 )
 from headrace.config.config import ServerConfig, config_of
 from headrace.errors import ConfigError, EngineDied
-from headrace.offline.request_window import A, Flight, TextStream
+from headrace.offline.request_window import A, RequestWindow, TextStream
 from headrace.offline.requests import (
     Bar,
     Params,
@@ -161,7 +161,7 @@ class Engine:
     def _run(self, calls: Iterable[Call], kind: type[A], total: int, use_tqdm: bool) -> list[A]:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         with (
-            contextlib.closing(Flight(self._ring, news.put, calls, kind)) as flight,
+            contextlib.closing(RequestWindow(self._ring, news.put, calls, kind)) as flight,
             contextlib.closing(Bar(total, use_tqdm and total > 1)) as bar,
         ):
             while flight.fill():
@@ -292,7 +292,7 @@ class AsyncEngine:
         news: asyncio.Queue[News] = asyncio.Queue()
         put = put_from_afar(news)
         with (
-            contextlib.closing(Flight(self._started, put, calls, kind)) as flight,
+            contextlib.closing(RequestWindow(self._started, put, calls, kind)) as flight,
             contextlib.closing(Bar(total, use_tqdm and total > 1)) as bar,
         ):
             while flight.fill():

@@ -34,7 +34,7 @@ class Partial:
     body: bytearray = field(default_factory=bytearray)
 
 
-class Flight(Generic[A]):
+class RequestWindow(Generic[A]):
     """Many requests, of which as many are out as the engine has places."""
 
     def __init__(self, ring: Ring, put: Put, calls: Iterable[Call], kind: type[A]) -> None:

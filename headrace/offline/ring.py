@@ -20,7 +20,7 @@ import msgspec
 from headrace.board.board import Field, State
 from headrace.config.config import ServerConfig
 from headrace.errors import DeadlyRequest, EngineDied
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import (
     MAX_SEQUENCES,
     Head,
@@ -78,7 +78,7 @@ class Ring:
         # From here on all is the thread's.
         self._waiting: deque[tuple[HttpRequest, Call]] = deque()
         self._running: dict[int, int] = {}  # sequences of each request that has been sent
-        self._sent: dict[int, Sent] = {}  # the same requests, by the ids they have now
+        self._sent: dict[int, InflightRequest] = {}  # the same requests, by the ids they have now
         self._num_running = 0
         num_tokenizers = server.config.tokenizer_procs
         self._links = Links(
@@ -202,7 +202,7 @@ class Ring:
             request, call = self._waiting[0]
             if request.id in self._puts:
                 is_full = self._num_running + call.num_sequences > self.places
-                sent = Sent(request, call.body)
+                sent = InflightRequest(request, call.body)
                 if (self._running and is_full) or not self._links.forward(sent):
                     break
                 self._sent[request.id] = sent
@@ -219,14 +219,14 @@ class Ring:
             self._links.abort(sent)
             self._flush()
 
-    def _renumber(self, sent: Sent) -> int:
+    def _renumber(self, sent: InflightRequest) -> int:
         """Give a request that is sent again a new id. Its caller knows it by the first."""
         del self._sent[sent.request.id]
         id = request_id(0, next(self._counter))
         self._sent[id] = sent
         return id
 
-    def _give_up(self, sent: Sent) -> None:
+    def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die."""
         error = DeadlyRequest()
         body = msgspec.json.encode(error.body())

@@ -21,7 +21,7 @@ from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.request import Headers, Request, nobody
-from headrace.frontend.open_requests import MAX_UNSENT_BYTES, Exchanges
+from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
 from headrace.runtime.wake_clock import WakeClock
@@ -151,7 +151,7 @@ class Site:
 
     def __init__(self, *keys: bytes, cors: Cors | None = None) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
-        self.exchanges = Exchanges(0, self.slot)
+        self.exchanges = OpenRequests(0, self.slot)
         self.links = FakeLinks()
         admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
         keyring = Keyring(map(digest, keys))

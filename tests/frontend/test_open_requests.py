@@ -4,8 +4,8 @@ import pytest
 
 from headrace.board.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.frontend import open_requests as exchanges_module
-from headrace.frontend.open_requests import MAX_UNSENT_BYTES, Exchange, Exchanges
-from headrace.ipc.inflight import Sent
+from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequest, OpenRequests
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MORE, Head, HttpRequest, ResponseFrames, frontend_of
 from headrace.ipc.sockets import Frame
 
@@ -15,7 +15,7 @@ SLOT = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0)
 
 def test_who_writes_is_told_of_what_has_come() -> None:
     told = []
-    exchange = Exchange(1)
+    exchange = OpenRequest(1)
     exchange.on_news = lambda: told.append(bytes(exchange.unsent))
     exchange.deliver(b"one ", False)
     exchange.deliver(memoryview(b"two"), True)
@@ -30,7 +30,7 @@ def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
         written.append(bytes(data[num_written:]))
         return data != b"too much"
 
-    exchange = Exchange(1, write=write)
+    exchange = OpenRequest(1, write=write)
     exchange.deliver(b"first", False)
     exchange.deliver(b"a part", False, 2)
     exchange.deliver(b"", False)
@@ -43,14 +43,14 @@ def test_a_piece_is_written_at_once_where_all_before_it_is() -> None:
 
 def test_a_client_that_leaves_is_news() -> None:
     told = []
-    exchange = Exchange(1)
+    exchange = OpenRequest(1)
     exchange.on_news = lambda: told.append(exchange.dropped)
     exchange.drop()
     assert told == [True]
 
 
 def test_a_reader_that_is_too_slow_is_dropped() -> None:
-    exchange = Exchange(1)
+    exchange = OpenRequest(1)
     exchange.deliver(bytes(MAX_UNSENT_BYTES), False)
     assert not exchange.dropped
     exchange.deliver(b"x", False)
@@ -58,20 +58,20 @@ def test_a_reader_that_is_too_slow_is_dropped() -> None:
 
 
 def test_a_response_that_is_complete_may_have_any_size() -> None:
-    exchange = Exchange(1)
+    exchange = OpenRequest(1)
     exchange.deliver(bytes(MAX_UNSENT_BYTES + 1), True)
     assert not exchange.dropped
 
 
 def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
-    exchanges = Exchanges(5, SLOT)
+    exchanges = OpenRequests(5, SLOT)
     ids = [exchanges.open().id for _ in range(10)]
     assert len(set(ids)) == len(exchanges) == 10
     assert {frontend_of(id) for id in ids} == {5}
 
 
 def test_bytes_are_cut_apart_by_their_lengths() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     a, b, c = (exchanges.open() for _ in range(3))
     frames = ResponseFrames.of({a.id: HEAD}, [b.id, c.id, a.id], [2, 0, 3], [False, True, True])
     for entry in frames.split(b"bbaaa"):
@@ -82,7 +82,7 @@ def test_bytes_are_cut_apart_by_their_lengths() -> None:
 
 
 def test_a_head_that_has_come_stays() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     exchanges.deliver(exchange.id, HEAD, b"x", False, 0)
     exchanges.deliver(exchange.id, None, b"y", False, 0)
@@ -90,7 +90,7 @@ def test_a_head_that_has_come_stays() -> None:
 
 
 def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     gone, here = exchanges.open(), exchanges.open()
     exchanges.close(gone)
     for entry in ResponseFrames.of({}, [gone.id, here.id], [3, 2], [False, False]).split(b"xxxhi"):
@@ -101,7 +101,7 @@ def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
 
 
 def test_closing_twice_does_nothing() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     exchanges.close(exchange)
     exchanges.close(exchange)
@@ -110,7 +110,7 @@ def test_closing_twice_does_nothing() -> None:
 
 
 def test_what_waits_for_slow_readers_is_known() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     one, other = exchanges.open(), exchanges.open()
     assert SLOT[Field.OPEN_REQUESTS] == 2
     one.deliver(b"123", False)
@@ -118,13 +118,13 @@ def test_what_waits_for_slow_readers_is_known() -> None:
     assert exchanges.num_unsent_bytes == 5
 
 
-def sent_of(exchange: Exchange) -> Sent:
-    exchange.sent = Sent(HttpRequest(exchange.id, "POST", "/", 0.0), b"")
+def sent_of(exchange: OpenRequest) -> InflightRequest:
+    exchange.sent = InflightRequest(HttpRequest(exchange.id, "POST", "/", 0.0), b"")
     return exchange.sent
 
 
 def test_what_comes_for_an_old_id_is_dropped() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     old = exchange.id
     exchange.sent = sent_of(exchange)
@@ -137,7 +137,7 @@ def test_what_comes_for_an_old_id_is_dropped() -> None:
 
 
 def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     sent = sent_of(exchange)
     assert exchanges.sent() == [sent]
@@ -148,14 +148,14 @@ def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
 
 
 def test_a_request_that_is_given_up_has_an_answer() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     exchanges.fail(sent_of(exchange), HEAD, b"sorry", b"data: sorry")
     assert (bytes(exchange.unsent), exchange.head, exchange.complete) == (b"sorry", HEAD, True)
 
 
 def test_slices_of_an_answer_wait_until_it_is_whole() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     sent = sent_of(exchange)
     told = []
@@ -168,7 +168,7 @@ def test_slices_of_an_answer_wait_until_it_is_whole() -> None:
 
 
 def test_slices_of_a_dead_process_are_dropped() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     sent = sent_of(exchange)
     exchanges.deliver(exchange.id, None, b"half", MORE, 0)
@@ -179,7 +179,7 @@ def test_slices_of_a_dead_process_are_dropped() -> None:
 
 
 def test_complete_answer_is_not_sent_again() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     sent_of(exchange)
     exchanges.deliver(exchange.id, HEAD, b"whole", True, 1)
@@ -187,7 +187,7 @@ def test_complete_answer_is_not_sent_again() -> None:
 
 
 def test_stream_that_is_given_up_ends_with_an_event() -> None:
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     sent = sent_of(exchange)
     exchanges.deliver(exchange.id, HEAD, b"data: 1", False, 1)
@@ -197,7 +197,7 @@ def test_stream_that_is_given_up_ends_with_an_event() -> None:
 
 def test_unread_answers_are_bounded_over_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges_module, "MAX_TOTAL_UNSENT_BYTES", 250)
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     opened = [exchanges.open() for _ in range(4)]
     for written_at, exchange in zip([3.0, 1.0, 2.0, 4.0], opened, strict=True):
         exchange.written_at = written_at
@@ -208,7 +208,7 @@ def test_unread_answers_are_bounded_over_all_clients(monkeypatch: pytest.MonkeyP
 
 def test_one_answer_is_kept_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges_module, "MAX_TOTAL_UNSENT_BYTES", 10)
-    exchanges = Exchanges(0, SLOT)
+    exchanges = OpenRequests(0, SLOT)
     exchange = exchanges.open()
     exchange.deliver(bytes(100), True)
     exchanges.cut_slowest()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import HttpRequest
 from headrace.ipc.router import Links
 
@@ -15,7 +15,7 @@ class FakeLinks(Links):
         self.aborted: list[int] = []
         self.full = False
 
-    def forward(self, sent: Sent) -> bool:
+    def forward(self, sent: InflightRequest) -> bool:
         if not self.full:
             self.forwarded.put_nowait((sent.request, sent.body))
         return not self.full
@@ -23,5 +23,5 @@ class FakeLinks(Links):
     def flush(self) -> None:
         pass
 
-    def abort(self, sent: Sent) -> None:
+    def abort(self, sent: InflightRequest) -> None:
         self.aborted.append(sent.request.id)

@@ -8,7 +8,7 @@ gone on to the engine, which hears of it as well.
 import time
 from collections.abc import Callable
 
-from headrace.ipc.aborted_ids import Gone
+from headrace.ipc.aborted_ids import AbortedIds
 from headrace.ipc.messages import Abort
 from headrace.ipc.sockets import Inbox, address
 
@@ -27,7 +27,7 @@ class Aborts:
     ) -> None:
         """Listen; `index` is that of the process, among tokenizer processes."""
         self._inbox: Inbox[Abort] = Inbox(address(run_dir, "aborts", index), Abort)
-        self._gone = Gone()
+        self._gone = AbortedIds()
         self._clock = clock
         self._looked_at = float("-inf")
 

@@ -25,8 +25,8 @@ from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.request_head import RequestHead
 from headrace.frontend.http.start_queue import Arrivals
 from headrace.frontend.http.streams import TURN, Streams, Written
-from headrace.frontend.open_requests import Exchanges
-from headrace.ipc.inflight import Sent
+from headrace.frontend.open_requests import OpenRequests
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id
 from headrace.ipc.router import Links
 
@@ -165,14 +165,14 @@ class FakeLinks(Links):
         self.forwarded: asyncio.Queue[int] = asyncio.Queue()
         self.aborted: asyncio.Queue[int] = asyncio.Queue()
 
-    def forward(self, sent: Sent) -> bool:
+    def forward(self, sent: InflightRequest) -> bool:
         self.forwarded.put_nowait(sent.request.id)
         return True
 
     def flush(self) -> None:
         pass
 
-    def abort(self, sent: Sent) -> None:
+    def abort(self, sent: InflightRequest) -> None:
         self.aborted.put_nowait(sent.request.id)
 
 
@@ -182,7 +182,7 @@ class Site:
     def __init__(self) -> None:
         self._board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
         slot = self._board.slot("frontend")
-        self.exchanges = Exchanges(0, slot)
+        self.exchanges = OpenRequests(0, slot)
         self.links = FakeLinks()
         limits = AdmissionLimits(10 * NUM_CLIENTS, 1000, 1 << 20)
         door = Door(Keyring([]), Admission(limits), 1000, self._board, slot)

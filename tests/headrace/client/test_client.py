@@ -373,7 +373,8 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr("headrace.client.client.time.sleep", waits.append)
     monkeypatch.setattr("headrace.client.client.asyncio.sleep", sleep)
     monkeypatch.setattr(
-        "headrace.client.cancellation.Line.wait", lambda _line, seconds: waits.append(seconds)
+        "headrace.client.cancellation.CancelScope.wait",
+        lambda _line, seconds: waits.append(seconds),
     )
     return waits
 

@@ -3,14 +3,16 @@
 import pytest
 
 from headrace.board.board import Seat
-from headrace.ipc.inflight import MAX_BLAMED, Sent
+from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
 from headrace.ipc.messages import ENDED, HttpRequest, request_id
 
 FIRST, SECOND, THIRD = (request_id(1, counter) for counter in (5, 6, 7))
 
 
-def make_sent(id: int = FIRST, tokenizer: int = 0) -> Sent:
-    return Sent(HttpRequest(id, "POST", "/v1/completions", 1.5, key=9), b"body", tokenizer)
+def make_sent(id: int = FIRST, tokenizer: int = 0) -> InflightRequest:
+    return InflightRequest(
+        HttpRequest(id, "POST", "/v1/completions", 1.5, key=9), b"body", tokenizer
+    )
 
 
 @pytest.mark.parametrize(

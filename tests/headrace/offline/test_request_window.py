@@ -9,7 +9,7 @@ import pytest
 from headrace.client.responses import Completion
 from headrace.errors import ApiError
 from headrace.ipc.messages import Head
-from headrace.offline.request_window import Flight
+from headrace.offline.request_window import RequestWindow
 from headrace.offline.ring import Call, Piece
 
 JSON = Head(200, "application/json")
@@ -33,13 +33,13 @@ class Places:
         self.closed.append(id)
 
 
-def flight_of(ring: Any, sizes: list[int], made: list[int]) -> Flight[Completion]:
+def flight_of(ring: Any, sizes: list[int], made: list[int]) -> RequestWindow[Completion]:
     def calls() -> Iterator[Call]:
         for size in sizes:
             made.append(size)
             yield Call("/v1/completions", b"{}", size)
 
-    return Flight(ring, lambda _: None, calls(), Completion)
+    return RequestWindow(ring, lambda _: None, calls(), Completion)
 
 
 def test_requests_are_made_when_there_are_places_for_them() -> None:
