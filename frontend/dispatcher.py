@@ -20,7 +20,7 @@ from headrace.ipc.sockets import Frame
 log = logging.getLogger(__name__)
 
 
-class Delivery:
+class Dispatcher:
     """What has come and has not been handed over."""
 
     def __init__(

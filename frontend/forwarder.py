@@ -18,10 +18,10 @@ from headrace.frontend.http.rejections import Refusal, anthropic_body, error_bod
 from headrace.frontend.http.request import Request
 from headrace.frontend.http.request_head import RequestHead
 from headrace.frontend.open_requests import OpenRequest, OpenRequests
-from headrace.frontend.request_proxy import Passage
+from headrace.frontend.request_proxy import RequestProxy
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
-from headrace.ipc.router import LONG_BODY_BYTES, READS, Links
+from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
 
 JSON = "application/json"
 DEADLY = Refusal(
@@ -49,7 +49,7 @@ class Forwarder:
     def __init__(
         self,
         exchanges: OpenRequests,
-        links: Links,
+        links: Router,
         slot: Slot,
         door: Door,
         max_body_bytes: int,
@@ -86,7 +86,7 @@ class Forwarder:
             request.answer(200, [(b"content-type", JSON.encode())], page)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
             return
-        passage = Passage(
+        passage = RequestProxy(
             request,
             self._exchanges.open(head.wants_timing),
             self._links,
@@ -107,7 +107,7 @@ class Forwarder:
         pages = self._anthropic_pages if head.is_anthropic else self._pages
         return pages.get(request.path) if request.method in READS else None
 
-    def _enter(self, passage: Passage, body: bytes, key: int) -> None:
+    def _enter(self, passage: RequestProxy, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:
             passage.refuse(self._too_large)
         else:
@@ -124,7 +124,7 @@ class Forwarder:
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _read(self, request: Request, length: int, passage: Passage, key: int) -> None:
+    async def _read(self, request: Request, length: int, passage: RequestProxy, key: int) -> None:
         """Wait for a body that is on its way; a long one waits for its turn."""
         try:
             if length >= LONG_BODY_BYTES:

@@ -20,16 +20,16 @@ from headrace.frontend.admission.admission import Admission, AdmissionLimits
 from headrace.frontend.admission.api_key_auth import Keyring
 from headrace.frontend.admission.gate import Door
 from headrace.frontend.app import App
-from headrace.frontend.dispatcher import Delivery
+from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.connection import PATIENCE_S, READER_PATIENCE_S, Connection
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.deadlines import Deadlines
-from headrace.frontend.http.start_queue import Arrivals
+from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.loop_lag import LoopLag
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import ToFrontend
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
 from headrace.runtime.process import DRAIN, LEAVE, Context
 from headrace.runtime.wake_clock import WakeClock
@@ -71,7 +71,7 @@ class Frontend:
             STEP_HIGH_WATER,
             context.tee,
         )
-        self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
+        self._links = Router(config.run_dir, config.num_tokenizers, context.board, context.slot)
         self._exchanges = OpenRequests(context.index, context.slot)
         limits = AdmissionLimits(
             num_requests=config.max_num_requests,
@@ -107,7 +107,7 @@ class Frontend:
             Connection,
             self._deadlines,
             self._readers,
-            Arrivals(after=self._links.flush),
+            StartQueue(after=self._links.flush),
             max_connections,
             is_leaving=lambda: self._is_leaving,
             on_parting=partial(self._slot.add, Field.PARTINGS),
@@ -132,7 +132,7 @@ class Frontend:
     async def serve(self) -> None:
         """Take connections from the socket the supervisor has bound."""
         loop = asyncio.get_running_loop()
-        delivery = Delivery(loop, self._exchanges, self._slot)
+        delivery = Dispatcher(loop, self._exchanges, self._slot)
         self._inbox.attach(loop, delivery.take)
         lag = LoopLag(loop, self._slot, lambda: len(self._exchanges) > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
@@ -147,7 +147,7 @@ class Frontend:
         self._inbox.close()
         self._links.close()
 
-    async def _beat(self, loop: asyncio.AbstractEventLoop, delivery: Delivery) -> None:
+    async def _beat(self, loop: asyncio.AbstractEventLoop, delivery: Dispatcher) -> None:
         """Keep the board current; retry what a full link has refused; look at the clock."""
         backlog = frontend_backlog(self._context.board, self._context.index)
         backlog.settle()

@@ -10,10 +10,10 @@ from headrace.frontend.http.rejections import Refusal
 from headrace.frontend.http.request import Request, nobody
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.open_requests import OpenRequest
-from headrace.frontend.request_timings import Hops
+from headrace.frontend.request_timings import RequestTimings
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import HttpRequest
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame
 
 OVERLOADED = Refusal(
@@ -24,14 +24,14 @@ PIECE_BYTES = 256 << 10  # of a whole answer, written at once
 MAX_PIECES = 8  # in one turn of the event loop
 
 
-class Passage:
+class RequestProxy:
     """What comes back for a request is written as it comes, as far as its client reads."""
 
     def __init__(
         self,
         request: Request,
         exchange: OpenRequest,
-        links: Links,
+        links: Router,
         slot: Slot,
         *,
         streams: Streams,
@@ -179,7 +179,7 @@ class Passage:
             headers.append((b"cache-control", b"no-cache"))
         if head.times is not None:
             self._is_timed = True
-            hops = Hops(self._request.received_at, head.times)
+            hops = RequestTimings(self._request.received_at, head.times)
             hops.observe(self._slot)
             if not exchange.complete:
                 written_ns = time.monotonic_ns() - head.times.rendered

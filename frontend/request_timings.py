@@ -11,7 +11,7 @@ SPANS = (
 )
 
 
-class Hops:
+class RequestTimings:
     """The way of one request up to its first token, in ns."""
 
     def __init__(self, received_at: int, times: Times) -> None:

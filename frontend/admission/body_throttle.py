@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Message, Receive
 
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 READERS = 2
 CHECK_S = 0.01
@@ -58,7 +58,7 @@ class Turn:
 class LongBodies:
     """The long bodies of a frontend."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Router) -> None:
         self._links = links
         self._readers = asyncio.Semaphore(READERS)
 

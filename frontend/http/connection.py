@@ -22,7 +22,7 @@ from headrace.frontend.http.half_closed import HalfClosed
 from headrace.frontend.http.rejections import Refusal, error_body
 from headrace.frontend.http.request import Request, nobody
 from headrace.frontend.http.request_head import REQUEST_ID, new_request_id
-from headrace.frontend.http.start_queue import Arrivals
+from headrace.frontend.http.start_queue import StartQueue
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 READER_PATIENCE_S = 60.0  # between looks at how much of an answer has been read
@@ -45,7 +45,7 @@ class Connection(HttpToolsProtocol):
         self,
         deadlines: "Deadlines[Connection]",
         readers: "Deadlines[Connection]",
-        arrivals: Arrivals,
+        arrivals: StartQueue,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
         on_parting: Callable[[], None] = nobody,

@@ -29,7 +29,7 @@ READS = ("GET", "HEAD")  # ask for what needs no tokenizer
 ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
 
 
-class Links:
+class Router:
     """The outgoing links of one frontend."""
 
     def __init__(

@@ -30,7 +30,7 @@ from headrace.ipc.messages import (
     request_id,
     request_of,
 )
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
 from headrace.launch.embedded import EmbeddedServer, Ready
 
@@ -81,7 +81,7 @@ class Ring:
         self._sent: dict[int, InflightRequest] = {}  # the same requests, by the ids they have now
         self._num_running = 0
         num_tokenizers = server.config.tokenizer_procs
-        self._links = Links(
+        self._links = Router(
             server.run_dir, num_tokenizers, server.board, self._slot, answers_gets=False
         )
         self._inbox: Inbox[ToFrontend] = Inbox(

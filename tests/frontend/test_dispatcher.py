@@ -6,7 +6,7 @@ import pytest
 
 from headrace.board.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.exit_status import ExitStatus
-from headrace.frontend.dispatcher import Delivery
+from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.http.streams import TURN
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import Head, ResponseFrames
@@ -17,7 +17,7 @@ HEAD = Head(200, "text/plain")
 async def test_a_large_message_is_delivered_in_turns() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
     exchanges = OpenRequests(0, slot)
-    delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
+    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
     waiting = [exchanges.open() for _ in range(2 * TURN + 1)]
     ids = [exchange.id for exchange in waiting]
     first = ResponseFrames.of(dict.fromkeys(ids, HEAD), ids, [1] * len(ids), [False] * len(ids))
@@ -39,7 +39,7 @@ async def test_a_large_message_is_delivered_in_turns() -> None:
 async def test_a_message_of_just_one_turn_ends() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
     exchanges = OpenRequests(0, slot)
-    delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
+    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
     ids = [exchanges.open().id for _ in range(TURN)]
     delivery.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
     while not slot[Field.MESSAGES_TAKEN]:
@@ -50,7 +50,7 @@ async def test_a_message_of_just_one_turn_ends() -> None:
 async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
     exchanges = OpenRequests(0, slot)
-    delivery = Delivery(asyncio.get_running_loop(), exchanges, slot)
+    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
     exchange = exchanges.open()
 
     def fail() -> None:

@@ -13,7 +13,7 @@ import uvicorn
 from headrace.frontend.http.connection import Connection
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.request import Request
-from headrace.frontend.http.start_queue import Arrivals
+from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.main import KEEP_ALIVE_S
 
 DEADLINE_S = 120
@@ -67,7 +67,7 @@ class Site:
                 site.num_heard += len(data)
 
         http: Any = partial(
-            *(Counted, self.deadlines, self.readers, Arrivals(), max_connections),
+            *(Counted, self.deadlines, self.readers, StartQueue(), max_connections),
             is_leaving=lambda: self.is_leaving,
         )
         self._server = uvicorn.Server(

@@ -4,10 +4,10 @@ import asyncio
 
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import HttpRequest
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 
-class FakeLinks(Links):
+class FakeLinks(Router):
     """Keeps what is sent. `full` refuses."""
 
     def __init__(self) -> None:

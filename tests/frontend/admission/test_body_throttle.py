@@ -14,13 +14,13 @@ from headrace.frontend.admission.body_throttle import (
     LongBodies,
     Turn,
 )
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 DEADLINE_S = 120
 FAST = bytes(FAST_BYTES)
 
 
-class FakeLinks(Links):
+class FakeLinks(Router):
     """A backlog of long bodies."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from functools import partial
 
-from headrace.frontend.http.start_queue import MAX_BEGUN, Arrivals
+from headrace.frontend.http.start_queue import MAX_BEGUN, StartQueue
 
 DEADLINE_S = 120
 
@@ -11,7 +11,7 @@ DEADLINE_S = 120
 async def test_many_requests_begin_in_turns() -> None:
     ends: list[int] = []
     begun: list[int] = []
-    arrivals = Arrivals(after=lambda: ends.append(len(begun)))
+    arrivals = StartQueue(after=lambda: ends.append(len(begun)))
     for number in range(2 * MAX_BEGUN + 1):
         arrivals.add(partial(begun.append, number))
     assert not begun
@@ -25,7 +25,7 @@ async def test_many_requests_begin_in_turns() -> None:
 
 
 async def test_who_is_first_begins_before_all_that_wait() -> None:
-    arrivals = Arrivals()
+    arrivals = StartQueue()
     begun: list[int] = []
     for number in range(MAX_BEGUN + 1):
         arrivals.add(partial(begun.append, number))
@@ -41,7 +41,7 @@ async def test_those_behind_one_that_fails_begin() -> None:
     loop.set_exception_handler(lambda _, failed: failures.append(failed["exception"]))
     begun: list[int] = []
     sent: list[int] = []
-    arrivals = Arrivals(after=lambda: sent.extend(begun))
+    arrivals = StartQueue(after=lambda: sent.extend(begun))
     error = ValueError("nobody has foreseen it")
 
     def fail() -> None:
@@ -58,7 +58,7 @@ async def test_those_behind_one_that_fails_begin() -> None:
 
 
 async def test_a_request_that_comes_while_others_begin_is_the_last() -> None:
-    arrivals = Arrivals()
+    arrivals = StartQueue()
     begun: list[str] = []
 
     def begin() -> None:

@@ -18,17 +18,17 @@ from headrace.board.board import Board, Seat
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
 from headrace.frontend.admission.api_key_auth import Keyring
 from headrace.frontend.admission.gate import Door
-from headrace.frontend.dispatcher import Delivery
+from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.connection import Connection
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.request_head import RequestHead
-from headrace.frontend.http.start_queue import Arrivals
+from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.http.streams import TURN, Streams, Written
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 DEADLINE_S = 120
 SOCKET_BYTES = 1 << 16  # that wait in one for who does not read
@@ -158,7 +158,7 @@ REQUEST = (
 )
 
 
-class FakeLinks(Links):
+class FakeLinks(Router):
     """Takes everything, and sends it nowhere."""
 
     def __init__(self) -> None:
@@ -187,9 +187,9 @@ class Site:
         limits = AdmissionLimits(10 * NUM_CLIENTS, 1000, 1 << 20)
         door = Door(Keyring([]), Admission(limits), 1000, self._board, slot)
         forwarder = Forwarder(self.exchanges, self.links, slot, door, 1000)
-        self.delivery = Delivery(asyncio.get_running_loop(), self.exchanges, slot)
+        self.delivery = Dispatcher(asyncio.get_running_loop(), self.exchanges, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
-        http: Any = partial(Connection, deadlines, deadlines, Arrivals(), 10 * NUM_CLIENTS)
+        http: Any = partial(Connection, deadlines, deadlines, StartQueue(), 10 * NUM_CLIENTS)
         app: Any = lambda request: forwarder.begin(request, RequestHead.of(request.headers))  # noqa: E731
         options: Any = {"http": http, "interface": "asgi3", "proxy_headers": False}
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, **options)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from headrace.board.board import Board, Field, Seat, State
 from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
 from headrace.ipc.messages import Abort, HttpRequest, Renew, ToEngine, ToTokenizer, request_id
-from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Links
+from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
 from headrace.ipc.sockets import Inbox, address
 
 DEADLINE_MS = 120_000
@@ -41,7 +41,7 @@ class Tokenizers:
         for slot in self.board.slots:
             slot.enter(State.STARTING)
             slot.enter(State.READY)
-        self.links = Links(run_dir, 2, self.board, self.board.slot("frontend"), answers_gets)
+        self.links = Router(run_dir, 2, self.board, self.board.slot("frontend"), answers_gets)
 
     def replace(self, index: int, role: str = "tokenizer") -> None:
         """Let a process die and another take its seat."""

@@ -19,7 +19,7 @@ from headrace.client.responses import ChatMessage
 from headrace.config.config import ServerConfig
 from headrace.errors import ApiError, ConfigError, EngineDied
 from headrace.ipc.messages import HttpRequest, Renew
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 from headrace.launch.embedded import Failed
 from headrace.offline import ring as ring_module
 from headrace.offline.engine import AsyncEngine, Engine, embedded_config
@@ -168,9 +168,9 @@ def test_what_a_full_link_refuses_is_sent_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refusals = iter([False] * 3)
-    forward = Links.forward
+    forward = Router.forward
     monkeypatch.setattr(
-        Links, "forward", lambda self, *args: next(refusals, True) and forward(self, *args)
+        Router, "forward", lambda self, *args: next(refusals, True) and forward(self, *args)
     )
     outputs = completed(ring, threads.submit(engine.generate, ["a", "b"]), lambda _: "x")
     assert [output.text for output in outputs] == ["x", "x"]
