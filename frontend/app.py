@@ -9,18 +9,18 @@ import time
 
 from headrace.board.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
-from headrace.frontend.admission.gate import Door
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, PING, health_of
 from headrace.frontend.http.conformance import head_fault
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, Request
 from headrace.frontend.http.request_head import RequestHead
 from headrace.runtime.wake_clock import WakeClock
 
 GET = "GET"
-ONLY_ASKED = Refusal(
+ONLY_ASKED = Rejection(
     405,
     "this path takes GET",
     "invalid_request_error",
@@ -37,7 +37,7 @@ class App:
         board: Board,
         awake: WakeClock,
         forwarder: Forwarder,
-        door: Door,
+        door: Gate,
         admin: Admin,
         cors: Cors | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class App:
 
     def _administer(self, request: Request, head: RequestHead) -> None:
         answer = self._admin.answer(request.method, request.path, request.query, head.key)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Rejection):
             request.refuse(answer)
         else:
             request.answer(answer.status, [(b"content-type", JSON)], answer.body)

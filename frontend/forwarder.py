@@ -12,9 +12,9 @@ from starlette.types import Receive
 from headrace.board.board import Field, Slot
 from headrace.board.http_counts import HttpCounts, HttpRow
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.frontend.admission.body_throttle import LongBodies
-from headrace.frontend.admission.gate import Door
-from headrace.frontend.http.rejections import Refusal, anthropic_body, error_body, too_large
+from headrace.frontend.admission.body_throttle import BodyThrottle
+from headrace.frontend.admission.gate import Gate
+from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body, too_large
 from headrace.frontend.http.request import Request
 from headrace.frontend.http.request_head import RequestHead
 from headrace.frontend.open_requests import OpenRequest, OpenRequests
@@ -24,7 +24,7 @@ from headrace.ipc.messages import Head, share_key
 from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
 
 JSON = "application/json"
-DEADLY = Refusal(
+DEADLY = Rejection(
     500,
     "the server failed at this request; its log says why",
     "server_error",
@@ -39,7 +39,7 @@ class ClientLeft(Exception):
 class BodyRefused(Exception):
     """There is no room for the rest of a body."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Rejection) -> None:
         self.refusal = refusal
 
 
@@ -51,7 +51,7 @@ class Forwarder:
         exchanges: OpenRequests,
         links: Router,
         slot: Slot,
-        door: Door,
+        door: Gate,
         max_body_bytes: int,
         pages: dict[str, bytes] | None = None,
         anthropic_pages: dict[str, bytes] | None = None,
@@ -64,7 +64,7 @@ class Forwarder:
         self._slot = slot
         self._door = door
         self._max_body_bytes = max_body_bytes
-        self._long_bodies = LongBodies(links)
+        self._long_bodies = BodyThrottle(links)
         self._too_large = too_large(max_body_bytes)
         self._counts = HttpCounts(slot.http_words)
         self._counts.settle()

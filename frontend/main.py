@@ -17,8 +17,8 @@ from headrace.board.board import Field
 from headrace.config.config import FrontendConfig
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.admission.gate import Door
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
@@ -78,8 +78,8 @@ class Frontend:
             num_waiting_tokens=config.max_queued_tokens,
             num_body_bytes=config.max_kept_bytes,
         )
-        keyring = Keyring(config.api_key_digests)
-        self._door = Door(
+        keyring = ApiKeyAuth(config.api_key_digests)
+        self._door = Gate(
             keyring,
             Admission(limits),
             config.max_body_bytes,
@@ -90,7 +90,7 @@ class Frontend:
             *(self._exchanges, self._links, context.slot, self._door, config.max_body_bytes),
             *(config.pages, config.anthropic_pages),
         )
-        admins = Keyring(config.admin_key_digests)
+        admins = ApiKeyAuth(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         self._awake = WakeClock()

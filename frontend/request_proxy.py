@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headrace.board.board import Field, Slot, Span
 from headrace.board.http_counts import POST
-from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import Request, nobody
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.open_requests import OpenRequest
@@ -16,7 +16,7 @@ from headrace.ipc.messages import HttpRequest
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame
 
-OVERLOADED = Refusal(
+OVERLOADED = Rejection(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
 )
 TOO_MANY = 429
@@ -73,7 +73,7 @@ class RequestProxy:
         exchange.on_news = request.on_writable = self._write_news
         request.on_lost = exchange.drop
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: Rejection) -> None:
         """Answer with an error instead."""
         self._exchange.status = refusal.status
         self._exchange.declared_length = self._request.refuse(refusal)

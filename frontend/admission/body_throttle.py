@@ -55,7 +55,7 @@ class Turn:
         self._timer = loop.call_later(CHECK_S, self._check)
 
 
-class LongBodies:
+class BodyThrottle:
     """The long bodies of a frontend."""
 
     def __init__(self, links: Router) -> None:

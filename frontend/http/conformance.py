@@ -2,7 +2,7 @@
 
 import re
 
-from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request_head import Headers, RequestHead
 
 JSON = b"application/json"
@@ -14,7 +14,7 @@ HOST = re.compile(
     rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*(?::[0-9]*)?"
     rb"|\[[0-9A-Za-z:.%\-_~]+\](?::[0-9]*)?"
 )
-NOT_SERVED = Refusal(
+NOT_SERVED = Rejection(
     505,
     "this version of HTTP is not served; use HTTP/1.1",
     "invalid_request_error",
@@ -22,7 +22,7 @@ NOT_SERVED = Refusal(
 )
 
 
-def framing_fault(method: str, version: str, headers: Headers) -> Refusal | None:
+def framing_fault(method: str, version: str, headers: Headers) -> Rejection | None:
     """Return why it is not known where a request ends, or None; its connection must close.
 
     llhttp has refused Content-Length beside Transfer-Encoding, and several of either.
@@ -41,7 +41,7 @@ def framing_fault(method: str, version: str, headers: Headers) -> Refusal | None
     return None
 
 
-def head_fault(version: str, head: RequestHead) -> Refusal | None:
+def head_fault(version: str, head: RequestHead) -> Rejection | None:
     """Return why a head that ends where it says is refused, or None."""
     hosts = head.hosts
     if len(hosts) != 1 and (hosts or version != "1.0"):
@@ -54,7 +54,7 @@ def head_fault(version: str, head: RequestHead) -> Refusal | None:
     return None
 
 
-def body_fault(method: str, head: RequestHead) -> Refusal | None:
+def body_fault(method: str, head: RequestHead) -> Rejection | None:
     """Return why a body's type is refused, or None. A POST without a body needs no type.
 
     A page of another site can send any other type, or none, without asking first (CORS).
@@ -66,6 +66,6 @@ def body_fault(method: str, head: RequestHead) -> Refusal | None:
     )
 
 
-def refusal(status: int, message: str, code: str) -> Refusal:
+def refusal(status: int, message: str, code: str) -> Rejection:
     """Return the refusal of a request that breaks a rule."""
-    return Refusal(status, message, "invalid_request_error", code)
+    return Rejection(status, message, "invalid_request_error", code)

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headrace.frontend.http.conformance import NOT_SERVED, framing_fault
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.half_closed import HalfClosed
-from headrace.frontend.http.rejections import Refusal, error_body
+from headrace.frontend.http.rejections import Rejection, error_body
 from headrace.frontend.http.request import Request, nobody
 from headrace.frontend.http.request_head import REQUEST_ID, new_request_id
 from headrace.frontend.http.start_queue import StartQueue
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
         self._num_ignored = 0
         self._num_unread = 0  # bytes of answers, at the last look
         self._holds_next = False  # the next request waits until answers have been read
-        self._refusal: Refusal | None = None  # comes behind the answers that are still due
+        self._refusal: Rejection | None = None  # comes behind the answers that are still due
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
         self._served: Request | None = None  # the one being answered; uvicorn has the last to come
 
@@ -86,7 +86,7 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for a request; refuse a client too many."""
         super().connection_made(transport)
         if len(self.connections) > self._max_connections:
-            self._refuse(Refusal(503, "too many connections", "overloaded_error", "overloaded"))
+            self._refuse(Rejection(503, "too many connections", "overloaded_error", "overloaded"))
             return
         self._deadlines.start(self, self.loop.time())
 
@@ -199,7 +199,7 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for the head of a request, if there are not too many before it."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(
-                Refusal(
+                Rejection(
                     429,
                     f"{MAX_PIPELINED} requests wait on this connection; wait for their answers",
                     "rate_limit_error",
@@ -350,7 +350,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()  # it has not even begun
         else:
             self._refuse(
-                Refusal(
+                Rejection(
                     408, "the request came too slowly", "invalid_request_error", "request_timeout"
                 )
             )
@@ -358,7 +358,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP."""
         self._refuse(
-            Refusal(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
+            Rejection(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
         )
 
     def cut(self) -> None:
@@ -377,7 +377,7 @@ class Connection(HttpToolsProtocol):
         if self._num_ignored > MAX_IGNORED_BYTES:
             self.cut()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: Rejection) -> None:
         """Refuse the request that comes, behind all answers before (RFC 9112, 9.3.2), and part.
 
         Where its own answer has begun, part in the middle of that. Where its own answer is
@@ -402,7 +402,7 @@ class Connection(HttpToolsProtocol):
         else:
             self._part(refusal)
 
-    def _part(self, refusal: Refusal | None) -> None:
+    def _part(self, refusal: Rejection | None) -> None:
         """Send the last answer, if there is one, and close when the client does.
 
         To close while bytes come would reset the connection, and the client would lose the answer:
@@ -428,13 +428,13 @@ class Connection(HttpToolsProtocol):
         self._deadlines.start(self, self.loop.time())
 
 
-def too_long(part: str) -> Refusal:
+def too_long(part: str) -> Rejection:
     """Return the refusal of a request with a part that is too long."""
     message = f"the request's {part} is longer than {MAX_HEAD_BYTES} bytes"
-    return Refusal(431, message, "invalid_request_error", "head_too_large")
+    return Rejection(431, message, "invalid_request_error", "head_too_large")
 
 
-def whole_response(refusal: Refusal) -> bytes:
+def whole_response(refusal: Rejection) -> bytes:
     """Return a response after which the connection closes."""
     body = error_body(refusal)
     head = (

@@ -11,7 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.frontend.http.rejections import Refusal, anthropic_body, error_body
+from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body
 from headrace.frontend.http.request_head import REQUEST_ID, Headers, request_id_of
 from headrace.ipc.sockets import Frame
 
@@ -184,7 +184,7 @@ class Request:
         self.begin(status, headers, len(body))
         self.end(body)
 
-    def refuse(self, refusal: Refusal) -> int:
+    def refuse(self, refusal: Rejection) -> int:
         """Answer with an error, in the form of the API; return the length of its body."""
         is_anthropic = self.path.startswith(ANTHROPIC_PATHS)
         body = anthropic_body(refusal) if is_anthropic else error_body(refusal)

@@ -15,8 +15,8 @@ from headrace.board.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.config.api_keys import digest
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.admission.gate import Door
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
@@ -154,11 +154,11 @@ class Site:
         self.exchanges = OpenRequests(0, self.slot)
         self.links = FakeLinks()
         admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
-        keyring = Keyring(map(digest, keys))
-        door = Door(keyring, admission, LIMIT, self.board, self.slot)
+        keyring = ApiKeyAuth(map(digest, keys))
+        door = Gate(keyring, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
-        admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
+        admin = Admin(ApiKeyAuth([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
         self.app = App(self.board, WakeClock(), forwarder, door, admin, cors)
 
     @property

@@ -16,8 +16,8 @@ import uvicorn
 
 from headrace.board.board import Board, Seat
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.admission.gate import Door
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.connection import Connection
@@ -185,7 +185,7 @@ class Site:
         self.exchanges = OpenRequests(0, slot)
         self.links = FakeLinks()
         limits = AdmissionLimits(10 * NUM_CLIENTS, 1000, 1 << 20)
-        door = Door(Keyring([]), Admission(limits), 1000, self._board, slot)
+        door = Gate(ApiKeyAuth([]), Admission(limits), 1000, self._board, slot)
         forwarder = Forwarder(self.exchanges, self.links, slot, door, 1000)
         self.delivery = Dispatcher(asyncio.get_running_loop(), self.exchanges, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
