@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from headrace.board.board import Field, Slot, Span
+from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.grammars import Grammars
@@ -472,7 +472,7 @@ class Engine:
         if self._sent:
             self._make_masks(workers)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
-        self._slot.histogram(Span.STEP).observe(num_tokens)
+        self._slot.histogram(Timing.STEP).observe(num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
         ended = [n.sequence for n in news if n.finished is not None]
         self._slot.add(Field.FINISHED, len(ended))

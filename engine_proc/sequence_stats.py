@@ -6,7 +6,7 @@ last. Those that run to their end are counted; who leaves before tells nothing o
 
 from collections import Counter
 
-from headrace.board.board import Field, Slot, Span
+from headrace.board.board import Field, Slot, Timing
 from headrace.engine_proc.scheduling.scheduler import News
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import FinishReason
@@ -72,7 +72,7 @@ class Accounts:
             if n.finished in RAN:
                 self._close(sequence, n.finished)
         # Most have had their last token in the same step, so there are few moments.
-        between = self._slot.histogram(Span.BETWEEN)
+        between = self._slot.histogram(Timing.BETWEEN)
         for then_ns, times in earlier.items():
             between.observe(now_ns - then_ns, times)
 
@@ -106,17 +106,17 @@ def close(
     num_prompt, num_cached, num_generated, max_tokens = counts
     slot.add(Field.ENDED + why)
     observed = [
-        (Span.WAITED, scheduled - queued),
-        (Span.PREFILLED, first - scheduled),
-        (Span.DECODED, last - first),
-        (Span.RAN, last - scheduled),
-        (Span.PROMPT, num_prompt),
-        (Span.COMPUTED, num_prompt - num_cached),
-        (Span.GENERATED, num_generated),
-        (Span.MAX_TOKENS, max_tokens),
-        (Span.PREEMPTED, num_preemptions),
+        (Timing.WAITED, scheduled - queued),
+        (Timing.PREFILLED, first - scheduled),
+        (Timing.DECODED, last - first),
+        (Timing.RAN, last - scheduled),
+        (Timing.PROMPT, num_prompt),
+        (Timing.COMPUTED, num_prompt - num_cached),
+        (Timing.GENERATED, num_generated),
+        (Timing.MAX_TOKENS, max_tokens),
+        (Timing.PREEMPTED, num_preemptions),
     ]
     if num_generated > 1:
-        observed.append((Span.PER_TOKEN, (last - first) // (num_generated - 1)))
+        observed.append((Timing.PER_TOKEN, (last - first) // (num_generated - 1)))
     for span, amount in observed:
         slot.histogram(span).observe(amount)

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.board.board import Field, Slot, Span
+from headrace.board.board import Field, Slot, Timing
 from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import Request, nobody
@@ -124,7 +124,7 @@ class RequestProxy:
         request.end(data)
         self._slot.add(Field.RESPONSES)
         if self._is_timed:
-            whole = self._slot.histogram(Span.WHOLE)
+            whole = self._slot.histogram(Timing.WHOLE)
             whole.observe(time.monotonic_ns() - request.received_at)
         self.end()
 
@@ -183,7 +183,7 @@ class RequestProxy:
             hops.observe(self._slot)
             if not exchange.complete:
                 written_ns = time.monotonic_ns() - head.times.rendered
-                self._slot.histogram(Span.WRITE).observe(written_ns)
+                self._slot.histogram(Timing.WRITE).observe(written_ns)
             if exchange.wants_timing:
                 headers.append((b"server-timing", hops.header()))
         self._request.begin(head.status, headers, length if exchange.complete else None)

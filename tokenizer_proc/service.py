@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.board.backlog import tokenizer_backlog
-from headrace.board.board import Field, Span
+from headrace.board.board import Field, Timing
 from headrace.config.config import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import (
@@ -212,7 +212,7 @@ class Service:
                 case Sequences():
                     slot.add(Field.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
                     for _, same in itertools.groupby(outcome.prompts, key=id):
-                        slot.histogram(Span.N).observe(len(list(same)))
+                        slot.histogram(Timing.N).observe(len(list(same)))
                 case Dropped():
                     slot.add(Field.ABANDONED)
         slot.add(Field.HANDLED, len(jobs))

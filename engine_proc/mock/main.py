@@ -18,7 +18,7 @@ from typing import assert_never
 import msgspec
 import numpy as np
 
-from headrace.board.board import Field, Slot, Span
+from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, Verdict
@@ -284,7 +284,7 @@ class MockEngine:
         self._step += 1
         now = time.monotonic_ns()
         if num_generating:
-            self._slot.histogram(Span.BETWEEN).observe(now - self._stepped, num_generating)
+            self._slot.histogram(Timing.BETWEEN).observe(now - self._stepped, num_generating)
         self._stepped = now
         for sequence in begun:
             self._begin(sequence)
@@ -293,7 +293,7 @@ class MockEngine:
         for index in range(len(self._detokenizers)):
             self._tell(index, begun, ended)
         self._detokenizers.send_ready()
-        self._slot.histogram(Span.STEP).observe(num_tokens)
+        self._slot.histogram(Timing.STEP).observe(num_tokens)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, self._num_generating)
         self._rate.observe(now)

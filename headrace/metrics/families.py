@@ -7,15 +7,15 @@ from prometheus_client.core import (
     Metric,
 )
 
-from headrace.board.board import Board, Field, Span
+from headrace.board.board import Board, Field, Timing
 from headrace.board.buckets import Bounds
-from headrace.board.histogram import Spread
+from headrace.board.histogram import HistogramSum
 from headrace.metrics.exposition import spelled
 
 Labels = dict[str, str]
 
 
-class Readings:
+class BoardTotals:
     """Sums over the processes of a role."""
 
     def __init__(self, board: Board) -> None:
@@ -29,9 +29,9 @@ class Readings:
         """Return a field of the engine."""
         return self.total("engine", field)
 
-    def spread(self, role: str, span: Span) -> Spread:
+    def spread(self, role: str, span: Timing) -> HistogramSum:
         """Return the sum of a histogram."""
-        return Spread((slot.histogram(span) for slot in self._board.of(role)), span.scale)
+        return HistogramSum((slot.histogram(span) for slot in self._board.of(role)), span.scale)
 
     @property
     def kv_usage(self) -> float:
@@ -40,7 +40,7 @@ class Readings:
         return 1 - self.engine(Field.PAGES_FREE) / pages if pages else 0.0
 
 
-def buckets_of(spread: Spread, bounds: Bounds) -> list[tuple[str, float]]:
+def buckets_of(spread: HistogramSum, bounds: Bounds) -> list[tuple[str, float]]:
     """Return what Prometheus's text has of a histogram: how many there were up to each bound."""
     counts: list[tuple[str, float]] = [(spelled(b), spread.at_most(b)) for b in bounds]
     return [*counts, ("+Inf", spread.count)]
@@ -67,7 +67,7 @@ class Families:
             family.add_metric([*self._labels.values(), *labels.values()], value)
         return family
 
-    def histogram(self, name: str, help: str, spread: Spread, bounds: Bounds) -> Metric:
+    def histogram(self, name: str, help: str, spread: HistogramSum, bounds: Bounds) -> Metric:
         """Return a histogram."""
         family = HistogramMetricFamily(self._prefix + name, help, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), buckets_of(spread, bounds), spread.sum)

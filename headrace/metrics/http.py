@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from headrace.board import buckets
 from headrace.board.board import Board
-from headrace.board.histogram import Histogram, Spread
+from headrace.board.histogram import Histogram, HistogramSum
 from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, Route
 from headrace.metrics.families import buckets_of
 
@@ -152,5 +152,5 @@ def add(
     bounds: buckets.Bounds,
 ) -> None:
     """Add the sum of histograms to a family."""
-    spread = Spread(durations, SECONDS)
+    spread = HistogramSum(durations, SECONDS)
     family.add_metric(labels, buckets_of(spread, bounds), spread.sum)

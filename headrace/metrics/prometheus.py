@@ -15,9 +15,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from headrace.board.backlog import frontend_backlog, tokenizer_backlog
-from headrace.board.board import Board, Field, Span, State
+from headrace.board.board import Board, Field, State, Timing
 from headrace.board.buckets import HEADRACE
-from headrace.board.histogram import Spread
+from headrace.board.histogram import HistogramSum
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import Exposition
 from headrace.metrics.families import buckets_of
@@ -88,11 +88,11 @@ GAUGES = [
     ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
 ]
 HISTOGRAMS = [
-    ("event_loop_lag_seconds", "How late timers fire", Span.LOOP_LAG),
-    ("time_to_first_token_seconds", "From the head read to the first text", Span.FIRST_TOKEN),
-    ("e2e_request_latency_seconds", "From the head read to the last byte", Span.WHOLE),
+    ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
+    ("time_to_first_token_seconds", "From the head read to the first text", Timing.FIRST_TOKEN),
+    ("e2e_request_latency_seconds", "From the head read to the last byte", Timing.WHOLE),
 ]
-HOPS = [span for span in Span if Span.ACCEPT <= span <= Span.WRITE]
+HOPS = [span for span in Timing if Timing.ACCEPT <= span <= Timing.WRITE]
 LABELS = ["model_name", "process"]
 DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
 HTTP_DIALECTS = {"vllm": VllmHttpCollector, "sglang": SglangHttpCollector}
@@ -205,9 +205,9 @@ class BoardCollector(Collector):
             self._add(hops, span, span.name.lower())
         yield hops
 
-    def _add(self, family: HistogramMetricFamily, span: Span, *labels: str) -> None:
+    def _add(self, family: HistogramMetricFamily, span: Timing, *labels: str) -> None:
         for slot in self._board.of("frontend"):
-            spread = Spread([slot.histogram(span)])
+            spread = HistogramSum([slot.histogram(span)])
             family.add_metric(
                 [self._model, str(slot.seat), *labels], buckets_of(spread, HEADRACE), spread.sum
             )

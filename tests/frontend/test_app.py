@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_links import FakeLinks
 
-from headrace.board.board import Board, Field, Seat, Slot, Span, State
+from headrace.board.board import Board, Field, Seat, Slot, State, Timing
 from headrace.board.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.config.api_keys import digest
 from headrace.frontend.admin import Admin
@@ -533,7 +533,7 @@ async def test_what_the_engine_had_no_part_in_counts_as_no_request_of_it(site: S
     site.ask(Client(b"", method="GET", path="/v1/models"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(200, "application/json"))
-    assert not sum(site.slot.histogram(Span.WHOLE).counts)
+    assert not sum(site.slot.histogram(Timing.WHOLE).counts)
 
 
 TIMES = [10, 21, 33, 46, 60, 75, 91]
@@ -553,10 +553,10 @@ async def test_hops_are_counted_and_told_on_demand(site: Site, is_asked: bool) -
         "queue;dur=14.000, prefill;dur=15.000, render;dur=16.000"
     )
     assert client.head.get(b"server-timing") == (expected.encode() if is_asked else None)
-    for span in Span:
-        if Span.LOOP_LAG < span <= Span.WHOLE:
+    for span in Timing:
+        if Timing.LOOP_LAG < span <= Timing.WHOLE:
             assert sum(site.slot.histogram(span).counts) == 1, span
-    assert site.slot.histogram(Span.FIRST_TOKEN).sum == pytest.approx(0.091)
+    assert site.slot.histogram(Timing.FIRST_TOKEN).sum == pytest.approx(0.091)
 
 
 ORIGIN = (b"origin", b"https://a.example")

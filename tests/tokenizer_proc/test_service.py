@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from byte_encoder import ByteEncoder
 
-from headrace.board.board import Board, Field, Seat, Span
+from headrace.board.board import Board, Field, Seat, Timing
 from headrace.config.config import ModelCard, TokenizerConfig
 from headrace.ipc.messages import (
     Abort,
@@ -173,7 +173,7 @@ def test_requests_that_wait_are_encoded_together_up_to_the_limit(bench: Bench) -
     assert len(bench.batches) < len(names)
     assert bench.prompts(9) == [name.encode() for name in names]
     assert bench.slot[Field.PROMPT_TOKENS] == sum(len(name) + 1 for name in names)
-    assert sum(bench.slot.histogram(Span.N).counts) == bench.slot.histogram(Span.N).sum == 9
+    assert sum(bench.slot.histogram(Timing.N).counts) == bench.slot.histogram(Timing.N).sum == 9
 
 
 def test_a_batch_that_has_waited_goes(bench: Bench) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from engine_configs import engine_config
 
-from headrace.board.board import Board, Field, Seat, Span
+from headrace.board.board import Board, Field, Seat, Timing
 from headrace.config.config import ServerConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock.main import MockEngine, read_words
@@ -153,19 +153,21 @@ def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:
         rig.step()
     rig.engine.take(Stop(SECOND), b"")
 
-    def spread(span: Span) -> tuple[int, float]:
+    def spread(span: Timing) -> tuple[int, float]:
         histogram = rig.slot.histogram(span)
         return sum(histogram.counts), histogram.sum
 
     assert [rig.slot[Field.ENDED + why] for why in range(2)] == [1, 1]
     assert rig.shown("PREFILLED_TOKENS") == [6]
-    assert spread(Span.GENERATED) == (2, 5 + 6)
-    assert spread(Span.PROMPT) == (2, 6)
-    assert spread(Span.BETWEEN)[0] == 4 + 5
-    assert spread(Span.STEP) == (6, 6 + 2 * 4 + 1)
-    assert all(spread(span)[0] == 2 for span in (Span.WAITED, Span.PREFILLED, Span.PER_TOKEN))
-    assert spread(Span.DECODED)[1] == pytest.approx(spread(Span.BETWEEN)[1])
-    assert spread(Span.RAN)[1] == pytest.approx(spread(Span.PREFILLED)[1] + spread(Span.DECODED)[1])
+    assert spread(Timing.GENERATED) == (2, 5 + 6)
+    assert spread(Timing.PROMPT) == (2, 6)
+    assert spread(Timing.BETWEEN)[0] == 4 + 5
+    assert spread(Timing.STEP) == (6, 6 + 2 * 4 + 1)
+    assert all(spread(span)[0] == 2 for span in (Timing.WAITED, Timing.PREFILLED, Timing.PER_TOKEN))
+    assert spread(Timing.DECODED)[1] == pytest.approx(spread(Timing.BETWEEN)[1])
+    assert spread(Timing.RAN)[1] == pytest.approx(
+        spread(Timing.PREFILLED)[1] + spread(Timing.DECODED)[1]
+    )
 
 
 def ids_of(output: StepOutput) -> list[int]:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from headrace.board.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale, Spread
+from headrace.board.histogram import (
+    COUNTS,
+    HISTOGRAM_WORDS,
+    SECONDS,
+    Histogram,
+    HistogramSum,
+    Scale,
+)
 
 LIMITS = SECONDS.limits
 
@@ -51,7 +58,7 @@ def test_a_spread_tells_of_several_histograms_by_any_bound_of_theirs() -> None:
     for amount in (1, 2, 3, 500):
         first.observe(amount)
     second.observe(64, times=10)
-    spread = Spread([first, second], COUNTS)
+    spread = HistogramSum([first, second], COUNTS)
     assert [spread.at_most(bound) for bound in (1, 2, 50, 64, 500)] == [1, 2, 3, 13, 14]
     assert (spread.count, spread.sum) == (14, 506 + 640)
     with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board.board import Board, Field, Seat, Span
+from headrace.board.board import Board, Field, Seat, Timing
 from headrace.config.config import ModelCard
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
 from headrace.ipc.messages import FinishReason
@@ -217,7 +217,7 @@ def test_there_is_a_word_for_every_place_of_a_guess() -> None:
 
 def test_what_several_frontends_saw_is_one_histogram(board: Board) -> None:
     for index, ms in enumerate((50, 300)):
-        board.slot("frontend", index).histogram(Span.FIRST_TOKEN).observe(ms * 10**6)
+        board.slot("frontend", index).histogram(Timing.FIRST_TOKEN).observe(ms * 10**6)
     first = families(board, "vllm")["time_to_first_token_seconds"]
     assert (buckets(first)["0.06"], buckets(first)["0.25"], buckets(first)["0.5"]) == (1, 1, 2)
     assert [s.value for s in first.samples if s.name.endswith("_sum")] == pytest.approx([0.35])

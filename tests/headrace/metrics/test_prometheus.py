@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, Span, State
+from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State, Timing
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import Exposition
 from headrace.metrics.prometheus import (
@@ -100,7 +100,7 @@ def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
     assert sample.labels["model_name"] == name
 
 
-SHOWN = [span for span in Span if span <= Span.WHOLE]
+SHOWN = [span for span in Timing if span <= Timing.WHOLE]
 
 
 def test_every_histogram_shows_its_own_span(board: Board) -> None:
