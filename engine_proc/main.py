@@ -18,13 +18,13 @@ from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
 from headrace.engine_proc.images.encoder_queue import Images
-from headrace.engine_proc.intake import Intake, Verdict
+from headrace.engine_proc.intake import Intake, IntakeDecision
 from headrace.engine_proc.resume_cache import Legacy
 from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
 from headrace.engine_proc.scheduling.oom_backoff import StepLimit
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import Limits, News, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
 from headrace.engine_proc.scheduling.step_time_model import StepTime
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
@@ -158,7 +158,7 @@ def make_scheduler(
     longest = config.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
-        Limits(
+        SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max(config.max_num_batched_tokens, longest),
             max_num_queued=config.max_num_queued,
@@ -261,7 +261,7 @@ class Engine:
         ended = self._drop(request)
         self._slot.add(Field.ABORTED, len(ended))
         if ended:
-            self._tell([News(ended[0], [], FinishReason.ABORT)])  # one is enough
+            self._tell([SequenceOutput(ended[0], [], FinishReason.ABORT)])  # one is enough
         else:  # its answer may still be being written
             output = StepOutput.of({}, [request], [0], [FinishReason.ABORT])
             detokenizer = detokenizer_of(request, len(self._detokenizers))
@@ -308,16 +308,16 @@ class Engine:
         # Who has been let in before is not refused now that everyone comes at once.
         is_full = self._scheduler.is_full and not sequence.request.resumes
         match self._intake.judge(sequence.id, is_full):
-            case Verdict.TAKEN:
+            case IntakeDecision.TAKEN:
                 if sequence.request.resumes:
                     self._resume(sequence)
                 if not sequence.request.grammar or self._grammars.prepare(sequence):
                     self._scheduler.add(sequence)
-            case Verdict.REFUSED:
+            case IntakeDecision.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._dismiss(sequence)
-                self._tell([News(sequence, [], FinishReason.REFUSED)])
-            case Verdict.DROPPED:
+                self._tell([SequenceOutput(sequence, [], FinishReason.REFUSED)])
+            case IntakeDecision.DROPPED:
                 self._dismiss(sequence)
 
     def _resume(self, sequence: Sequence) -> None:
@@ -333,7 +333,7 @@ class Engine:
         old = self._scheduler.end(before) or self._legacy.take_ended(before)
         said = self._legacy.take(before) if old is None else old.generated
         if old is not None:
-            self._tell([News(old, [], FinishReason.ABORT)])
+            self._tell([SequenceOutput(old, [], FinishReason.ABORT)])
             sequence.take_after(old)
         sampling = sequence.request.sampling
         said = said[: sequence.request.max_tokens - 1]  # an end is told with the last token
@@ -341,7 +341,7 @@ class Engine:
             said.pop()
         if sampling.logprobs is None and sampling.prompt_logprobs is None and said:
             sequence.tokens.extend(said)
-            self._tell([News(sequence, said.tolist())])
+            self._tell([SequenceOutput(sequence, said.tolist())])
 
     def go_on(self, workers: Workers) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.
@@ -372,7 +372,7 @@ class Engine:
             self._can_step = False
             self._show()
 
-    def _without_stuck(self, news: list[News]) -> list[News]:
+    def _without_stuck(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
         """Fail the requests whose grammars cannot be followed; return the news of all others."""
         stuck = {
             request_of(n.sequence.id): n.sequence for n in news if n.finished is FinishReason.ABORT
@@ -395,7 +395,7 @@ class Engine:
         log.error("request %x fails: %s", request, why)
         self._intake.drop(request)
         self._slot.add(Field.ABORTED, len(self._drop(request)))
-        news = [News(sequence, [], FinishReason.ABORT)]
+        news = [SequenceOutput(sequence, [], FinishReason.ABORT)]
         failed, reasons = {request: sequence.request.plan}, {request: reason} if reason else {}
         output, tokens = step_output(news, failed, reasons)
         self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
@@ -467,7 +467,9 @@ class Engine:
         self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
         self._slot[Field.STEPPED_NS] = time.monotonic_ns()
         self._expect()
-        news = self._scheduler.update(chunks, Outcome(result, len(step.pooled_rows) // ITEM_BYTES))
+        news = self._scheduler.update(
+            chunks, ResultReader(result, len(step.pooled_rows) // ITEM_BYTES)
+        )
         news = self._without_stuck(news)
         if self._sent:
             self._make_masks(workers)
@@ -511,7 +513,7 @@ class Engine:
         spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
-    def _tell(self, news: list[News]) -> None:
+    def _tell(self, news: list[SequenceOutput]) -> None:
         """Have each detokenizer told what concerns it, while the next step is computed."""
         for index in range(len(self._detokenizers)):
             mine = [n for n in news if n.sequence.request.detokenizer == index]
@@ -554,7 +556,9 @@ def load_compiler(config: EngineConfig) -> "GrammarCompiler":
 
 
 def step_output(
-    news: list[News], failed: dict[int, bytes] | None = None, reasons: dict[int, str] | None = None
+    news: list[SequenceOutput],
+    failed: dict[int, bytes] | None = None,
+    reasons: dict[int, str] | None = None,
 ) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]

@@ -21,7 +21,7 @@ import numpy as np
 from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.intake import Intake, Verdict
+from headrace.engine_proc.intake import Intake, IntakeDecision
 from headrace.engine_proc.mock.profile import Profile, read_profile
 from headrace.engine_proc.mock.rows import Rows, Words
 from headrace.engine_proc.sequence_stats import TokenRate, begin, close
@@ -230,15 +230,15 @@ class MockEngine:
     def _add(self, request: GenerateRequest, num_prompt: int) -> None:
         is_full = len(self._waiting) >= self._max_num_queued and not request.resumes
         match self._intake.judge(request.id, is_full):
-            case Verdict.TAKEN:
+            case IntakeDecision.TAKEN:
                 if request.resumes:  # from the beginning: that takes it no time
                     self._abort(request_of(request.resumes))
                 self._wait_in_line(request, num_prompt)
-            case Verdict.REFUSED:
+            case IntakeDecision.REFUSED:
                 self._release(request)
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._end(request, FinishReason.REFUSED)
-            case Verdict.DROPPED:
+            case IntakeDecision.DROPPED:
                 self._release(request)
 
     def _wait_in_line(self, request: GenerateRequest, num_prompt: int) -> None:

@@ -27,7 +27,7 @@ from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import OpenStep
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, PromptLookup
 from headrace.engine_proc.scheduling.page_pool import NO_MARKS, PagePool, chain_digests
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.image_placeholder import page_marks, whole_end
@@ -39,7 +39,7 @@ MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they tak
 
 
 @dataclass(slots=True)
-class News:
+class SequenceOutput:
     """What a step brought for one sequence."""
 
     sequence: Sequence
@@ -50,7 +50,7 @@ class News:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     """What bounds a step and the queue."""
 
     max_num_seqs: int
@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerStats:
     """What has happened so far."""
 
     steps: int = 0
@@ -84,7 +84,7 @@ class Scheduler:
     def __init__(
         self,
         pool: PagePool,
-        limits: Limits,
+        limits: SchedulerLimits,
         policy: Policy = Policy.FCFS,
         speculation: PromptLookup | None = None,
         reuses_prefixes: bool = True,
@@ -103,7 +103,7 @@ class Scheduler:
         self._num_requests = self._num_sequences = 0  # that have come
         self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
         self._suspects = Suspects()
-        self.counts = Counts()
+        self.counts = SchedulerStats()
         self._spare = 0  # tokens that a step has room for beyond its budget
 
     @property
@@ -456,7 +456,7 @@ class Scheduler:
         for pages in step.given_up:
             self._pool.give_back(pages)
 
-    def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
+    def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
         """Account for the oldest step, which has ended; return what there is to say."""
         step = self._open.pop(0)
         assert step.chunks is chunks, "steps end in their order"
@@ -474,9 +474,11 @@ class Scheduler:
             self._shares.charge(sequence.request.key, chunk.count)
             end = chunk.end
             if chunk.is_last and sequence.request.embeds:
-                news.append(News(sequence, [], FinishReason.STOP, embedding=outcome.embedding()))
+                news.append(
+                    SequenceOutput(sequence, [], FinishReason.STOP, embedding=outcome.embedding())
+                )
             elif chunk.is_last and not sequence.generates:
-                news.append(News(sequence, [], FinishReason.LENGTH))
+                news.append(SequenceOutput(sequence, [], FinishReason.LENGTH))
             elif chunk.is_last:
                 news.append(self._draw(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)
@@ -488,7 +490,7 @@ class Scheduler:
             self._suspects.look(chunks[0].sequence)
         return news
 
-    def _advance(self, sequence: Sequence, token: int) -> News:
+    def _advance(self, sequence: Sequence, token: int) -> SequenceOutput:
         """Do what `update` does for a chunk, for one that `is_decode`."""
         sequence.tokens.append(token)
         self._shares.charge(sequence.request.key, 1)
@@ -498,9 +500,9 @@ class Scheduler:
             self._remember(sequence, end - 1, end)
         if finished is not None:
             self._forget(sequence)
-        return News(sequence, [token], finished)
+        return SequenceOutput(sequence, [token], finished)
 
-    def _look(self, chunk: Chunk, outcome: Outcome) -> None:
+    def _look(self, chunk: Chunk, outcome: ResultReader) -> None:
         """Take the log probabilities of prompt tokens."""
         num_top = chunk.sequence.request.sampling.prompt_logprobs
         assert num_top is not None
@@ -508,7 +510,7 @@ class Scheduler:
             outcome.token()
             chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
-    def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
+    def _draw(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
         """Take the tokens that a step drew: one, and one more for every guess that was right.
 
         What was drawn without a grammar that should have been followed is not told: the sequence
@@ -516,7 +518,7 @@ class Scheduler:
         """
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs
-        news = News(sequence, [], FinishReason.ABORT if sequence.is_stuck else None)
+        news = SequenceOutput(sequence, [], FinishReason.ABORT if sequence.is_stuck else None)
         logprobs = bytearray()
         is_right = True
         for place in range(len(chunk.drafts) + 1):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.board.board import Board, Field, Seat, Slot, Timing
-from headrace.engine_proc.scheduling.scheduler import News
+from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence_stats import Accounts, TokenRate
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling
@@ -30,9 +30,9 @@ def sequence(num_prompt: int = 10, num_cached: int = 0) -> Sequence:
     return made
 
 
-def news(s: Sequence, num_tokens: int = 1, finished: FinishReason | None = None) -> News:
+def news(s: Sequence, num_tokens: int = 1, finished: FinishReason | None = None) -> SequenceOutput:
     s.tokens.extend(range(num_tokens))
-    return News(s, list(range(num_tokens)), finished)
+    return SequenceOutput(s, list(range(num_tokens)), finished)
 
 
 def sums(slot: Slot, *spans: Timing) -> list[float]:
@@ -83,7 +83,7 @@ def test_a_text_of_one_token_has_no_time_per_token(slot: Slot) -> None:
 def test_who_leaves_tells_nothing_but_its_prompt(slot: Slot) -> None:
     accounts, s = Accounts(slot), sequence()
     accounts.take([news(s)], 10 * MS)
-    accounts.take([News(s, [], FinishReason.ABORT)], 20 * MS)
+    accounts.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)
     accounts.settle()
     assert not any(num(slot, span) for span in Timing)
     assert slot[Field.PREFILLED_TOKENS] == 10
@@ -101,7 +101,7 @@ def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
 
 def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
     accounts, s = Accounts(slot), sequence()
-    accounts.take([News(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
+    accounts.take([SequenceOutput(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
     accounts.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0, 0.007, 0])
     assert sums(slot, Timing.GENERATED) == [0]

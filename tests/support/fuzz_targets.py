@@ -26,7 +26,7 @@ from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.engine_proc.intake import Intake
 from headrace.engine_proc.resume_cache import Legacy
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf as gguf_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
@@ -186,7 +186,7 @@ def run_columns(data: bytes) -> None:
 
 
 def outcome_of(result: StepResult) -> None:
-    outcome = Outcome(result, 2)
+    outcome = ResultReader(result, 2)
     for num_top in range(4):
         outcome.token()
         outcome.logprob(num_top)

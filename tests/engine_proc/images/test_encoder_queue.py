@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
 from headrace.engine_proc.images.encoder_queue import Images, Losses
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import Limits, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import PlacedImage
@@ -84,7 +84,7 @@ class Rig:
         self.released: Counter[int] = Counter()  # by offset
         self.images = Images(self.embeddings, IMAGE, self._release, whole, policy.importance)
         self.pool = PagePool(num_pages, 4)
-        limits = Limits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
+        limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
         self.scheduler = Scheduler(self.pool, limits, policy, images=self.images)
         self.whole = whole
         self.depth = depth  # steps that are open at once
@@ -176,7 +176,7 @@ class Rig:
         if self.whole:
             for chunk in chunks:
                 check_whole(chunk)
-        outcome = Outcome(StepResult(self.drawn.tobytes()), 0)
+        outcome = ResultReader(StepResult(self.drawn.tobytes()), 0)
         for news in self.scheduler.update(chunks, outcome):
             news.sequence.has_started = True
             self.said[news.sequence.id] += news.tokens

@@ -21,8 +21,8 @@ from scheduler_rig import (
 
 from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Limits, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.ipc.messages import FinishReason, Sampling, request_id, request_of
 from headrace.ipc.worker_messages import StepResult
@@ -412,7 +412,7 @@ def test_a_watched_prompt_is_computed_in_small_chunks() -> None:
 
 def test_the_queue_says_when_it_is_full() -> None:
     pool = PagePool(16, 4)
-    limits = Limits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
     scheduler = Scheduler(pool, limits)
     for counter in range(2):
         assert not scheduler.is_full
@@ -424,13 +424,13 @@ def test_the_queue_says_when_it_is_full() -> None:
 
 def test_whole_prompts_are_not_cut_and_not_shared() -> None:
     pool = PagePool(64, 4)
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
     scheduler = Scheduler(pool, limits)
     for counter in range(3):
         scheduler.add(make_sequence([1] * 9, 1, request_id(0, counter), embeds=True))
     chunks = scheduler.schedule()
     assert [(chunk.start, chunk.count) for chunk in chunks] == [(0, 9), (0, 9)]
-    news = scheduler.update(chunks, Outcome(StepResult(b"", b"", b"aaaabbbb"), 2))
+    news = scheduler.update(chunks, ResultReader(StepResult(b"", b"", b"aaaabbbb"), 2))
     assert [item.embedding for item in news] == [b"aaaa", b"bbbb"]
     assert [item.finished for item in news] == [FinishReason.STOP] * 2
     assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]

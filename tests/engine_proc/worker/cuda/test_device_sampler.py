@@ -9,7 +9,7 @@ import pytest
 import torch
 from random_decoders import SPEC
 
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
@@ -153,7 +153,7 @@ def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> 
 
 def reports_of(result: StepResult, num_tops: list[int]) -> list[TokenLogprob]:
     """Return what is told of each row that wants it."""
-    outcome = Outcome(result, 0)
+    outcome = ResultReader(result, 0)
     wanted = [num_top for num_top in num_tops if num_top >= 0]
     reports = [TokenLogprob.unpack(outcome.logprob(num_top)) for num_top in wanted]
     with pytest.raises(ValueError, match="bytes are left"):
