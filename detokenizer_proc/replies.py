@@ -27,12 +27,12 @@ from headrace.ipc.messages import (
     Abort,
     Api,
     FinishReason,
+    GeneratedTokens,
     Head,
     Plan,
     ReplyPlan,
-    Said,
     StepOutput,
-    Stop,
+    StopSequence,
     Times,
     frontend_of,
     request_of,
@@ -92,7 +92,7 @@ class Replies:
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
         self._outgoing: dict[int, Frames] = {}
         self._bodies = Bodies()
-        self._stops: list[Stop | Abort] = []
+        self._stops: list[StopSequence | Abort] = []
         self._readings = Counter[int]()
 
     def __len__(self) -> int:
@@ -153,11 +153,11 @@ class Replies:
         else:
             self._take_tokens(id, new, finished, output)
 
-    def stops(self) -> list[Stop | Abort]:
+    def stops(self) -> list[StopSequence | Abort]:
         """Return what the engine is to stop, since the last time."""
         stops, self._stops = self._stops, []
         if self._core is not None:
-            stops += [Stop(id) for id in self._core.stopped()]
+            stops += [StopSequence(id) for id in self._core.stopped()]
         return stops
 
     def readings(self) -> Counter[int]:
@@ -166,7 +166,7 @@ class Replies:
         self._readings.clear()
         return readings
 
-    def said(self) -> tuple[Said, bytes]:
+    def said(self) -> tuple[GeneratedTokens, bytes]:
         """Return what all sequences have said, for an engine that has lost it."""
         ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.said()
         for request, reply in self._replies.items():
@@ -174,7 +174,7 @@ class Replies:
                 ids += array("Q", [request + index]).tobytes()
                 counts += array("I", [len(said)]).tobytes()
                 tokens += said.tobytes()
-        return Said(ids, counts), tokens
+        return GeneratedTokens(ids, counts), tokens
 
     def render(self, frontend: int) -> Frames | None:
         """Return what there is to send to a frontend since the last time, if anything.
@@ -261,7 +261,7 @@ class Replies:
         finally:
             self._at_hand(0)
         if stopped_here:
-            self._stops.append(Stop(id))
+            self._stops.append(StopSequence(id))
         if reply.is_complete and not reply.streams:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_told_bytes > LONG_BYTES

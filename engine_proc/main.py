@@ -41,11 +41,11 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
     Abort,
     FinishReason,
+    GeneratedTokens,
     GenerateRequest,
-    Renew,
-    Said,
+    RenewLeases,
     StepOutput,
-    Stop,
+    StopSequence,
     ToEngine,
     detokenizer_of,
     request_of,
@@ -240,11 +240,11 @@ class Engine:
                 self._add(Sequence.of(message, bulk, time.monotonic_ns()))
             case Abort(request):
                 self._abort(request)
-            case Renew():
+            case RenewLeases():
                 self._intake.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
-            case Stop(id):
+            case StopSequence(id):
                 self._stop(id)
-            case Said():
+            case GeneratedTokens():
                 self._legacy.keep(message, bulk, self._clock())
             case _:
                 assert_never(message)

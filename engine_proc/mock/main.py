@@ -30,11 +30,11 @@ from headrace.ipc.messages import (
     NOT_FINISHED,
     Abort,
     FinishReason,
+    GeneratedTokens,
     GenerateRequest,
-    Renew,
-    Said,
+    RenewLeases,
     StepOutput,
-    Stop,
+    StopSequence,
     Times,
     ToEngine,
     request_of,
@@ -190,16 +190,16 @@ class MockEngine:
                 self._add(message, len(bulk) // 4)
             case Abort(request):
                 self._abort(request)
-            case Renew():
+            case RenewLeases():
                 self._intake.renew(memoryview(bulk).cast("B").cast("Q"), time.monotonic())
-            case Stop(id):
+            case StopSequence(id):
                 stopped = self._sequences.get(id)
                 if stopped is not None:
                     if stopped.first_token:
                         self._close(stopped, FinishReason.STOP, self._stepped)
                     self._forget(stopped)
                     self._slot.add(Field.FINISHED)
-            case Said():  # what is resumed begins anew
+            case GeneratedTokens():  # what is resumed begins anew
                 pass
             case _:
                 assert_never(message)

@@ -34,7 +34,7 @@ from headrace.ipc.messages import (
     Abort,
     HttpRequest,
     Message,
-    Renew,
+    RenewLeases,
     ToDetokenizer,
     ToEngine,
     ToFrontend,
@@ -129,7 +129,7 @@ def decoded(decoder: "msgspec.msgpack.Decoder[Any]", entry: Entry) -> list[tuple
 def is_played(message: Message) -> bool:
     """Whether a message is a part of the burst: leases are renewed by who plays."""
     is_metrics = isinstance(message, HttpRequest) and message.path == METRICS
-    return not isinstance(message, Renew) and not is_metrics
+    return not isinstance(message, RenewLeases) and not is_metrics
 
 
 class Stage:
@@ -213,7 +213,7 @@ class Stage:
         now = time.monotonic()
         if self.slot.seat.role == "engine" and now - self._renewed_at > RENEW_S:
             self._renewed_at = now
-            self._outbox.send(Renew(), array("Q", self._open).tobytes())
+            self._outbox.send(RenewLeases(), array("Q", self._open).tobytes())
 
     def close(self) -> None:
         """End the process and leave nothing of it."""

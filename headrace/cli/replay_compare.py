@@ -22,7 +22,7 @@ from headrace.ipc.messages import (
     Message,
     ResponseFrames,
     StepOutput,
-    Stop,
+    StopSequence,
     request_of,
 )
 from headrace.ipc.sockets import Frame
@@ -46,7 +46,7 @@ KINDS = {
 def ids_of(message: Message) -> list[int]:
     """Return which requests or sequences a message is about."""
     match message:
-        case HttpRequest(id=id) | GenerateRequest(id=id) | Stop(id=id):
+        case HttpRequest(id=id) | GenerateRequest(id=id) | StopSequence(id=id):
             return [id]
         case StepOutput(ids=ids) | ResponseFrames(ids=ids):
             return memoryview(ids).cast("Q").tolist()
@@ -131,7 +131,7 @@ def outcomes(told: Iterable[Told]) -> Outcomes:
             case GenerateRequest(id=id):
                 asked = msgspec.msgpack.encode(msgspec.structs.replace(message, times=None))
                 found[id, "request"] = asked, bulk
-            case Stop(id=id):
+            case StopSequence(id=id):
                 found[id, "stop"] = True
             case StepOutput():
                 add_tokens(message, bulk, tokens, found)
@@ -223,7 +223,7 @@ def comparable(sent: Iterable[Message]) -> set[int]:
         match message:
             case Abort(request):
                 cut.add(request)
-            case Stop(id=id):
+            case StopSequence(id=id):
                 cut.add(request_of(id))
             case StepOutput():
                 ends = message.rows()

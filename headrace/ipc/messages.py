@@ -222,17 +222,17 @@ class Abort(Message, tag="abort", frozen=True):
     request: int
 
 
-class Stop(Message, tag="stop", frozen=True):
+class StopSequence(Message, tag="stop", frozen=True):
     """End one sequence: detokenizer -> engine, after a stop string. Nothing more is sent for it."""
 
     id: int
 
 
-class Renew(Message, tag="renew", frozen=True):
+class RenewLeases(Message, tag="renew", frozen=True):
     """Somebody still waits for these requests: frontend -> engine. Frame: all open ids, u64."""
 
 
-class Said(Message, tag="said", frozen=True):
+class GeneratedTokens(Message, tag="said", frozen=True):
     """What sequences of an engine that died have said: detokenizer -> the next engine.
 
     Frame: token ids, u32, concatenated. Who resumes one of them goes on from there.
@@ -242,7 +242,7 @@ class Said(Message, tag="said", frozen=True):
     counts: bytes  # u32, of their tokens
 
 
-ToEngine = GenerateRequest | Abort | Stop | Renew | Said
+ToEngine = GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedTokens
 
 
 # To a detokenizer process

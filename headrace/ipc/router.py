@@ -18,7 +18,7 @@ from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.ipc.inflight import InflightRequest
-from headrace.ipc.messages import Abort, HttpRequest, Renew
+from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
@@ -169,7 +169,7 @@ class Router:
         if now - self._renewed_at < RENEW_S:
             return
         ids = array("Q", requests)
-        if not ids or self._engine.try_send(Renew(), ids.tobytes()):
+        if not ids or self._engine.try_send(RenewLeases(), ids.tobytes()):
             self._renewed_at = now
 
     def flush(self) -> None:

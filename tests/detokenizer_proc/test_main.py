@@ -13,7 +13,7 @@ from headrace.board.board import Board, Field, Seat, State
 from headrace.config.config import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
-from headrace.ipc.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
+from headrace.ipc.messages import GeneratedTokens, StepOutput, ToEngine, ToFrontend, request_id
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import Context
 
@@ -68,7 +68,7 @@ class Bench:
         """Return what the next engine is told: sequences and their tokens."""
         received = self.engine.receive(DEADLINE_MS)
         assert received is not None
-        assert isinstance(received[0], Said)
+        assert isinstance(received[0], GeneratedTokens)
         return array("Q", received[0].ids).tolist(), bytes(memoryview(received[1]).cast("B")[::4])
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from headrace.ipc.messages import (
     ReplyPlan,
     ResponseFrames,
     StepOutput,
-    Stop,
+    StopSequence,
     request_id,
     request_of,
 )
@@ -269,7 +269,7 @@ def test_a_step_without_bytes_sends_nothing(replies: Replies) -> None:
 def test_a_stop_string_is_told_to_the_engine_once(replies: Replies) -> None:
     started = {A: make_plan(stop=["!"])}
     outgoing, stops = take(replies, *make_output((A, "a!", None), started=started))
-    assert stops == [Stop(A)]
+    assert stops == [StopSequence(A)]
     assert ends(outgoing[0]) == [(A, True)]
     assert take(replies, *make_output((A, "more", None))) == ({}, [])
 

@@ -20,11 +20,11 @@ from headrace.errors import ConfigError
 from headrace.ipc.messages import (
     Abort,
     FinishReason,
+    GeneratedTokens,
     GenerateRequest,
-    Renew,
-    Said,
+    RenewLeases,
     Sampling,
-    Stop,
+    StopSequence,
     request_id,
 )
 from headrace.ipc.token_logprobs import TokenLogprob
@@ -49,7 +49,7 @@ def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
     rig.step()
     assert rig.slot[Field.PREFILLED_TOKENS] == 3
     assert told(Timing.GENERATED, Timing.BETWEEN) == [0, 0]
-    rig.take(Stop(FIRST))  # nothing is left to do
+    rig.take(StopSequence(FIRST))  # nothing is left to do
     assert told(Timing.GENERATED, Timing.BETWEEN, Timing.WAITED, Timing.STEP) == [1, 1, 1, 2]
     assert rig.slot[Field.ENDED + FinishReason.LENGTH] == 1
     assert rig.slot[Field.PAGE_TOKENS] == READY.page_tokens
@@ -58,7 +58,7 @@ def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
 def test_a_sequence_that_a_stop_string_ends_is_told_of_at_once(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
-    rig.take(Stop(FIRST))
+    rig.take(StopSequence(FIRST))
     assert rig.slot[Field.ENDED + FinishReason.STOP] == rig.slot[Field.FINISHED] == 1
     assert rig.slot.histogram(Timing.GENERATED).sum == 1
 
@@ -359,7 +359,7 @@ def test_one_that_has_ended_comes_again_and_is_not_generated_again(rig: Rig) -> 
 
 
 def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
-    said = Said(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
     rig.engine._take(said, array("I", [7, 8]).tobytes())
     again = request_id(0, 2)
     rig.take(GenerateRequest(again, 0, 4, Sampling(), [], b"plan", resumes=FIRST))
@@ -373,7 +373,7 @@ def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
 def test_the_last_token_of_a_text_is_drawn_again_with_its_end(
     rig: Rig, said: list[int], kept: list[int]
 ) -> None:
-    header = Said(array("Q", [FIRST]).tobytes(), array("I", [len(said)]).tobytes())
+    header = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [len(said)]).tobytes())
     rig.engine._take(header, array("I", said).tobytes())
     again = GenerateRequest(request_id(0, 2), 0, 3, Sampling(), [9], b"", resumes=FIRST)
     rig.take(again)
@@ -464,7 +464,7 @@ def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:
     rig.take(generate(lost), generate(kept))
     for now in (0.0, LEASE_S / 2, LEASE_S, LEASE_S + 2):
         rig.now = now
-        rig.take(Renew(), ids=(kept,))
+        rig.take(RenewLeases(), ids=(kept,))
         rig.engine.abort_lapsed()
         assert list(rig.scheduler.requests) == [lost, kept]
     rig.now += LAPSE_S
@@ -477,7 +477,7 @@ def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
     rig.take(generate(FIRST), generate(FIRST + 1))
     rig.step()
     rig.heard()
-    rig.take(Stop(FIRST))
+    rig.take(StopSequence(FIRST))
     rig.step()
     assert [id for id, _, _ in rig.heard()[0].rows()] == [FIRST + 1]
 
@@ -578,7 +578,7 @@ def test_what_waits_for_its_grammar_lapses_too(rig: Rig, compiler: Slow) -> None
     rig.take(with_grammar(FIRST), generate(request_id(0, 2)))
     for now in (0.0, LEASE_S + 2, LEASE_S + 2 + LAPSE_S):
         rig.now = now
-        rig.take(Renew(), ids=(request_id(0, 2),))
+        rig.take(RenewLeases(), ids=(request_id(0, 2),))
         rig.engine.abort_lapsed()
     assert not rig.engine._grammars.requests
     rig.step()

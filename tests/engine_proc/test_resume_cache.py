@@ -4,12 +4,12 @@ from array import array
 
 from headrace.engine_proc.resume_cache import KEEP_ENDED_S, KEEP_S, Legacy
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.ipc.messages import GenerateRequest, Said, Sampling
+from headrace.ipc.messages import GeneratedTokens, GenerateRequest, Sampling
 
 
 def make_legacy() -> Legacy:
     legacy = Legacy()
-    said = Said(array("Q", [5, 6]).tobytes(), array("I", [2, 1]).tobytes())
+    said = GeneratedTokens(array("Q", [5, 6]).tobytes(), array("I", [2, 1]).tobytes())
     legacy.keep(said, array("I", [1, 2, 3]).tobytes(), now=100.0)
     return legacy
 

@@ -13,7 +13,7 @@ from headrace.ipc.messages import (
     Abort,
     Head,
     HttpRequest,
-    Renew,
+    RenewLeases,
     ResponseFrames,
     ToEngine,
     ToTokenizer,
@@ -81,7 +81,7 @@ class PlayedRing(EmbeddedServer):
         while (received := self.engine.receive(DEADLINE_MS)) is not None:
             if isinstance(received[0], Abort):
                 return received[0].request
-            assert isinstance(received[0], Renew)
+            assert isinstance(received[0], RenewLeases)
         raise AssertionError("no abort came")
 
     def send(self, request: HttpRequest, head: Head | None, data: bytes, last: bool) -> None:

@@ -28,7 +28,7 @@ from headrace.ipc.messages import (
     Image,
     Sampling,
     StepOutput,
-    Stop,
+    StopSequence,
     Tensor,
     Times,
     request_id,
@@ -151,7 +151,7 @@ def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:
     rig.add(SECOND, max_tokens=9)
     for _ in range(6):
         rig.step()
-    rig.engine.take(Stop(SECOND), b"")
+    rig.engine.take(StopSequence(SECOND), b"")
 
     def spread(span: Timing) -> tuple[int, float]:
         histogram = rig.slot.histogram(span)
@@ -242,7 +242,7 @@ def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
     rig.add(FIRST, max_tokens=9)
     rig.add(FIRST + 1, max_tokens=9)
     rig.step()
-    rig.engine.take(Stop(FIRST), b"")
+    rig.engine.take(StopSequence(FIRST), b"")
     output, tokens = rig.step()
     assert (ids_of(output), tokens) == ([FIRST + 1], [71])
     assert rig.shown("FINISHED", "RUNNING") == [1, 1]

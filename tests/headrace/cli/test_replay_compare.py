@@ -13,7 +13,7 @@ from headrace.ipc.messages import (
     ResponseFrames,
     Sampling,
     StepOutput,
-    Stop,
+    StopSequence,
     Times,
     request_id,
 )
@@ -77,7 +77,7 @@ def test_requests_are_compared_but_for_their_times() -> None:
 
 
 def test_what_was_aborted_or_stopped_is_not_compared() -> None:
-    sent = [request(ONE), request(TWO), request(request_id(0, 3)), Abort(ONE), Stop(TWO)]
+    sent = [request(ONE), request(TWO), request(request_id(0, 3)), Abort(ONE), StopSequence(TWO)]
     assert comparable(sent) == {request_id(0, 3)}
     assert comparable([step(ONE, end=FinishReason.ABORT)[0], step(TWO, 1)[0]]) == {TWO}
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headrace.board.board import Board, Field, Seat, State
 from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
-from headrace.ipc.messages import Abort, HttpRequest, Renew, ToEngine, ToTokenizer, request_id
+from headrace.ipc.messages import Abort, HttpRequest, RenewLeases, ToEngine, ToTokenizer, request_id
 from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
 from headrace.ipc.sockets import Inbox, address
 
@@ -341,7 +341,7 @@ def test_the_engine_is_told_now_and_then_who_is_waited_for(
     tokenizers.links.renew(ids)
     received = tokenizers.engine.receive(DEADLINE_MS)
     assert received is not None
-    assert isinstance(received[0], Renew)
+    assert isinstance(received[0], RenewLeases)
     assert bytes(received[1]) == array("Q", ids).tobytes()
     assert tokenizers.engine.receive(0) is None, "a second has not passed"
     now += 1

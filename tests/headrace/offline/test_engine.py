@@ -18,7 +18,7 @@ from peers import EVENTS, USAGE, Object, PlayedRing, event
 from headrace.client.responses import ChatMessage
 from headrace.config.config import ServerConfig
 from headrace.errors import ApiError, ConfigError, EngineDied
-from headrace.ipc.messages import HttpRequest, Renew
+from headrace.ipc.messages import HttpRequest, RenewLeases
 from headrace.ipc.router import Router
 from headrace.launch.embedded import Failed
 from headrace.offline import ring as ring_module
@@ -281,7 +281,7 @@ def test_what_has_ended_is_not_aborted(
 ) -> None:
     completed(ring, threads.submit(engine.generate, ["a", "b"]), lambda _: "x")
     while (received := ring.engine.receive(QUIET_MS)) is not None:
-        assert isinstance(received[0], Renew)
+        assert isinstance(received[0], RenewLeases)
 
 
 def test_death_of_a_process_ends_calls_that_wait_and_later_ones(
