@@ -19,7 +19,7 @@ from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
 from headrace.engine_proc.images.encoder_queue import Images
 from headrace.engine_proc.intake import Intake, IntakeDecision
-from headrace.engine_proc.resume_cache import Legacy
+from headrace.engine_proc.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
 from headrace.engine_proc.scheduling.oom_backoff import StepLimit
 from headrace.engine_proc.scheduling.page_pool import PagePool
@@ -29,7 +29,7 @@ from headrace.engine_proc.scheduling.step_time_model import StepTime
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.sequence_stats import Accounts
+from headrace.engine_proc.sequence_stats import SequenceStats
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.engine_proc.workers.child_process import WorkerDied
@@ -193,7 +193,7 @@ class Engine:
         self._detokenizers = detokenizers
         self._slot = slot
         self._slot[Field.PAGE_TOKENS] = pool.page_tokens
-        self._accounts = Accounts(slot)
+        self._accounts = SequenceStats(slot)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
@@ -206,7 +206,7 @@ class Engine:
         self._images = images
         self._vision = vision
         self._intake = Intake()
-        self._legacy = Legacy()
+        self._legacy = ResumeCache()
         self._frontends = list(frontends)
         self._can_step = True
         self._show()

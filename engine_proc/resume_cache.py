@@ -15,7 +15,7 @@ KEEP_S = 30.0  # what nobody has taken up by then belongs to requests that are g
 KEEP_ENDED_S = 2.0  # by then, a detokenizer that serves has told the end
 
 
-class Legacy:
+class ResumeCache:
     """Generated tokens by sequence, as it was called before."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ class TokenRate:
         self._since_ns, self._num_before = now_ns, num
 
 
-class Accounts:
+class SequenceStats:
     """Counts what steps bring, later: while the next one is computed."""
 
     def __init__(self, slot: Slot) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.images.encoder_queue import Images
-from headrace.engine_proc.scheduling.crash_suspects import Suspects
+from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import OpenStep
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, PromptLookup
@@ -102,7 +102,7 @@ class Scheduler:
         self._by_request: dict[int, list[int]] = {}
         self._num_requests = self._num_sequences = 0  # that have come
         self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
-        self._suspects = Suspects()
+        self._suspects = CrashSuspects()
         self.counts = SchedulerStats()
         self._spare = 0  # tokens that a step has room for beyond its budget
 

@@ -25,7 +25,7 @@ from headrace.config.model_card import read_gguf
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.engine_proc.intake import Intake
-from headrace.engine_proc.resume_cache import Legacy
+from headrace.engine_proc.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf as gguf_weights
@@ -174,7 +174,7 @@ def run_columns(data: bytes) -> None:
     for take in (
         lambda: list(ResponseFrames({}, ids, counts, bulk[:8], bulk[8:]).split(bulk)),
         lambda: list(StepOutput({}, ids, counts, bulk).rows()),
-        lambda: Legacy().keep(GeneratedTokens(ids, counts), bulk, 0.0),
+        lambda: ResumeCache().keep(GeneratedTokens(ids, counts), bulk, 0.0),
         lambda: Intake().renew(memoryview(bulk).cast("B").cast("Q"), 0.0),
         lambda: Sequence.of(request, bulk),
         lambda: outcome_of(StepResult(ids, bulk, counts)),
