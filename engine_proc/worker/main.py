@@ -17,8 +17,8 @@ from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.sampler import Masks
 from headrace.engine_proc.worker.loader import load
 from headrace.engine_proc.worker.profiler import Profiles
-from headrace.engine_proc.worker.result_sender import Answers
-from headrace.engine_proc.worker.step_runner import Attempts
+from headrace.engine_proc.worker.result_sender import ResultSender
+from headrace.engine_proc.worker.step_runner import StepRunner
 from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 from headrace.runtime.process import Context
 
@@ -52,8 +52,8 @@ def main(config: WorkerConfig, context: Context) -> None:
     group = join(config, context.index)
     loaded = load(config, progress, group, embeddings(config))
     can_rejoin = group if loaded.can_rejoin else None
-    attempts = Attempts(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
-    answers = Answers(results.send)
+    attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
+    answers = ResultSender(results.send)
     wishes = AdminRequests(context.board, PROFILE)
     profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
     heart.end()

@@ -28,7 +28,7 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
-from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
@@ -36,7 +36,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
@@ -96,7 +96,7 @@ class CudaExecutor:
         progress: Callable[[int, int], None] = lambda done, total: None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
-        self.team = Team(spec, peers)
+        self.team = ShardGroup(spec, peers)
         if peers is not None:
             spec, weights = peers.share_of(spec, weights)
         self.spec = spec
@@ -289,12 +289,12 @@ class CudaExecutor:
         """
         name = f"layers.{index}"
         placement, multiplier = self.spec.placement, self.spec.residual_multiplier
-        before = placement != Placement.POST
+        before = placement != NormPlacement.POST
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.attention(index, layer, normed, step)
-        if placement == Placement.PARALLEL:
+        if placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.mlp(name, normed) * multiplier, None
-        after = placement in (Placement.POST, Placement.PRE_POST)
+        after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         if before:

@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
@@ -72,7 +72,7 @@ class Isa(StrEnum):
 
 # The order of these is the numbering of csrc/cpu.
 ISAS = tuple(Isa)
-PLACEMENTS = tuple(Placement)
+PLACEMENTS = tuple(NormPlacement)
 QK_NORMS = tuple(QKNorm)
 ACTIVATIONS = tuple(Activation)
 FORMATS: tuple[Format | None, ...] = (

@@ -20,7 +20,7 @@ def no_masks(num_rows: int) -> Masks:
     return NO_MASKS
 
 
-class Promise(Protocol):
+class PendingResult(Protocol):
     """The result of a step that a device is still at."""
 
     @property
@@ -36,7 +36,7 @@ class Promise(Protocol):
 class Runner(Protocol):
     """What a worker does with a step."""
 
-    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | Promise: ...
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | PendingResult: ...
 
 
 class GenerationRunner:

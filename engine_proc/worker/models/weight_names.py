@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Placement, QKNorm
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, NormPlacement, QKNorm
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
@@ -39,11 +39,11 @@ def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, Shape] = {}
-    if spec.placement != Placement.POST:
+    if spec.placement != NormPlacement.POST:
         shapes["attn_norm"] = (hidden,)
-    if spec.placement in (Placement.PRE, Placement.PRE_POST):
+    if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
         shapes["mlp_norm"] = (hidden,)
-    if spec.placement in (Placement.POST, Placement.PRE_POST):
+    if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
         shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     if spec.qk_norm == QKNorm.PER_HEAD:
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
@@ -163,7 +163,7 @@ def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, 
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
     names = HF_LAYER | with_biases(HF_LINEAR)
-    if spec.placement == Placement.PRE_POST:  # Gemma's "post_attention" is not before the MLP
+    if spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is not before the MLP
         names["mlp_norm"] = "pre_feedforward_layernorm.weight"
     sources = {
         "embed": Source(f"{prefix}embed_tokens.weight"),
