@@ -15,7 +15,7 @@ LONG_BYTES = 1 << 20  # of log probabilities, before they are rendered: five tim
 
 
 @dataclass(eq=False, slots=True)
-class Body:
+class SlicedBody:
     """An answer whose head is known, and the slices that are still to be made of its body."""
 
     id: int  # of its last sequence to end
@@ -29,15 +29,15 @@ class Bodies:
     """The bodies of all frontends. Those that are written take turns, a slice each."""
 
     def __init__(self) -> None:
-        self._written: dict[int, deque[Body]] = {}  # by frontend
-        self._waiting: dict[int, deque[Body]] = {}
+        self._written: dict[int, deque[SlicedBody]] = {}  # by frontend
+        self._waiting: dict[int, deque[SlicedBody]] = {}
         self.at_hand = 0  # the request whose body was written last, and has slices left
 
     def __len__(self) -> int:
         lists = (*self._written.values(), *self._waiting.values())
         return sum(map(len, lists))
 
-    def put(self, body: Body) -> None:
+    def put(self, body: SlicedBody) -> None:
         """Write a body from now on, or when the long ones before it have been written."""
         frontend = frontend_of(body.id)
         written = self._written.setdefault(frontend, deque())

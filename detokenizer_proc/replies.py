@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, Body
+from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, SlicedBody
 from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.renderers.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.renderers.event_template import template_of
 from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES
-from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
@@ -222,7 +222,9 @@ class Replies:
         reply = self._core_replies.pop(request)
         plan, texts = reply.plans[0], list(core.texts(request, len(reply.plans)))
         core.close(request)
-        usage = Usage(reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached)
+        usage = TokenUsage(
+            reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached
+        )
         renderer = renderer_of(plan)
         if plan.stream:
             self._frames(request).add(request, None, renderer.closing(usage), True)
@@ -234,7 +236,7 @@ class Replies:
         ]
         slices = renderer.whole(answers, usage)
         head = Head(200, JSON, reply.times)
-        self._bodies.put(Body(request, head, slices, told=0, is_long=False))
+        self._bodies.put(SlicedBody(request, head, slices, told=0, is_long=False))
 
     def _take_tokens(
         self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
@@ -266,7 +268,7 @@ class Replies:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_told_bytes > LONG_BYTES
             told = reply.told(id - request)
-            self._bodies.put(Body(id, head, reply.whole(), told, is_long))
+            self._bodies.put(SlicedBody(id, head, reply.whole(), told, is_long))
             del self._replies[request]
             return
         self._emit(id, reply, opening + data, reply.told(id - request))
@@ -318,7 +320,7 @@ class Replies:
         if reply.is_complete:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_bytes > LONG_BYTES
-            self._bodies.put(Body(id, head, reply.whole(), told=0, is_long=is_long))
+            self._bodies.put(SlicedBody(id, head, reply.whole(), told=0, is_long=is_long))
             del self._replies[request]
         self._at_hand(0)
 

@@ -14,12 +14,12 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Content,
     OutputParser,
     Piece,
-    ToolCall,
+    ToolCallStart,
     gathered,
     joined,
 )
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
-from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
@@ -219,7 +219,7 @@ class Reply:
     def _count_reading(self, pieces: list[Piece]) -> None:
         """Take note of what was read for calls, where there may be some."""
         if self._plan.parsing is not None and self._plan.parsing.tools is not None:
-            calls = any(isinstance(piece, ToolCall | Arguments) for piece in pieces)
+            calls = any(isinstance(piece, ToolCallStart | Arguments) for piece in pieces)
             self._readings[reading_of(self._plan.api, self._plan.stream, calls)] += 1
 
     @property
@@ -259,15 +259,15 @@ class Reply:
             return self._forms.generate(sequence.prompt, num_top)
         return self._forms.prompt(sequence.prompt, num_top)
 
-    def _usage_so_far(self, sequence: SequenceText) -> Usage | None:
+    def _usage_so_far(self, sequence: SequenceText) -> TokenUsage | None:
         """Return the usage for an event that is not the last, where that is wanted."""
         return sequence.usage if self._plan.continuous_usage else None
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> TokenUsage:
         sequences = self._sequences.values()
         prompts = [s for s in sequences if not s.plan.shares_prompt]
         thought = [s.num_thought for s in sequences]
-        return Usage(
+        return TokenUsage(
             sum(s.plan.num_prompt_tokens for s in prompts),
             sum(s.num_tokens for s in sequences),
             sum(s.num_cached for s in prompts),

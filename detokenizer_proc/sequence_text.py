@@ -8,7 +8,7 @@ from headrace.detokenizer_proc.delivered_tokens import ToldTokens, rows_of
 from headrace.detokenizer_proc.output_parsers import marks_of
 from headrace.detokenizer_proc.parsers.pieces import Piece
 from headrace.detokenizer_proc.parsers.stops import StopMatcher
-from headrace.detokenizer_proc.renderers.renderer import Usage
+from headrace.detokenizer_proc.renderers.renderer import TokenUsage
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.ipc.token_logprobs import ROW
@@ -84,9 +84,9 @@ class SequenceText:
         return array("I", self.plan.prompt_token_ids)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """How many tokens this sequence took."""
-        return Usage(
+        return TokenUsage(
             self.plan.num_prompt_tokens, self.num_tokens, self.num_cached, self.num_thought
         )
 

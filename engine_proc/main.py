@@ -15,9 +15,9 @@ import msgspec
 from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images
+from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.intake import Intake, IntakeDecision
 from headrace.engine_proc.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
@@ -75,7 +75,7 @@ def main(config: EngineConfig, context: Context) -> None:
     if config.engine == "mock":
         pkgutil.resolve_name("headrace.engine_proc.mock.main:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
-    grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
+    grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
     arena, area, vision, workers = None, None, None, None
     tower_bytes = 0
     if config.arena_fd is not None:
@@ -96,7 +96,7 @@ def main(config: EngineConfig, context: Context) -> None:
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
         frontends = list(context.board.of("frontend"))
-        engine = Engine(
+        engine = EngineCore(
             *(config, scheduler, pool, detokenizers, context.slot, grammars, images, vision),
             frontends,
             ahead_s=ahead_s(config, ready),
@@ -141,18 +141,18 @@ def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
     return SHORT_STEP_S if config.embedding_size is None else 0.0
 
 
-def make_images(config: EngineConfig, arena: Arena | None) -> Images | None:
+def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | None:
     """Return what sees to images, if the model takes some."""
     if arena is None:
         return None
     assert config.image_token is not None
     pool = EmbeddingPool(num_area_rows(config))
     importance = Policy(config.scheduling_policy).importance
-    return Images(pool, config.image_token, arena.release, config.whole_images, importance)
+    return EncoderQueue(pool, config.image_token, arena.release, config.whole_images, importance)
 
 
 def make_scheduler(
-    pool: PagePool, ready: WorkerReady, config: EngineConfig, images: Images | None = None
+    pool: PagePool, ready: WorkerReady, config: EngineConfig, images: EncoderQueue | None = None
 ) -> Scheduler:
     """Return the scheduler that the flags ask for."""
     longest = config.max_model_len if ready.whole_prompts else 0
@@ -171,7 +171,7 @@ def make_scheduler(
     )
 
 
-class Engine:
+class EngineCore:
     """What the loop has between steps."""
 
     def __init__(
@@ -181,8 +181,8 @@ class Engine:
         pool: PagePool,
         detokenizers: DetokenizerLinks,
         slot: Slot,
-        grammars: Grammars,
-        images: Images | None = None,
+        grammars: MatcherQueue,
+        images: EncoderQueue | None = None,
         vision: VisionWorker | None = None,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,

@@ -79,7 +79,7 @@ from headrace.tokenizer_proc.logprob_limit import (
 from headrace.tokenizer_proc.output_parsing import parsing_of
 from headrace.tokenizer_proc.prompts import (
     Prompts,
-    Vocabulary,
+    PromptVocabulary,
     exceeds,
     key_of,
     last_tokens,
@@ -128,7 +128,7 @@ class GenerationPlanner:
         self,
         card: ModelCard,
         template: ChatTemplate,
-        vocabulary: Vocabulary,
+        vocabulary: PromptVocabulary,
         num_detokenizers: int,
         seed: int,
         grammars: Grammars | None = None,

@@ -23,7 +23,7 @@ MAX_DEATHS = 2  # of vision workers that had an image at hand
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class EncoderJob:
     """An image to be encoded, from the pixels of any of those who need it."""
 
     key: bytes
@@ -44,7 +44,7 @@ def by_turn(sequence: Sequence) -> tuple[int, int]:
     return 0, sequence.turn
 
 
-class Images:
+class EncoderQueue:
     """All images of live sequences.
 
     Args:
@@ -68,8 +68,8 @@ class Images:
         self._are_whole = are_whole
         self._importance = importance
         self._waiting: list[Sequence] = []  # for room, the most important first
-        self._jobs: dict[bytes, Job] = {}
-        self._at_hand: list[tuple[Job, Sequence]] = []  # and whose pixels they are
+        self._jobs: dict[bytes, EncoderJob] = {}
+        self._at_hand: list[tuple[EncoderJob, Sequence]] = []  # and whose pixels they are
         self.num_queries = 0  # images that came, ...
         self.num_hits = 0  # ... and those that had come before
 
@@ -109,7 +109,7 @@ class Images:
                 if self.pool.is_filled(key):
                     self._take(placed)
                 else:
-                    self._jobs.setdefault(key, Job(key)).needed_by.append((sequence, placed))
+                    self._jobs.setdefault(key, EncoderJob(key)).needed_by.append((sequence, placed))
 
     def _take(self, placed: PlacedImage) -> None:
         placed.is_ready = True
@@ -165,7 +165,7 @@ class Images:
         rows = [self.pool.rows(image.key).tobytes() for image in images]
         return Encode([image.tensors for image in images], rows)
 
-    def _urgency(self, job: Job) -> tuple[int, int]:
+    def _urgency(self, job: EncoderJob) -> tuple[int, int]:
         """Return the importance of who is the most important of those who need an image."""
         return min(self._importance(sequence) for sequence, _ in job.needed_by)
 

@@ -21,7 +21,7 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from headrace.engine_proc.images.encoder_queue import Images
+from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import OpenStep
@@ -88,7 +88,7 @@ class Scheduler:
         policy: Policy = Policy.FCFS,
         speculation: PromptLookup | None = None,
         reuses_prefixes: bool = True,
-        images: Images | None = None,
+        images: EncoderQueue | None = None,
     ) -> None:
         self._pool = pool
         self._images = images

@@ -12,7 +12,7 @@ from headrace.engine_proc.worker.device_selection import (
 )
 from headrace.engine_proc.worker.models.model import (
     NO_DUMMY,
-    Model,
+    DecoderModel,
     NotLowered,
     open_model,
     read_json,
@@ -90,7 +90,7 @@ def foresee_with(config: ServerConfig | VisionConfig, path: Path) -> BackendChoi
     )
 
 
-def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, Model | None]:
+def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:
     """Say what `--model-impl` comes to; and the model, if it is one of our own decoders."""
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":

@@ -4,7 +4,7 @@ in smaller ones: a worker that died of it would take all keys and values with it
 import sys
 from typing import Any
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, PendingResult, Runner
@@ -56,7 +56,11 @@ class StepRunner:
     def _explain(self, error: Exception, num_tokens: int) -> str:
         """Return why a step has failed, of which others know then; or raise, if it cannot."""
         if isinstance(error, CollectiveFailed):
-            if error.outcome is Outcome.ABORTED and error.rank is not None and self._group:
+            if (
+                error.outcome is CollectiveOutcome.ABORTED
+                and error.rank is not None
+                and self._group
+            ):
                 return str(error)
             raise error
         if not is_out_of_memory(error) or num_tokens == 1:

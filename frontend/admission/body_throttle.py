@@ -20,7 +20,7 @@ MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to the tokenizer pro
 LOOK_S = 0.002  # between looks at that
 
 
-class Turn:
+class BodyTurn:
     """A body that is read before others, as long as it comes fast."""
 
     def __init__(self, receive: Receive, readers: asyncio.Semaphore) -> None:
@@ -72,7 +72,7 @@ class BodyThrottle:
         except BaseException:
             self._readers.release()
             raise
-        turn = Turn(receive, self._readers)
+        turn = BodyTurn(receive, self._readers)
         try:
             yield turn.receive
         finally:

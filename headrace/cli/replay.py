@@ -21,8 +21,8 @@ import msgspec
 from headrace import logs
 from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.cli.replay_compare import (
-    Answers,
     Outcomes,
+    ReplayedResponses,
     answers_of,
     comparable,
     compare,
@@ -150,7 +150,7 @@ class Stage:
         for slot in self._board.slots:
             if slot.seat != seat:
                 play(slot)
-        self.answers = Answers(expected)
+        self.answers = ReplayedResponses(expected)
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=(slot,), daemon=True)
@@ -283,7 +283,7 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
     return max(last_sent, stage.answers.last_at) - began
 
 
-def report(burst: Burst, answers: Answers, seconds: float) -> Iterator[str]:
+def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator[str]:
     """Yield the lines that tell how a process has done."""
     num_messages = sum(len(pairs) for _, pairs in burst.messages)
     rate = num_messages / seconds if seconds else 0.0

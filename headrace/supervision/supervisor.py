@@ -76,7 +76,7 @@ class ChildDied(HeadraceError):
 
 
 @dataclass
-class Child:
+class SeatedProcess:
     """Who is in a seat: a process and the descriptor that tells of its end."""
 
     seat: Seat
@@ -140,7 +140,7 @@ class Supervisor:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
-        self._children: list[Child] = []
+        self._children: list[SeatedProcess] = []
         self._wishes = AdminRequests(self.board)
         self._is_up = False  # all have been ready
         self._vigil = HangWatchdog(config.watchdog_timeout)
@@ -155,8 +155,8 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
-        self._to_renew: deque[Child] = deque()
-        self._renewing: tuple[Child, Process] | None = None  # and who it was
+        self._to_renew: deque[SeatedProcess] = deque()
+        self._renewing: tuple[SeatedProcess, Process] | None = None  # and who it was
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
@@ -230,7 +230,7 @@ class Supervisor:
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
-            child = Child(slot.seat, *self._spawn(slot.seat))
+            child = SeatedProcess(slot.seat, *self._spawn(slot.seat))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
@@ -320,7 +320,7 @@ class Supervisor:
         waits = [child.start_at - now for child in dead if child.start_at is not None]
         return min(waits, default=LOOK_S)
 
-    def _start_another(self, child: Child) -> None:
+    def _start_another(self, child: SeatedProcess) -> None:
         """Start who takes a seat; later, where the system is short of something now.
 
         Raises:
@@ -467,13 +467,13 @@ class Supervisor:
                 else:
                     self._stopping = True
                 continue
-            child: Child = key.data
+            child: SeatedProcess = key.data
             code = child.process.wait()
             if not self._stopping:
                 self._bury(child, code)
         reap_orphans({child.process.pid for child in self._children})
 
-    def _bury(self, child: Child, code: int) -> None:
+    def _bury(self, child: SeatedProcess, code: int) -> None:
         """Have a child that has died replaced.
 
         Raises:
@@ -516,7 +516,9 @@ class Supervisor:
         self._capsules.close()
         self._directory.remove()
 
-    def _told_to_end(self, children: Sequence[Child], seconds: float) -> list[Child]:
+    def _told_to_end(
+        self, children: Sequence[SeatedProcess], seconds: float
+    ) -> list[SeatedProcess]:
         """Tell children to end; return those that have not ended after some seconds."""
         for child in children:
             child.process.terminate()

@@ -12,7 +12,7 @@ from engine_configs import engine_config
 from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
 from headrace.board.board import Field, Timing
-from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.intake import LAPSE_S
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
@@ -535,7 +535,7 @@ def test_a_grammar_ends_its_sequence_where_none_can_be_followed(rig: Rig) -> Non
     def load() -> GrammarCompiler:
         raise ValueError("no such tokenizer")
 
-    rig.engine._grammars = Grammars(load, [0])
+    rig.engine._grammars = MatcherQueue(load, [0])
     rig.engine._grammars.begin()
     rig.take(with_grammar(FIRST))
     receive_compiled(rig)

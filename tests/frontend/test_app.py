@@ -20,7 +20,7 @@ from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.request import Headers, Request, nobody
+from headrace.frontend.http.request import Headers, HttpExchange, nobody
 from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 MAX_REQUESTS = 50
 
 
-class Client(Request):
+class Client(HttpExchange):
     """A request, and what its client sees of the answer."""
 
     def __init__(

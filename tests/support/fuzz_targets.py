@@ -63,11 +63,11 @@ from headrace.ipc.messages import (
 from headrace.ipc.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult, ToWorker
 from headrace.model.gguf import read_metadata
 from headrace.model.token_table import TokenTable
-from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.images.header import format_of
 from headrace.tokenizer_proc.images.processor import decoded
-from headrace.tokenizer_proc.images.sources import Source, checked_header
+from headrace.tokenizer_proc.images.sources import ImageSource, checked_header
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)
@@ -333,7 +333,7 @@ def templates() -> ChatTemplate:
 def run_template(data: bytes) -> None:
     """Render a template that a client brings."""
     request = ChatRequest(
-        messages=[ChatMessage("user", "Hi"), ChatMessage("assistant", "Ho")],
+        messages=[RequestMessage("user", "Hi"), RequestMessage("assistant", "Ho")],
         chat_template=data.decode(errors="replace"),
     )
     try:
@@ -366,7 +366,7 @@ def run_image(data: bytes) -> None:
         header = checked_header(data, kind, "x")
         if header.width * header.height > MAX_PIXELS:
             return  # bounded, but slow
-        image = decoded(Source(data, header, "x"))
+        image = decoded(ImageSource(data, header, "x"))
     except InvalidValue as error:
         assert str(error).startswith("x: ")
     else:

@@ -19,7 +19,7 @@ from headrace.ipc.messages import (
     ToTokenizer,
 )
 from headrace.ipc.sockets import Inbox, Outbox, address
-from headrace.launch.embedded import EmbeddedServer, Failed, Ready
+from headrace.launch.embedded import EmbeddedServer, RingFailed, RingReady
 from headrace.supervision.supervisor import seats_of
 
 DEADLINE_MS = 120_000
@@ -57,9 +57,9 @@ class PlayedRing(EmbeddedServer):
         self.detokenizer = Outbox(address(self.run_dir, "frontend"))
         self.is_stopped = threading.Event()
         self.process = Exited()  # type: ignore[assignment]
-        self.report(Ready())
+        self.report(RingReady())
 
-    def report(self, report: Ready | Failed) -> None:
+    def report(self, report: RingReady | RingFailed) -> None:
         """Say something as the supervisor."""
         self.supervisor.send(msgspec.msgpack.encode(report))
 

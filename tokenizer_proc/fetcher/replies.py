@@ -10,12 +10,12 @@ from headrace.board.replacements import ReplacementWatch
 from headrace.ipc.arena import Region
 from headrace.ipc.messages import Fetch, Fetched, Tensor
 from headrace.ipc.sockets import Outbox, address
-from headrace.tokenizer_proc.fetcher.download import File
+from headrace.tokenizer_proc.fetcher.download import DownloadedFile
 
 LOOK_S = 0.002  # between looks at what has been read
 
 
-class Replies:
+class FetchReplies:
     """The outgoing links of the fetcher, and files that have not been read."""
 
     def __init__(self, run_dir: str, region: Region, board: Board) -> None:
@@ -25,7 +25,7 @@ class Replies:
         self._watch = ReplacementWatch(board, ("tokenizer",))
         self._places: dict[int, int] = {}  # by place, who is to read it
 
-    async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
+    async def send(self, fetch: Fetch, files: Sequence[DownloadedFile]) -> None:
         """Answer with the files of a request, as soon as there is room."""
         sizes = [len(file.data) for file in files]
         self._sweep()

@@ -2,11 +2,13 @@
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
-from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ModelError
 
 
-def dtype_on_gpus(asked: str, model: Model, *, quantization: str, kv_cache_dtype: str) -> str:
+def dtype_on_gpus(
+    asked: str, model: DecoderModel, *, quantization: str, kv_cache_dtype: str
+) -> str:
     """Return what GPUs compute one of our decoders in, given `--dtype` and other flags.
 
     float16 ends at 65504, which Gemma 2's and 3's layers pass. Where `--quantization fp8` rounds

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -82,7 +82,7 @@ class Rig:
     ) -> None:
         self.embeddings = EmbeddingPool(num_rows)
         self.released: Counter[int] = Counter()  # by offset
-        self.images = Images(self.embeddings, IMAGE, self._release, whole, policy.importance)
+        self.images = EncoderQueue(self.embeddings, IMAGE, self._release, whole, policy.importance)
         self.pool = PagePool(num_pages, 4)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
         self.scheduler = Scheduler(self.pool, limits, policy, images=self.images)

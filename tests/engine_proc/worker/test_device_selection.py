@@ -20,7 +20,7 @@ from headrace.engine_proc.worker.device_selection import (
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
-from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ConfigError, ModelError
 from headrace.system import machine
 
@@ -53,10 +53,10 @@ def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
 OTHERS = {"quantization": "none", "kv_cache_dtype": "auto"}
 
 
-def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> Model:
+def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> DecoderModel:
     spec = dataclasses.replace(SPEC, architecture="tiny", placement=placement)
     embed = StoredTensor(format, (0, 1), np.empty(0, np.uint8))
-    return Model(spec, {"embed": embed}, eos_ids=())
+    return DecoderModel(spec, {"embed": embed}, eos_ids=())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> M
     ],
 )
 def test_gpus_compute_in_the_type_of_the_file(
-    asked: str, model: Model, flags: dict[str, str], dtype: str
+    asked: str, model: DecoderModel, flags: dict[str, str], dtype: str
 ) -> None:
     assert dtype_on_gpus(asked, model, **{**OTHERS, **flags}) == dtype
 

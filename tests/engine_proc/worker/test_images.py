@@ -26,7 +26,7 @@ from tiny_vision import (
 
 from headrace.config.model_card import read_folder
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
@@ -177,10 +177,10 @@ class Eyes:
             shown[name] = Tensor(place, generation, tensor.dtype.str[1:], list(tensor.shape))
         return shown
 
-    def ask(self, images: Images) -> None:
+    def ask(self, images: EncoderQueue) -> None:
         self._asked = images.next_batch(self._max_numbers) or self._asked
 
-    def take(self, images: Images) -> Losses:
+    def take(self, images: EncoderQueue) -> Losses:
         if self._asked is None:
             return Losses()
         message, self._asked = self._asked, None
@@ -219,7 +219,7 @@ class Served:
         self.worker = Worker(GenerationRunner(executor, sampler, self.eyes.area.rows))
         self.pool = EmbeddingPool(NUM_ROWS)
         release = self.eyes.arena.release
-        images = Images(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
+        images = EncoderQueue(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
         self.rig = Rig(
             run_dir,
             ready=WorkerReady(NUM_PAGES, PAGE_TOKENS),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, no_masks
@@ -57,7 +57,7 @@ def step(num_tokens: int = 3) -> Step:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),
-        (CollectiveFailed(Outcome.LATE, 1, "rank 0 waited too long"), False),
+        (CollectiveFailed(CollectiveOutcome.LATE, 1, "rank 0 waited too long"), False),
     ],
 )
 def test_lack_of_memory_is_told_from_all_else(error: BaseException, expected: bool) -> None:
@@ -105,8 +105,8 @@ def test_one_token_without_memory_is_the_worker_s_end() -> None:
         StepRunner(Scripted(fail(MemoryError()))).run(step(1), no_masks)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.PEER_DIED, Outcome.MISMATCH])
-def test_other_failures_are_the_worker_s_end(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [CollectiveOutcome.PEER_DIED, CollectiveOutcome.MISMATCH])
+def test_other_failures_are_the_worker_s_end(outcome: CollectiveOutcome) -> None:
     lost = CollectiveFailed(outcome, 1, "rank 1")
     with pytest.raises(CollectiveFailed):
         StepRunner(Scripted(fail(lost))).run(step(), no_masks)

@@ -4,7 +4,14 @@ from array import array
 
 import msgspec
 
-from headrace.cli.replay_compare import Answers, answers_of, comparable, compare, merged, outcomes
+from headrace.cli.replay_compare import (
+    ReplayedResponses,
+    answers_of,
+    comparable,
+    compare,
+    merged,
+    outcomes,
+)
 from headrace.ipc.messages import (
     Abort,
     FinishReason,
@@ -91,7 +98,7 @@ def test_a_tokenizer_answers_what_nobody_generates() -> None:
 
 def test_answers_are_timed_from_the_last_message_and_complete_at_their_ends() -> None:
     expected = outcomes([step(ONE, 1, end=FinishReason.LENGTH)])
-    answers = Answers(expected)
+    answers = ReplayedResponses(expected)
     answers.expect([ONE])
     answers.take(*step(ONE, 1))
     assert len(answers.latencies_s) == 1
@@ -99,4 +106,4 @@ def test_answers_are_timed_from_the_last_message_and_complete_at_their_ends() ->
     answers.take(*step(ONE, 2, end=FinishReason.LENGTH))
     assert len(answers.latencies_s) == 1, "nothing was sent in between"
     assert answers.are_complete
-    assert not Answers({}).are_complete, "nobody knows"
+    assert not ReplayedResponses({}).are_complete, "nobody knows"

@@ -20,7 +20,7 @@ from headrace.config.config import ServerConfig
 from headrace.errors import ApiError, ConfigError, EngineDied
 from headrace.ipc.messages import HttpRequest, RenewLeases
 from headrace.ipc.router import Router
-from headrace.launch.embedded import Failed
+from headrace.launch.embedded import RingFailed
 from headrace.offline import ring as ring_module
 from headrace.offline.engine import AsyncEngine, Engine, embedded_config
 from headrace.offline.requests import (
@@ -291,7 +291,7 @@ def test_death_of_a_process_ends_calls_that_wait_and_later_ones(
     first = threads.submit(next, engine.stream("c"))
     for _ in range(3):
         ring.request()
-    ring.report(Failed(DEATH))
+    ring.report(RingFailed(DEATH))
     for waiting in (running, first):
         with pytest.raises(EngineDied, match=DEATH):
             waiting.result(DEADLINE_S)
@@ -333,7 +333,9 @@ def test_a_ring_that_fails_to_start_is_stopped(
     rings: list[PlayedRing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def report_failure(self: PlayedRing, _report: object) -> None:
-        self.supervisor.send(msgspec.msgpack.encode(Failed("engine 0 exited with 3 (no memory)")))
+        self.supervisor.send(
+            msgspec.msgpack.encode(RingFailed("engine 0 exited with 3 (no memory)"))
+        )
 
     monkeypatch.setattr(PlayedRing, "report", report_failure)
     with pytest.raises(EngineDied, match="no memory"):
@@ -416,7 +418,7 @@ async def test_async_death_and_shutdown_are_errors(rings: list[PlayedRing]) -> N
     await engine.start()
     call = asyncio.create_task(engine.generate("a"))
     await in_thread(rings[0].request)
-    rings[0].report(Failed(DEATH))
+    rings[0].report(RingFailed(DEATH))
     with pytest.raises(EngineDied, match=DEATH):
         await call
     await engine.shutdown()

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import InvalidValue, ModelError
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
-from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -24,7 +24,7 @@ template.render(ChatRequest(messages=[ChatMessage("user", "1000000")]))
 
 
 def conversation(content: str) -> ChatRequest:
-    return ChatRequest(messages=[ChatMessage("user", content)])
+    return ChatRequest(messages=[RequestMessage("user", content)])
 
 
 def timers() -> tuple[float, float]:

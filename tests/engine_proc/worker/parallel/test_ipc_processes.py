@@ -7,7 +7,7 @@ from gpu_streams import need_gpu
 from gpu_threads import library
 from rank_process import RankProcesses
 
-from headrace.engine_proc.collectives.base import Outcome
+from headrace.engine_proc.collectives.base import CollectiveOutcome
 from headrace.engine_proc.collectives.control_page import ControlPage
 
 DEADLINE_S = 300.0
@@ -30,7 +30,7 @@ def test_processes_sum_and_one_that_is_killed_ends_the_waits_of_the_others(
         last = world - 1
         ranks.processes[last].send_signal(signal.SIGKILL)
         ranks.processes[last].wait()
-        page.abort(Outcome.PEER_DIED)  # as the engine does, whose child it is
+        page.abort(CollectiveOutcome.PEER_DIED)  # as the engine does, whose child it is
         for rank in range(last):
             ranks.wait(rank, 2, DEADLINE_S)
             assert ranks.processes[rank].wait(DEADLINE_S) == 0
