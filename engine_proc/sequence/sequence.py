@@ -48,12 +48,12 @@ class Sequence:
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
-    first_token_ns: int = 0  # kept by `Accounts`, as the next
+    first_token_ns: int = 0  # kept by `SequenceStats`, as the next
     last_token_ns: int = 0
     num_preemptions: int = 0
     has_started: bool = False  # its plan has gone to the detokenizer
-    matcher: Matcher | None = None  # where it has a grammar, see `Grammars`
-    images: list[PlacedImage] = field(default_factory=list)  # see `Images`
+    matcher: Matcher | None = None  # where it has a grammar, see `MatcherQueue`
+    images: list[PlacedImage] = field(default_factory=list)  # see `EncoderQueue`
     rope: RopePositions | None = None  # where an image makes them others than positions
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow

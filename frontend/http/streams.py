@@ -76,7 +76,7 @@ class Streams:
         self._core.headrace_streams_close(self._streams, ctypes.c_uint64(request))
 
     def told(self, request: int) -> dict[int, int]:
-        """Return what a client has been told since the request was opened, as in `Sent`."""
+        """Return the tokens delivered to a client since the request was opened."""
         told = ctypes.POINTER(ctypes.c_uint32)()
         count = self._core.headrace_streams_told(
             self._streams, ctypes.c_uint64(request), ctypes.byref(told)

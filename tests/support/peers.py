@@ -1,4 +1,4 @@
-"""Playing the processes around an `Engine`, over real links and without a model."""
+"""Playing the processes around an `EngineCore`, over real links and without a model."""
 
 import socket
 import threading

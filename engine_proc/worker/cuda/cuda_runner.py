@@ -17,7 +17,7 @@ from headrace.ipc.worker_messages import Step, StepResult
 
 
 class Copied:
-    """A `Promise`: what a step has drawn, on its way to the host."""
+    """A `PendingResult`: what a step has drawn, on its way to the host."""
 
     def __init__(self, drawn: Drawn, team: ShardGroup) -> None:
         self._team, self._num_tops = team, drawn.num_tops
