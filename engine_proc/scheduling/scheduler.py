@@ -354,7 +354,7 @@ class Scheduler:
             return 0
         page_tokens = self._pool.page_tokens
         first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
-        found = self._pool.share(sequence.digests[first:end])
+        found = self._pool.match_prefix(sequence.digests[first:end])
         if not found:
             return 0
         self._give_back(sequence.pages[first:])
@@ -375,7 +375,7 @@ class Scheduler:
         if self._reuses_prefixes and first < last:
             self._digest(sequence, end)
             for page in range(first, last):
-                self._pool.remember(sequence.pages[page], sequence.digests[page])
+                self._pool.cache(sequence.pages[page], sequence.digests[page])
 
     def _missing_pages(self, sequence: Sequence, count: int) -> int:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
@@ -383,16 +383,16 @@ class Scheduler:
     def _can_hold(self, sequence: Sequence, count: int) -> bool:
         """Whether there are pages for `count` more tokens; who waits for an image gives up his."""
         num_missing = self._missing_pages(sequence, count)
-        if not self._pool.can_take(num_missing):
+        if not self._pool.can_allocate(num_missing):
             for other in self.waiting:
                 if other.pages and other is not sequence:
                     self._give_up(other)
-        return self._pool.can_take(num_missing)
+        return self._pool.can_allocate(num_missing)
 
     def _hold(self, sequence: Sequence, count: int) -> None:
         missing = self._missing_pages(sequence, count)
         if missing > 0:
-            sequence.pages.extend(self._pool.take(missing))
+            sequence.pages.extend(self._pool.allocate(missing))
 
     def _preempt(self, victim: Sequence) -> None:
         if self._open:  # it may be in that step
@@ -430,7 +430,7 @@ class Scheduler:
             self._preempt(self.running[-1])
         for sequence in self.waiting:
             self._give_up(sequence)
-        self._pool.forget()
+        self._pool.reset()
         return deadly
 
     def _give_up(self, sequence: Sequence) -> None:
@@ -450,11 +450,11 @@ class Scheduler:
         if self._open:
             self._open[-1].given_up.append(pages)
         else:
-            self._pool.give_back(pages)
+            self._pool.free(pages)
 
     def _close(self, step: OpenStep) -> None:
         for pages in step.given_up:
-            self._pool.give_back(pages)
+            self._pool.free(pages)
 
     def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
         """Account for the oldest step, which has ended; return what there is to say."""
