@@ -179,7 +179,7 @@ class Scheduler:
         budget = limit if budget is None else min(budget, limit)
         self._spare = limit - budget
         try:
-            chunks = self._alone(budget) or self._together(budget)
+            chunks = self._schedule_suspect(budget) or self._schedule_all(budget)
         except MustWait:
             return []
         if chunks:
@@ -199,7 +199,7 @@ class Scheduler:
         is_guessing = self._speculation is not None
         return not (is_guessing or self._suspects) and self._open[-1].is_foreseeable
 
-    def _together(self, budget: int) -> list[Chunk]:
+    def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step for all who can go on."""
         num_preemptions = self.counts.preemptions
         chunks = list(self._running_chunks(budget - self._kept_free(budget)))
@@ -221,7 +221,7 @@ class Scheduler:
         first = self.waiting.first(self.counts.steps)
         return first.num_missing if first is not None and first.num_missing <= room else 0
 
-    def _alone(self, budget: int) -> list[Chunk]:
+    def _schedule_suspect(self, budget: int) -> list[Chunk]:
         """Return the chunk of the first suspect that waits for no image, if there is one.
 
         Others give back the pages it needs, and are computed again.
@@ -239,7 +239,7 @@ class Scheduler:
             insort(self.running, suspect, key=self.waiting.importance)
             while not self._can_hold(suspect, count):
                 self._preempt(next(s for s in reversed(self.running) if s is not suspect))
-            self._hold(suspect, count)
+            self._allocate(suspect, count)
             return [Chunk.of(suspect, suspect.num_computed, count)]
         return []
 
@@ -276,7 +276,7 @@ class Scheduler:
             if not self._can_hold(sequence, count + len(drafts)):
                 drafts = NO_TOKENS
             place += 1
-            self._hold(sequence, count + len(drafts))
+            self._allocate(sequence, count + len(drafts))
             yield Chunk.of(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
 
@@ -307,10 +307,10 @@ class Scheduler:
             if not count:
                 return
             if not self._can_hold(sequence, count):
-                self._give_up(sequence)
+                self._reset(sequence)
                 return
             self._count_hits(sequence, num_reused)
-            self._hold(sequence, count)
+            self._allocate(sequence, count)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self.waiting.importance)
             yield Chunk.of(sequence, sequence.num_computed, count)
@@ -386,10 +386,10 @@ class Scheduler:
         if not self._pool.can_allocate(num_missing):
             for other in self.waiting:
                 if other.pages and other is not sequence:
-                    self._give_up(other)
+                    self._reset(other)
         return self._pool.can_allocate(num_missing)
 
-    def _hold(self, sequence: Sequence, count: int) -> None:
+    def _allocate(self, sequence: Sequence, count: int) -> None:
         missing = self._missing_pages(sequence, count)
         if missing > 0:
             sequence.pages.extend(self._pool.allocate(missing))
@@ -398,7 +398,7 @@ class Scheduler:
         if self._open:  # it may be in that step
             raise MustWait
         self.running.remove(victim)
-        self._give_up(victim)
+        self._reset(victim)
         victim.num_preemptions += 1
         self._queue(victim)
         self.counts.preemptions += 1
@@ -429,11 +429,11 @@ class Scheduler:
         while self.running:
             self._preempt(self.running[-1])
         for sequence in self.waiting:
-            self._give_up(sequence)
+            self._reset(sequence)
         self._pool.reset()
         return deadly
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _reset(self, sequence: Sequence) -> None:
         """Begin a sequence again."""
         self._release(sequence)
         if not sequence.has_started:
@@ -470,7 +470,7 @@ class Scheduler:
                 news.append(self._advance(sequence, outcome.token()))
                 continue
             if chunk.watched:
-                self._look(chunk, outcome)
+                self._collect_prompt_logprobs(chunk, outcome)
             self._shares.charge(sequence.request.key, chunk.count)
             end = chunk.end
             if chunk.is_last and sequence.request.embeds:
@@ -480,7 +480,7 @@ class Scheduler:
             elif chunk.is_last and not sequence.generates:
                 news.append(SequenceOutput(sequence, [], FinishReason.LENGTH))
             elif chunk.is_last:
-                news.append(self._draw(chunk, outcome))
+                news.append(self._accept_tokens(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)
             self._remember(sequence, chunk.start, end)
             if chunk.is_last and news[-1].finished is not None:
@@ -502,7 +502,7 @@ class Scheduler:
             self._forget(sequence)
         return SequenceOutput(sequence, [token], finished)
 
-    def _look(self, chunk: Chunk, outcome: ResultReader) -> None:
+    def _collect_prompt_logprobs(self, chunk: Chunk, outcome: ResultReader) -> None:
         """Take the log probabilities of prompt tokens."""
         num_top = chunk.sequence.request.sampling.prompt_logprobs
         assert num_top is not None
@@ -510,7 +510,7 @@ class Scheduler:
             outcome.token()
             chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
-    def _draw(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
+    def _accept_tokens(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
         """Take the tokens that a step drew: one, and one more for every guess that was right.
 
         What was drawn without a grammar that should have been followed is not told: the sequence
