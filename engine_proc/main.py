@@ -106,8 +106,8 @@ def main(config: EngineConfig, context: Context) -> None:
             context.slot.beat()
             engine.receive_all(inbox)
             engine.abort_lapsed()
-            engine.see_to_images()
-            engine.go_on(workers)
+            engine.poll_images()
+            engine.run_once(workers)
     finally:
         if workers is not None:
             workers.stop()
@@ -209,7 +209,7 @@ class EngineCore:
         self._legacy = ResumeCache()
         self._frontends = list(frontends)
         self._can_step = True
-        self._show()
+        self._update_board()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
@@ -228,7 +228,7 @@ class EngineCore:
         while received is not None:
             self._take(*received)
             received = inbox.receive(0)
-        self._show()
+        self._update_board()
 
     @property
     def _are_images_waiting(self) -> bool:
@@ -261,7 +261,7 @@ class EngineCore:
         ended = self._drop(request)
         self._slot.add(Field.ABORTED, len(ended))
         if ended:
-            self._tell([SequenceOutput(ended[0], [], FinishReason.ABORT)])  # one is enough
+            self._publish([SequenceOutput(ended[0], [], FinishReason.ABORT)])  # one is enough
         else:  # its answer may still be being written
             output = StepOutput.of({}, [request], [0], [FinishReason.ABORT])
             detokenizer = detokenizer_of(request, len(self._detokenizers))
@@ -279,7 +279,7 @@ class EngineCore:
         if self._images is not None:
             self._images.dismiss(sequence.request.images)
 
-    def see_to_images(self) -> None:
+    def poll_images(self) -> None:
         """Take what the vision worker has made of images, and ask it for more.
 
         Raises:
@@ -316,7 +316,7 @@ class EngineCore:
             case IntakeDecision.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._dismiss(sequence)
-                self._tell([SequenceOutput(sequence, [], FinishReason.REFUSED)])
+                self._publish([SequenceOutput(sequence, [], FinishReason.REFUSED)])
             case IntakeDecision.DROPPED:
                 self._dismiss(sequence)
 
@@ -333,7 +333,7 @@ class EngineCore:
         old = self._scheduler.end(before) or self._legacy.take_ended(before)
         said = self._legacy.take(before) if old is None else old.generated
         if old is not None:
-            self._tell([SequenceOutput(old, [], FinishReason.ABORT)])
+            self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
             sequence.take_after(old)
         sampling = sequence.request.sampling
         said = said[: sequence.request.max_tokens - 1]  # an end is told with the last token
@@ -341,9 +341,9 @@ class EngineCore:
             said.pop()
         if sampling.logprobs is None and sampling.prompt_logprobs is None and said:
             sequence.tokens.extend(said)
-            self._tell([SequenceOutput(sequence, said.tolist())])
+            self._publish([SequenceOutput(sequence, said.tolist())])
 
-    def go_on(self, workers: Workers) -> None:
+    def run_once(self, workers: Workers) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.
 
         Raises:
@@ -364,13 +364,13 @@ class EngineCore:
                 self._step_limit.failed(self._scheduler.tokens_in_step)
             deadly = self._scheduler.recompute(blames=not (is_for_memory or death.is_chaos))
             self._sent.clear()
-            self._expect()
+            self._set_step_deadline()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
             is_explained = is_for_memory or death.is_chaos or deadly is not None
             workers.replace(death, ids, is_explained)
             self._can_step = False
-            self._show()
+            self._update_board()
 
     def _without_stuck(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
         """Fail the requests whose grammars cannot be followed; return the news of all others."""
@@ -434,11 +434,11 @@ class EngineCore:
         workers.start(step)
         self._sent.append((chunks, step))
         if len(self._sent) == 1:
-            self._expect()
+            self._set_step_deadline()
             self._make_masks(workers)
         return True
 
-    def _expect(self) -> None:
+    def _set_step_deadline(self) -> None:
         """Say on the board when the oldest step is overdue."""
         patience_s = None
         if self._sent:
@@ -466,7 +466,7 @@ class EngineCore:
         self._step_limit.worked()
         self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
         self._slot[Field.STEPPED_NS] = time.monotonic_ns()
-        self._expect()
+        self._set_step_deadline()
         news = self._scheduler.update(
             chunks, ResultReader(result, len(step.pooled_rows) // ITEM_BYTES)
         )
@@ -480,9 +480,9 @@ class EngineCore:
         self._slot.add(Field.FINISHED, len(ended))
         for sequence in ended:
             self._legacy.keep_ended(sequence, self._clock())
-        self._show()
+        self._update_board()
         self._accounts.take(news, time.monotonic_ns())
-        self._tell(news)
+        self._publish(news)
 
     def _retry(self, workers: Workers, why: str) -> None:
         """Have the oldest step, for which there was no memory, computed in smaller ones.
@@ -494,7 +494,7 @@ class EngineCore:
         for _ in self._sent[1:]:
             workers.finish()
         self._sent.clear()
-        self._expect()
+        self._set_step_deadline()
         self._scheduler.retry()
         workers.resume()
         limit, num_tokens = self._step_limit.num_tokens, step.num_tokens
@@ -504,7 +504,7 @@ class EngineCore:
         is_whole = len(chunks) == 1 and limit is not None and num_tokens > limit
         if is_whole and not sequence.has_ended:
             self._fail(sequence, "its tokens have to be in one step, which is too large")
-        self._show()
+        self._update_board()
 
     def _budget(self) -> int | None:
         """Return how many tokens to compute, so that texts being generated do not stall."""
@@ -513,14 +513,14 @@ class EngineCore:
         spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
-    def _tell(self, news: list[SequenceOutput]) -> None:
+    def _publish(self, news: list[SequenceOutput]) -> None:
         """Have each detokenizer told what concerns it, while the next step is computed."""
         for index in range(len(self._detokenizers)):
             mine = [n for n in news if n.sequence.request.detokenizer == index]
             if mine:
                 self._detokenizers.hold(index, *step_output(mine))
 
-    def _show(self) -> None:
+    def _update_board(self) -> None:
         """Bring the board up to date."""
         self._slot[Field.RUNNING] = len(self._scheduler.running)
         self._slot[Field.WAITING] = len(self._scheduler.waiting)

@@ -161,7 +161,7 @@ class MockEngine:
         self._num_context = 0  # tokens of generating sequences, before the next step
         self._stepped = 0  # when the last step ended, CLOCK_MONOTONIC, ns
         self._free_at = 0.0  # when the last step ended, or work came after none
-        self._show()
+        self._update_board()
 
     @property
     def has_work(self) -> bool:
@@ -181,7 +181,7 @@ class MockEngine:
             received = inbox.receive(0)
         if is_idle:
             self._free_at = time.monotonic()
-        self._show()
+        self._update_board()
 
     def take(self, message: ToEngine, bulk: Frame) -> None:
         """Take one message; `bulk` is a prompt's token ids."""
@@ -291,7 +291,7 @@ class MockEngine:
         self._num_context += self._num_generating
         ended = list(self._ends.get(self._step, {}).values())
         for index in range(len(self._detokenizers)):
-            self._tell(index, begun, ended)
+            self._publish(index, begun, ended)
         self._detokenizers.send_ready()
         self._slot.histogram(Timing.STEP).observe(num_tokens)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
@@ -302,7 +302,7 @@ class MockEngine:
             why = FinishReason.STOP if sequence.request.embeds else FinishReason.LENGTH
             self._close(sequence, why, now)
             self._forget(sequence)
-        self._show()
+        self._update_board()
 
     def _compute_prompts(self, budget: int) -> tuple[list[MockSequence], int]:
         """Compute prompts in order; return those that are complete, and how many tokens it took."""
@@ -350,7 +350,7 @@ class MockEngine:
         counts = (sequence.num_prompt, 0, num_generated, request.max_tokens)
         close(self._slot, why, moments, counts)
 
-    def _tell(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
+    def _publish(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
         """Have a detokenizer told what concerns it."""
         rows = self._rows[index]
         if not begun and not ended:  # most steps
@@ -379,7 +379,7 @@ class MockEngine:
         )
         self._detokenizers.hold(index, output, rows.tokens(self._step))
 
-    def _show(self) -> None:
+    def _update_board(self) -> None:
         """Bring the board up to date. A prompt of which a part is computed counts as waiting."""
         if self._step > self._slot[Field.STEPS]:
             self._slot[Field.STEPPED_NS] = time.monotonic_ns()

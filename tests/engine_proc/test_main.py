@@ -82,7 +82,7 @@ def test_who_was_with_a_worker_that_died_goes_on_where_it_was(rig: Rig) -> None:
     rig.take(generate())
     dying, other = Sevens(lives=1), Sevens()
     for workers in (dying, dying, dying, other):
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     rig.links.flush()
     assert dying.events == ["start", "finish", "start", "worker 0 died"]
     assert other.events == ["start", "finish"]
@@ -96,7 +96,7 @@ def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
     rig.take(generate(FIRST), generate(FIRST + 1), generate(other, detokenizer=1))
     deaths = [Sevens(lives=0) for _ in range(3)]
     for dying in deaths:
-        rig.engine.go_on(dying)  # type: ignore[arg-type]
+        rig.engine.run_once(dying)  # type: ignore[arg-type]
     assert [dying.blamed for dying in deaths] == [
         ([FIRST, other], False),  # as many as run at once
         ([FIRST], False),
@@ -115,7 +115,7 @@ def test_nobody_is_blamed_for_what_chaos_does(rig: Rig) -> None:
     rig.take(generate())
     deaths = [Sevens(lives=0, is_chaos=True) for _ in range(4)]
     for dying in deaths:
-        rig.engine.go_on(dying)  # type: ignore[arg-type]
+        rig.engine.run_once(dying)  # type: ignore[arg-type]
     assert [dying.blamed for dying in deaths] == [([FIRST], True)] * 4
     for _ in range(2):
         rig.step()
@@ -137,7 +137,7 @@ def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
 
     workers = Witness()
     while rig.scheduler.has_work:
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     assert due[0] == 0, "no step is known to be long before there was one"
     assert all(due[1:])
     assert rig.slot[Field.STEP_DUE_NS] == 0
@@ -263,7 +263,7 @@ def test_a_step_without_memory_is_computed_in_smaller_ones(rig: Rig) -> None:
     rig.take(generate(), generate(other), prompt=tuple(range(20)))
     workers = Small(16)
     for _ in range(6):
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     rig.links.flush()
     # Of both 20 at once, then of 20, and of 10; the prefix of 16 that they share is computed once.
     assert workers.sizes == [40, 20, 10, 10, 5, 1]
@@ -302,7 +302,7 @@ def test_workers_that_end_for_want_of_memory_blame_nobody(rig: Rig) -> None:
     rig.take(generate(), generate(request_id(0, 2)), prompt=tuple(range(20)))
     dying = [Small(0, dies=True) for _ in range(4)]
     for workers in dying:
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     assert [workers.sizes for workers in dying] == [[40], [20], [10], [5]]
     assert all(workers.blamed[1] for workers in dying)
     assert len(rig.scheduler.waiting) == 2
@@ -318,7 +318,7 @@ def test_what_cannot_be_cut_and_has_no_memory_fails_alone(tmp_path: Path) -> Non
     rig.take(generate(other), prompt=tuple(range(9)))
     workers = Small(12)
     for _ in range(4):
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     rig.links.flush()
     assert workers.sizes == [29, 20, 9, 1]
     output, _ = rig.heard()
@@ -395,14 +395,14 @@ def test_log_probabilities_are_told_anew(rig: Rig) -> None:
 
 def test_the_death_of_an_idle_worker_is_noticed(rig: Rig) -> None:
     dead = Sevens(lives=0)
-    rig.engine.go_on(dead)  # type: ignore[arg-type]
+    rig.engine.run_once(dead)  # type: ignore[arg-type]
     assert dead.events == ["worker 0 died"]
 
 
 def test_messages_are_taken_while_workers_load(rig: Rig) -> None:
     rig.take(generate())
     loading = Sevens(lives=-1)
-    rig.engine.go_on(loading)  # type: ignore[arg-type]
+    rig.engine.run_once(loading)  # type: ignore[arg-type]
     rig.take(Abort(FIRST))
     assert not loading.events
     assert not rig.scheduler.has_work

@@ -201,7 +201,7 @@ class Rig:
     def turn(self) -> list[str]:
         """Let the engine go round once, with workers that stay; return what they are asked."""
         self.workers.events.clear()
-        self.engine.go_on(self.workers)  # type: ignore[arg-type]
+        self.engine.run_once(self.workers)  # type: ignore[arg-type]
         self.links.flush()
         return self.workers.events
 

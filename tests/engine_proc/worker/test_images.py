@@ -254,8 +254,8 @@ class Served:
             self.rig.take(request, prompt=tuple(prompt.tokens))
         said, ended = defaultdict[int, list[int]](list), set[int]()
         while len(ended) < len(requests):
-            self.rig.engine.see_to_images()
-            self.rig.engine.go_on(self.worker)  # type: ignore[arg-type]
+            self.rig.engine.poll_images()
+            self.rig.engine.run_once(self.worker)  # type: ignore[arg-type]
             self.rig.links.flush()
             is_busy = self.rig.scheduler.has_work or self.rig.images.num_waiting > 0
             received = self.rig.detokenizers[0].receive(0 if is_busy else WAIT_MS)
@@ -304,7 +304,7 @@ def test_logits_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
         sequence.pages = array("i", range(NUM_PAGES))
         served.rig.images.enter(sequence)
         while served.rig.images.num_waiting:
-            served.rig.engine.see_to_images()
+            served.rig.engine.poll_images()
         step = build_step([Chunk.of(sequence, 0, len(prompt.tokens))])
         rows = np.arange(len(prompt.tokens), dtype=np.int32)
         batch = batch_of(step, rows.tobytes(), served.eyes.area.rows)
