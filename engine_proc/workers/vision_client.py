@@ -129,10 +129,10 @@ class VisionWorker:
         except WorkerDied as death:
             self._child.make_capsule(self._capsules, death, images.at_hand)
             self.stop()
-            return self._mourn(death, images)
+            return self._schedule_restart(death, images)
         return Losses()
 
-    def _mourn(self, death: WorkerDied, images: EncoderQueue) -> Losses:
+    def _schedule_restart(self, death: WorkerDied, images: EncoderQueue) -> Losses:
         """Say when the next one starts, and what is lost."""
         is_hopeless = death.has_said_why and not self._has_served
         delay_s = None if is_hopeless else self._restarts.delay_s()

@@ -185,7 +185,7 @@ class Supervisor:
             if child.seat.role == role and child not in self._to_renew:
                 self._to_renew.append(child)
 
-    def _grant(self) -> None:
+    def _apply_admin_requests(self) -> None:
         """Do what operators have asked for."""
         for what in self._wishes.take():
             log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
@@ -208,7 +208,7 @@ class Supervisor:
             self._start()
             while not self._stopping and not self._all_ready():
                 self._wait(POLL_S)
-                self._kill_sick()
+                self._kill_unhealthy()
                 on_progress(self._progress())
             self._is_up = True
             if not self._stopping:
@@ -216,9 +216,9 @@ class Supervisor:
             while not self._stopping and not self._is_drained():
                 is_draining = self._drain_until is not None
                 self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
-                self._kill_sick()
-                self._harm()
-                self._grant()
+                self._kill_unhealthy()
+                self._inject_faults()
+                self._apply_admin_requests()
                 self._renew()
         finally:
             self._stop()
@@ -268,7 +268,7 @@ class Supervisor:
                 num_open += slot[Field.OPEN_REQUESTS] + (not slot[Field.IS_CLOSED])
         return num_open == 0 or time.monotonic() >= self._drain_until
 
-    def _kill_sick(self) -> None:
+    def _kill_unhealthy(self) -> None:
         """End whoever is stuck, or takes too much of the machine; another takes the seat."""
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
@@ -298,7 +298,7 @@ class Supervisor:
             self._renewing = child, child.process
             child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
 
-    def _harm(self) -> None:
+    def _inject_faults(self) -> None:
         """Do what --chaos says."""
         for rule in self._chaos.due(time.monotonic()):
             alive = [s for s in self.board.of(rule.role) if s[Field.STATE] == State.READY]
@@ -470,10 +470,10 @@ class Supervisor:
             child: SeatedProcess = key.data
             code = child.process.wait()
             if not self._stopping:
-                self._bury(child, code)
+                self._handle_exit(child, code)
         reap_orphans({child.process.pid for child in self._children})
 
-    def _bury(self, child: SeatedProcess, code: int) -> None:
+    def _handle_exit(self, child: SeatedProcess, code: int) -> None:
         """Have a child that has died replaced.
 
         Raises:
