@@ -23,7 +23,7 @@ from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, Wor
 from headrace.runtime.process import Context
 
 IDLE_S = 0.5
-POLL_S = 1e-4  # while a GPU computes and no other step has come
+POLL_INTERVAL_S = 1e-4  # while a GPU computes and no other step has come
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
 
@@ -62,7 +62,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
     )
     while True:
-        step = steps.receive(POLL_S if answers.is_open else IDLE_S)
+        step = steps.receive(POLL_INTERVAL_S if answers.is_open else IDLE_S)
         profiles.look()
         if isinstance(step, Resume):
             attempts.resume()

@@ -17,7 +17,7 @@ READERS = 2
 CHECK_S = 0.01
 FAST_BYTES = 256 << 10  # in that time: 25 MB/s; what comes more slowly is read beside the others
 MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to the tokenizer process
-LOOK_S = 0.002  # between looks at that
+POLL_INTERVAL_S = 0.002  # between looks at that
 
 
 class BodyTurn:
@@ -68,7 +68,7 @@ class BodyThrottle:
         await self._readers.acquire()
         try:
             while self._links.long_backlog() > MAX_BACKLOG_BYTES:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
         except BaseException:
             self._readers.release()
             raise

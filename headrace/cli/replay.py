@@ -62,7 +62,7 @@ RECEIVERS = {
 MOCK = "mock"
 METRICS = "/metrics"  # whose answer is another each time
 START_S = 120
-LOOK_MS = 50
+POLL_INTERVAL_MS = 50
 NUM_BEATS = 10  # of its heart, half a second apart, without an answer: there are no more
 BEAT_NS = 500_000_000
 STUCK_S = 120.0
@@ -179,7 +179,7 @@ class Stage:
             self.check()
             if time.monotonic() > deadline:
                 raise HeadraceError(f"{self.slot.seat} has not started within {START_S} s")
-            time.sleep(LOOK_MS / 1000)
+            time.sleep(POLL_INTERVAL_MS / 1000)
 
     def check(self) -> None:
         """Raise `HeadraceError` if the process has ended."""
@@ -192,7 +192,7 @@ class Stage:
         role, index = slot.seat.role, slot.seat.index
         inbox: Inbox[Any] = Inbox(address(self._directory.path, role, index), UNIONS[role])
         while not self._stop.is_set():
-            received = inbox.receive(LOOK_MS)
+            received = inbox.receive(POLL_INTERVAL_MS)
             if received is not None:
                 self.answers.take(*received)
                 slot.add(Field.MESSAGES_TAKEN)
@@ -279,7 +279,7 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
             break
         stage.check()
         stage.renew()
-        time.sleep(LOOK_MS / 1000)
+        time.sleep(POLL_INTERVAL_MS / 1000)
     return max(last_sent, stage.answers.last_at) - began
 
 

@@ -57,8 +57,8 @@ from headrace.system.procfs import busy_seconds, own_bytes
 
 TOLD_S = 4.0  # after SIGTERM; a process that is still there gets it again, since it may get lost
 STOP_S = 5.0  # what is not gone this long after the first SIGTERM is killed
-POLL_S = 0.05  # of the board, while the server starts
-LOOK_S = 0.5  # between looks at hearts
+POLL_INTERVAL_S = 0.5  # of heartbeats
+STARTUP_POLL_INTERVAL_S = 0.05  # of the board, while the server starts or drains
 WAKEUP_BYTES = 4096
 FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
 KEPT_BODIES = 16  # of the largest size, that may be in memory
@@ -207,7 +207,7 @@ class Supervisor:
         try:
             self._start()
             while not self._stopping and not self._all_ready():
-                self._wait(POLL_S)
+                self._wait(STARTUP_POLL_INTERVAL_S)
                 self._kill_unhealthy()
                 on_progress(self._progress())
             self._is_up = True
@@ -215,7 +215,8 @@ class Supervisor:
                 on_ready()
             while not self._stopping and not self._is_drained():
                 is_draining = self._drain_until is not None
-                self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
+                interval_s = STARTUP_POLL_INTERVAL_S if is_draining else POLL_INTERVAL_S
+                self._wait(min(self._restart(), interval_s))
                 self._kill_unhealthy()
                 self._inject_faults()
                 self._apply_admin_requests()
@@ -318,7 +319,7 @@ class Supervisor:
             if child.start_at <= now:
                 self._start_another(child)
         waits = [child.start_at - now for child in dead if child.start_at is not None]
-        return min(waits, default=LOOK_S)
+        return min(waits, default=POLL_INTERVAL_S)
 
     def _start_another(self, child: SeatedProcess) -> None:
         """Start who takes a seat; later, where the system is short of something now.

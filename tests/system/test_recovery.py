@@ -31,7 +31,7 @@ CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
 MAX_GROWTH = 1.05
-LOOK_S = 0.2  # between looks at `/health`
+POLL_INTERVAL_S = 0.2  # between looks at `/health`
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 
 
@@ -68,7 +68,7 @@ async def read_beside_health(
         while not reading.done():
             answer = await client.get("/health")
             tell(answer.json()["reasons"])
-            await asyncio.wait([reading], timeout=LOOK_S)
+            await asyncio.wait([reading], timeout=POLL_INTERVAL_S)
     return await reading
 
 

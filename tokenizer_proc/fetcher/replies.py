@@ -12,7 +12,7 @@ from headrace.ipc.messages import Fetch, Fetched, Tensor
 from headrace.ipc.sockets import Outbox, address
 from headrace.tokenizer_proc.fetcher.download import DownloadedFile
 
-LOOK_S = 0.002  # between looks at what has been read
+POLL_INTERVAL_S = 0.002  # between looks at what has been read
 
 
 class FetchReplies:
@@ -30,7 +30,7 @@ class FetchReplies:
         sizes = [len(file.data) for file in files]
         self._sweep()
         while (places := self._region.allocate_all(sizes)) is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             self._sweep()
         tensors = []
         for place, file in zip(places, files, strict=True):
@@ -51,7 +51,7 @@ class FetchReplies:
 
     async def _answer(self, fetch: Fetch, message: Fetched) -> None:
         while not self._links[fetch.tokenizer].try_send(message):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     def _sweep(self) -> None:
         """Free what has been read, and what nobody will read: who was to has died."""
