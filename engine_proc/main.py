@@ -541,9 +541,9 @@ class EngineCore:
             self._slot[Field.EMBEDDING_ROWS] = embeddings.num_rows
             self._slot[Field.EMBEDDING_ROWS_FREE] = embeddings.num_free
         self._slot[Field.DRAFTS] = counts.drafts
-        self._slot[Field.RIGHT_DRAFTS] = counts.right_drafts
+        self._slot[Field.RIGHT_DRAFTS] = counts.accepted_drafts
         self._slot[Field.DRAFT_ROUNDS] = counts.draft_rounds
-        if counts.right_drafts:
+        if counts.accepted_drafts:
             for place, num_right in enumerate(counts.right_at):
                 self._slot[Field.RIGHT_AT + place] = num_right
 
@@ -562,7 +562,7 @@ def step_output(
 ) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
-    watched = [s for s in starting if s.is_watched]
+    watched = [s for s in starting if s.needs_prompt_logprobs]
     output = StepOutput.of(
         started={s.id: s.request.plan for s in starting},
         ids=[n.sequence.id for n in news],

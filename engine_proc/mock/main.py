@@ -99,7 +99,7 @@ class MockSequence:
 
     request: GenerateRequest
     num_prompt: int
-    num_missing: int  # prompt tokens still to be computed
+    num_pending: int  # prompt tokens still to be computed
     queued: int = 0  # when it came; CLOCK_MONOTONIC, ns, as the next
     scheduled: int = 0  # when its first step began
     first_token: int = 0  # when it had one
@@ -257,7 +257,7 @@ class MockEngine:
         id = sequence.request.id
         del self._sequences[id]
         if self._waiting.pop(id, None) is not None:
-            self._num_waiting_tokens -= sequence.num_missing
+            self._num_waiting_tokens -= sequence.num_pending
             self._release(sequence.request)
         else:
             ends = self._ends[sequence.last_step]
@@ -312,10 +312,10 @@ class MockEngine:
         while rest > 0 and self._waiting and len(begun) < room:
             sequence = next(iter(self._waiting.values()))
             sequence.scheduled = sequence.scheduled or time.monotonic_ns()
-            count = min(sequence.num_missing, rest)
-            sequence.num_missing -= count
+            count = min(sequence.num_pending, rest)
+            sequence.num_pending -= count
             rest -= count
-            if not sequence.num_missing:
+            if not sequence.num_pending:
                 self._waiting.popitem(last=False)
                 begun.append(sequence)
         self._num_waiting_tokens -= budget - rest

@@ -69,7 +69,7 @@ class SchedulerStats:
     prefix_queries: int = 0  # tokens looked up in the prefix cache, ...
     prefix_hits: int = 0  # ... and those found
     drafts: int = 0  # tokens guessed, ...
-    right_drafts: int = 0  # ... and those right
+    accepted_drafts: int = 0  # ... and those right
     draft_rounds: int = 0  # steps of sequences with guesses
     right_at: list[int] = field(default_factory=lambda: [0] * MAX_LENGTH)  # by place of the guess
 
@@ -139,7 +139,7 @@ class Scheduler:
     @property
     def is_generating(self) -> bool:
         """Whether somebody waits for the next token of a text."""
-        return any(sequence.num_missing == 1 for sequence in self.running)
+        return any(sequence.num_pending == 1 for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
@@ -216,10 +216,10 @@ class Scheduler:
         if not waits or self._limits.whole_prompts:
             return 0
         room = (budget - len(self.running)) // SHORT_SHARE
-        if room <= 0 or not any(sequence.num_missing > 1 for sequence in self.running):
+        if room <= 0 or not any(sequence.num_pending > 1 for sequence in self.running):
             return 0
         first = self.waiting.first(self.counts.steps)
-        return first.num_missing if first is not None and first.num_missing <= room else 0
+        return first.num_pending if first is not None and first.num_pending <= room else 0
 
     def _schedule_suspect(self, budget: int) -> list[Chunk]:
         """Return the chunk of the first suspect that waits for no image, if there is one.
@@ -262,7 +262,7 @@ class Scheduler:
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
-            if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
+            if sequence.num_pending > 1:  # somebody with the same prompt may have been faster
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
@@ -286,9 +286,9 @@ class Scheduler:
         A prompt leaves one to each text behind it. Otherwise a text that began beside a long prompt
         would stand still until that is computed.
         """
-        if sequence.num_missing <= 1:
+        if sequence.num_pending <= 1:
             return budget
-        num_texts = sum([other.num_missing == 1 for other in self.running[place + 1 :]])
+        num_texts = sum([other.num_pending == 1 for other in self.running[place + 1 :]])
         return max(1, budget - num_texts)
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
@@ -297,7 +297,7 @@ class Scheduler:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None:
                 return
-            if self._limits.whole_prompts and sequence.num_missing > budget and self.running:
+            if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return
             num_reused = self._reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image
@@ -318,9 +318,9 @@ class Scheduler:
 
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
         if self._limits.whole_prompts:
-            return sequence.num_missing
-        count = min(sequence.num_missing, budget)
-        if sequence.is_watched:
+            return sequence.num_pending
+        count = min(sequence.num_pending, budget)
+        if sequence.needs_prompt_logprobs:
             count = min(count, MAX_WATCHED)
         if not sequence.images:
             return count
@@ -331,7 +331,7 @@ class Scheduler:
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
         assert self._speculation is not None
-        if sequence.num_missing > 1 or not sequence.generates:
+        if sequence.num_pending > 1 or not sequence.generates:
             return NO_TOKENS
         return self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
 
@@ -350,7 +350,7 @@ class Scheduler:
         Returns:
             How many tokens it need not compute.
         """
-        if not self._reuses_prefixes or sequence.is_watched:
+        if not self._reuses_prefixes or sequence.needs_prompt_logprobs:
             return 0
         page_tokens = self._pool.page_tokens
         first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
@@ -382,12 +382,12 @@ class Scheduler:
 
     def _can_hold(self, sequence: Sequence, count: int) -> bool:
         """Whether there are pages for `count` more tokens; who waits for an image gives up his."""
-        num_missing = self._missing_pages(sequence, count)
-        if not self._pool.can_allocate(num_missing):
+        num_new = self._missing_pages(sequence, count)
+        if not self._pool.can_allocate(num_new):
             for other in self.waiting:
                 if other.pages and other is not sequence:
                     self._reset(other)
-        return self._pool.can_allocate(num_missing)
+        return self._pool.can_allocate(num_new)
 
     def _allocate(self, sequence: Sequence, count: int) -> None:
         missing = self._missing_pages(sequence, count)
@@ -538,7 +538,7 @@ class Scheduler:
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)
             self.counts.drafts += len(chunk.drafts)
-            self.counts.right_drafts += num_right
+            self.counts.accepted_drafts += num_right
             self.counts.draft_rounds += 1
             for place in range(num_right):
                 self.counts.right_at[place] += 1

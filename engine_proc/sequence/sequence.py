@@ -114,7 +114,7 @@ class Sequence:
         return self.request.max_tokens > 0 and not self.request.embeds
 
     @property
-    def num_missing(self) -> int:
+    def num_pending(self) -> int:
         """Tokens that no step computes yet; 0 while its last one is being sampled."""
         return self.num_expected - self.num_computed
 
@@ -134,7 +134,7 @@ class Sequence:
         return not all(placed.is_ready for placed in self.images)
 
     @property
-    def is_watched(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether the log probabilities of its prompt are wanted and have not been told."""
         return self.request.sampling.prompt_logprobs is not None and not self.has_started
 

@@ -95,7 +95,7 @@ class FakeWorker:
         )
         table = array("i", step.page_table)
         width = len(table) // (owners[-1] + 1)
-        for place, row in enumerate(array("i", step.relays)):
+        for place, row in enumerate(array("i", step.token_sources)):
             if row >= 0:
                 ids[place] = self._drawn[row]
         if self.deadly in ids:
@@ -212,7 +212,7 @@ class Rig:
         for item in news:
             assert item.tokens or not item.sequence.generates
             self.said[item.sequence.id] += item.tokens
-            if not item.sequence.has_started and item.sequence.is_watched:
+            if not item.sequence.has_started and item.sequence.needs_prompt_logprobs:
                 check_prompt_logprobs(item.sequence)
             item.sequence.has_started = True
             if item.finished is not None:

@@ -83,7 +83,7 @@ class CudaRunner:
         """Launch one step. The masks are asked for when the forward pass is on its way."""
         with self._phase("prepare"):
             batch = batch_of(step, step.logit_rows, self._embeds)
-            batch = replace(batch, relays=optional(step.relays))
+            batch = replace(batch, token_sources=optional(step.token_sources))
         with self._phase("forward"):
             logits = self._executor.logits(batch)
         with self._phase("sampling"):

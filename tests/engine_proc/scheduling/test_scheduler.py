@@ -351,7 +351,7 @@ def test_guesses_save_steps_and_change_no_token() -> None:
         assert rig.said[request_id(0, 1)] == prompt[:4] * 10
         steps.append(rig.scheduler.counts.steps)
     counts = rig.scheduler.counts
-    assert counts.right_drafts == counts.drafts == sum(counts.right_at) > 0
+    assert counts.accepted_drafts == counts.drafts == sum(counts.right_at) > 0
     assert counts.right_at[0] == counts.draft_rounds > counts.right_at[-1]
     assert steps[0] == 40
     assert steps[1] <= 8

@@ -82,12 +82,12 @@ def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
 def test_a_token_that_is_being_sampled_is_told_by_its_row() -> None:
     plain, other = make_sequence([1, 2, 3], [0]), make_sequence([4, 5], [1], logprobs=0)
     known = make_sequence([9], [2])
-    assert build_step([Chunk.of(other, 0, 2), Chunk.of(plain, 0, 3)]).relays == b""
+    assert build_step([Chunk.of(other, 0, 2), Chunk.of(plain, 0, 3)]).token_sources == b""
     for sequence in (plain, other):
         sequence.num_expected += 1
     ahead = Chunk(plain, 3, 1, array("i"), is_last=True, is_decode=True)
     step = build_step([ahead, Chunk.of(known, 0, 1), Chunk.of(other, 2, 1)])
-    assert (column(step.token_ids), column(step.relays)) == ([0, 9, 0], [1, -1, 0])
+    assert (column(step.token_ids), column(step.token_sources)) == ([0, 9, 0], [1, -1, 0])
     assert [row[1] for row in SAMPLING_ROW.iter_unpack(step.rows)] == [4, 1, 3]
 
 

@@ -131,7 +131,7 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
     ahead = msgspec.structs.replace(
         step,
         token_ids=np.array([0, 3, 0], np.int32).tobytes(),
-        relays=np.array([2, -1, 1], np.int32).tobytes(),
+        token_sources=np.array([2, -1, 1], np.int32).tobytes(),
     )
     runner.run(ahead)
     assert seen == [[0, 1, 2], [2, 3, 1]]
