@@ -59,7 +59,7 @@ class Dispatcher:
         try:
             yield
         except Exception as error:
-            self._slot.last_words = repr(error)
+            self._slot.exit_reason = repr(error)
             log.exception("an error that nobody has foreseen")
             sys.exit(ExitStatus.FAILED)
 

@@ -185,7 +185,7 @@ class Stage:
         """Raise `HeadraceError` if the process has ended."""
         code = self._process.poll()
         if code is not None:
-            raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.last_words})")
+            raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.exit_reason})")
 
     def _listen(self, slot: Slot) -> None:
         """Be a process that receives."""

@@ -68,7 +68,7 @@ class CrashReports:
         capsule = {
             "process": str(slot.seat),
             "ended": how,
-            "last_words": slot.last_words,
+            "last_words": slot.exit_reason,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
             "requests_at_hand": [f"{id:x}" for id in requests or () if id],
             "log": slot.log_tail.splitlines(),

@@ -488,7 +488,7 @@ class Supervisor:
         slot[Field.STATE] = State.DEAD
         is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
-        death = ChildDied(child.seat, code, slot.last_words)
+        death = ChildDied(child.seat, code, slot.exit_reason)
         is_wanted = self._renewing is not None and self._renewing[0] is child
         if delay_s is not None:
             log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
@@ -500,7 +500,7 @@ class Supervisor:
         child.process.stacks.close()
         if delay_s is None:
             raise death
-        slot.last_words = ""
+        slot.exit_reason = ""
         child.start_at = time.monotonic() + delay_s
 
     def _stop(self) -> None:

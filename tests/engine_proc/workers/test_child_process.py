@@ -19,7 +19,7 @@ from headrace.supervision.hang_watchdog import HangWatchdog
 def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) -> None:
     slot = Board.create([Seat("worker", 1)]).slot("worker", 1)
     slot.enter(state)
-    slot.last_words = "no room"
+    slot.exit_reason = "no room"
     child: Child[Any, Any] = Child.__new__(Child)
     process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value, pid=5)
     child._slot, child._vigil, child._process = slot, HangWatchdog(8), process

@@ -87,7 +87,7 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     tell(board, 1, signal.SIGSTOP)  # so that the other waits for it
     workers.start(STEP)
     tell(board, 1, signal.SIGKILL)
-    wait_until(lambda: board.slot("worker", 0).last_words == "rank 1 died", "worker 0 notices")
+    wait_until(lambda: board.slot("worker", 0).exit_reason == "rank 1 died", "worker 0 notices")
     wait_until(lambda: workers._all[0].has_lost_a_peer, "it exits with 6")
     with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$") as death:
         workers.finish()

@@ -55,12 +55,12 @@ def test_slots_are_found_by_role_and_index(board: Board) -> None:
 
 def test_last_words_are_read_by_others_and_cut_where_there_is_no_room(board: Board) -> None:
     writer, other = board.slots[1], Board(board.fd, SEATS)
-    assert other.slots[1].last_words == ""
-    writer.last_words = "model.gguf: not a GGUF file \N{FOX FACE}"
-    assert other.slots[1].last_words == "model.gguf: not a GGUF file \N{FOX FACE}"
-    writer.last_words = "x" * 600
-    assert other.slots[1].last_words == "x" * 512
-    assert not other.slots[0].last_words and not other.slots[2].last_words
+    assert other.slots[1].exit_reason == ""
+    writer.exit_reason = "model.gguf: not a GGUF file \N{FOX FACE}"
+    assert other.slots[1].exit_reason == "model.gguf: not a GGUF file \N{FOX FACE}"
+    writer.exit_reason = "x" * 600
+    assert other.slots[1].exit_reason == "x" * 512
+    assert not other.slots[0].exit_reason and not other.slots[2].exit_reason
 
 
 def test_counting_adds(board: Board) -> None:
