@@ -31,7 +31,7 @@ class Bodies:
     def __init__(self) -> None:
         self._written: dict[int, deque[SlicedBody]] = {}  # by frontend
         self._waiting: dict[int, deque[SlicedBody]] = {}
-        self.at_hand = 0  # the request whose body was written last, and has slices left
+        self.in_progress = 0  # the request whose body was written last, and has slices left
 
     def __len__(self) -> int:
         lists = (*self._written.values(), *self._waiting.values())
@@ -51,8 +51,8 @@ class Bodies:
         for bodies in (*self._written.values(), *self._waiting.values()):
             for body in [body for body in bodies if request_of(body.id) == request]:
                 bodies.remove(body)
-        if self.at_hand == request:
-            self.at_hand = 0
+        if self.in_progress == request:
+            self.in_progress = 0
         for frontend in self._waiting:
             self._go_on(frontend)
 
@@ -66,14 +66,14 @@ class Bodies:
         written = self._written[frontend]
         body = written.popleft()
         slice = next(body.slices, b"")
-        self.at_hand = 0
+        self.in_progress = 0
         if len(slice) < SLICE_BYTES:  # only the last one is shorter
             frames.add(body.id, body.head, slice, True, body.told)
             self._go_on(frontend)
         else:
             frames.add(body.id, None, slice, MORE)
             written.append(body)
-            self.at_hand = request_of(body.id)
+            self.in_progress = request_of(body.id)
         return len(slice)
 
     def _go_on(self, frontend: int) -> None:

@@ -115,10 +115,10 @@ class Detokenizer:
         config = self._config
         return Replies(
             *(self._vocabulary, config.num_frontends, config.stream_interval, self._limit),
-            at_hand=self._at_hand,
+            in_progress=self._in_progress,
         )
 
-    def _at_hand(self, request: int) -> None:
+    def _in_progress(self, request: int) -> None:
         """Say on the board which reply to blame if this process dies; 0 is none."""
         self._slot[Field.REPLY_AT_HAND] = request
 

@@ -66,7 +66,7 @@ class CoreReply:
 class Replies:
     """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
 
-    `at_hand` is told which request a death would be blamed on: the one outside the core that is
+    `in_progress` is told which request a death would be blamed on: the one outside the core that is
     worked at. Between turns it is the one whose body is being written, and 0 without such a body.
     Where the core works it is 0.
     """
@@ -77,10 +77,10 @@ class Replies:
         num_frontends: int,
         stream_interval: int = 1,
         limit: AbstractContextManager[None] = UNLIMITED,
-        at_hand: Callable[[int], None] = lambda _request: None,
+        in_progress: Callable[[int], None] = lambda _request: None,
     ) -> None:
         self._limit = limit
-        self._at_hand = at_hand
+        self._in_progress = in_progress
         self._interval = stream_interval
         self._vocabulary = vocabulary
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
@@ -107,7 +107,7 @@ class Replies:
 
     def feed(self, output: StepOutput, tokens: Frame) -> None:
         """Take what a step brought."""
-        self._at_hand(0)
+        self._in_progress(0)
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
         for request, plan in output.failed.items():
@@ -125,7 +125,7 @@ class Replies:
             self._bodies.drop(request_of(id))
         if rows:
             self._take_rows(rows, output, tokens)
-        self._at_hand(self._bodies.at_hand)
+        self._in_progress(self._bodies.in_progress)
 
     def _take_rows(self, rows: "range | list[int]", output: StepOutput, tokens: Frame) -> None:
         """Take the news of sequences that the core does not have."""
@@ -181,7 +181,7 @@ class Replies:
 
         Of whole answers that is a slice, or several short ones: the rest comes the next times.
         """
-        self._at_hand(0)
+        self._in_progress(0)
         if self._core is not None:
             rendered = self._core.render(frontend)
             if rendered.ids:
@@ -190,9 +190,9 @@ class Replies:
                 self._end(self._core, request)
         num_bytes = 0
         while num_bytes < SLICE_BYTES and (request := self._bodies.first(frontend)):
-            self._at_hand(request)
+            self._in_progress(request)
             num_bytes += self._bodies.write(frontend, self._frames(request))
-        self._at_hand(self._bodies.at_hand)
+        self._in_progress(self._bodies.in_progress)
         return self._outgoing.pop(frontend, None)
 
     def _start(self, id: int, output: StepOutput) -> None:
@@ -213,9 +213,9 @@ class Replies:
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
         reply.has_begun |= plan.told is not None
-        self._at_hand(request)
+        self._in_progress(request)
         self._openings[id] = reply.open(plan, id, output)
-        self._at_hand(0)
+        self._in_progress(0)
 
     def _end(self, core: CoreTexts, request: int) -> None:
         """Write the end of a reply in the core, or all of one that does not stream."""
@@ -253,7 +253,7 @@ class Replies:
             self._let_go(id, reply, finished)
             return
         try:
-            self._at_hand(request)
+            self._in_progress(request)
             data, stopped_here = reply.feed(id - request, new, finished, logprobs)
         except (Exception, CpuLimitExceeded) as error:
             log_failure(log, f"the reply to request {request:x} cannot be written", error)
@@ -261,7 +261,7 @@ class Replies:
             self._let_go(id, reply, finished)
             return
         finally:
-            self._at_hand(0)
+            self._in_progress(0)
         if stopped_here:
             self._stops.append(StopSequence(id))
         if reply.is_complete and not reply.streams:
@@ -315,14 +315,14 @@ class Replies:
         reply = self._replies.setdefault(request, EmbeddingReply(plan))
         assert isinstance(reply, EmbeddingReply)
         reply.times = reply.times or times_of(id, output)
-        self._at_hand(request)
+        self._in_progress(request)
         reply.take(plan, output.embeddings[id])
         if reply.is_complete:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_bytes > LONG_BYTES
             self._bodies.put(SlicedBody(id, head, reply.whole(), told=0, is_long=is_long))
             del self._replies[request]
-        self._at_hand(0)
+        self._in_progress(0)
 
     def _emit(self, id: int, reply: Reply, data: bytes, told: int) -> None:
         complete = reply.is_complete

@@ -127,7 +127,7 @@ class VisionWorker:
         try:
             self._child.check()
         except WorkerDied as death:
-            self._child.make_capsule(self._capsules, death, images.at_hand)
+            self._child.make_capsule(self._capsules, death, images.in_progress)
             self.stop()
             return self._schedule_restart(death, images)
         return Losses()

@@ -65,9 +65,9 @@ class InflightRequest:
         """Whether a tokenizer may be at it."""
         return self.tokenizer >= 0 and not self.is_answered
 
-    def blame(self, at_hand: int) -> bool:
+    def blame(self, in_progress: int) -> bool:
         """Take note of what a dead process was at; return whether this is sent once more."""
-        self.num_blamed += at_hand == self.request.id
+        self.num_blamed += in_progress == self.request.id
         return self.num_blamed < MAX_BLAMED
 
     def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:

@@ -495,8 +495,8 @@ class Supervisor:
         if self._is_up and not is_wanted:
             hands = {"tokenizer": Field.AT_HAND, "detokenizer": Field.REPLY_AT_HAND}
             role = child.seat.role
-            at_hand = [slot[hands[role]]] if role in hands else []
-            self._capsules.make(slot, ending(code), child.process.stacks.take(), at_hand)
+            in_progress = [slot[hands[role]]] if role in hands else []
+            self._capsules.make(slot, ending(code), child.process.stacks.take(), in_progress)
         child.process.stacks.close()
         if delay_s is None:
             raise death
