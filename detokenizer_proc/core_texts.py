@@ -189,7 +189,7 @@ class CoreTexts:
             text = ctypes.string_at(view.data, view.num_bytes).decode() if view.num_bytes else ""
             yield CoreText(text, view.num_tokens, FinishReason(view.finished))
 
-    def said(self) -> tuple[bytes, bytes, bytes]:
+    def generated(self) -> tuple[bytes, bytes, bytes]:
         """Return what all sequences have said: ids, u64, counts, u32, and tokens, u32."""
         view = SaidView()
         self._core.headrace_texts_said(self._texts, ctypes.byref(view))

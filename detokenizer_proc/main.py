@@ -108,7 +108,7 @@ class Detokenizer:
         """
         self._engine_starts = self._engine_slot[Field.STARTS]
         if len(self._replies):
-            self._engine.send(*self._replies.said())
+            self._engine.send(*self._replies.generated())
             self._replies = self._no_replies()
 
     def _no_replies(self) -> Replies:

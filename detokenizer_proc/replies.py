@@ -166,14 +166,14 @@ class Replies:
         self._readings.clear()
         return readings
 
-    def said(self) -> tuple[GeneratedTokens, bytes]:
+    def generated(self) -> tuple[GeneratedTokens, bytes]:
         """Return what all sequences have said, for an engine that has lost it."""
-        ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.said()
+        ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.generated()
         for request, reply in self._replies.items():
-            for index, said in (reply.said if isinstance(reply, Reply) else {}).items():
+            for index, generated in (reply.generated if isinstance(reply, Reply) else {}).items():
                 ids += array("Q", [request + index]).tobytes()
-                counts += array("I", [len(said)]).tobytes()
-                tokens += said.tobytes()
+                counts += array("I", [len(generated)]).tobytes()
+                tokens += generated.tobytes()
         return GeneratedTokens(ids, counts), tokens
 
     def render(self, frontend: int) -> Frames | None:

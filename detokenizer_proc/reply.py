@@ -143,7 +143,7 @@ class Reply:
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
-        sequence.said.extend(ids)
+        sequence.generated.extend(ids)
         old, is_end_old = self._old_tokens(sequence, len(ids))
         row = len(logprobs) // max(1, len(ids))  # bytes
         # One by one: whatever the client was told of these, it was in no more pieces.
@@ -223,9 +223,9 @@ class Reply:
             self._readings[reading_of(self._plan.api, self._plan.stream, calls)] += 1
 
     @property
-    def said(self) -> "dict[int, array[int]]":
+    def generated(self) -> "dict[int, array[int]]":
         """All tokens of each sequence, by index."""
-        return {index: sequence.said for index, sequence in self._sequences.items()}
+        return {index: sequence.generated for index, sequence in self._sequences.items()}
 
     def end(self, index: int, finished: FinishReason | None) -> None:
         """Take note that a sequence has ended, of a reply that has failed."""

@@ -31,7 +31,7 @@ class SequenceText:
     told: ToldTokens = field(default_factory=ToldTokens)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
     num_taken: int = 0  # tokens when there was one
-    said: "array[int]" = field(default_factory=lambda: array("I"))  # all tokens
+    generated: "array[int]" = field(default_factory=lambda: array("I"))  # all tokens
     thought: range = range(0)  # where in the text it is
     _starts: "array[int] | None" = None  # of all tokens in the text, where there may be a thought
     _num_decoded: int = 0  # characters, the echo among them

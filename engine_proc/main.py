@@ -331,17 +331,19 @@ class EngineCore:
         for compiling in self._grammars.abort(request):
             self._dismiss(compiling)
         old = self._scheduler.end(before) or self._legacy.take_ended(before)
-        said = self._legacy.take(before) if old is None else old.generated
+        generated = self._legacy.take(before) if old is None else old.generated
         if old is not None:
             self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
             sequence.take_after(old)
         sampling = sequence.request.sampling
-        said = said[: sequence.request.max_tokens - 1]  # an end is told with the last token
-        if said and said[-1] in sequence.request.stop_token_ids:
-            said.pop()
-        if sampling.logprobs is None and sampling.prompt_logprobs is None and said:
-            sequence.tokens.extend(said)
-            self._publish([SequenceOutput(sequence, said.tolist())])
+        generated = generated[
+            : sequence.request.max_tokens - 1
+        ]  # an end is told with the last token
+        if generated and generated[-1] in sequence.request.stop_token_ids:
+            generated.pop()
+        if sampling.logprobs is None and sampling.prompt_logprobs is None and generated:
+            sequence.tokens.extend(generated)
+            self._publish([SequenceOutput(sequence, generated.tolist())])
 
     def run_once(self, workers: Workers) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.

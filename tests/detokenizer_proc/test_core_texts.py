@@ -268,7 +268,7 @@ def test_what_open_sequences_have_said_is_known(
         tokens = iter(array("I", ids))
         for id, count, _ in output.rows():
             fed.setdefault(id, []).extend(islice(tokens, count))
-    said, data = replies.said()
+    said, data = replies.generated()
     tokens = iter(array("I", data))
     counts = zip(array("Q", said.ids), array("I", said.counts), strict=True)
     found = {id: list(islice(tokens, count)) for id, count in counts}

@@ -90,7 +90,7 @@ def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
     bench.engine_slot.enter(State.STARTING)
     assert b'"c"' in bench.tell(NEW, b"c"), "it was on its way when its sender died"
     bench.detokenizer.work()
-    ids, tokens = bench.said()
+    ids, tokens = bench.generated()
     assert sorted(ids) == [OLD, NEW]
     assert sorted(tokens) == sorted(b"abc")
     assert len(bench.detokenizer._replies) == 0
@@ -100,7 +100,7 @@ def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> 
     bench.tell(OLD, b"ab")
     bench.start_engine()
     assert b'"c"' in bench.tell(NEW, b"c")
-    assert bench.said()[0] == [OLD]
+    assert bench.generated()[0] == [OLD]
     bench.detokenizer.work()
     assert len(bench.detokenizer._replies) == 1, "the new one is still there"
 

@@ -160,7 +160,7 @@ def run_step_output(data: bytes) -> None:
                 if frames is not None:
                     list(frames.message().split(frames.data()))
             replies.stops()
-            replies.said()
+            replies.generated()
             len(replies)
         except LOUD:
             return
