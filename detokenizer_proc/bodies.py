@@ -21,7 +21,7 @@ class SlicedBody:
     id: int  # of its last sequence to end
     head: Head
     slices: Iterator[bytes]
-    told: int  # of that sequence, as in `HttpRequest`
+    num_delivered: int  # of that sequence, as in `HttpRequest`
     is_long: bool
 
 
@@ -68,7 +68,7 @@ class Bodies:
         slice = next(body.slices, b"")
         self.in_progress = 0
         if len(slice) < SLICE_BYTES:  # only the last one is shorter
-            frames.add(body.id, body.head, slice, True, body.told)
+            frames.add(body.id, body.head, slice, True, body.num_delivered)
             self._go_on(frontend)
         else:
             frames.add(body.id, None, slice, MORE)

@@ -212,7 +212,7 @@ class Replies:
         reply = self._replies.setdefault(request, new)
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
-        reply.has_begun |= plan.told is not None
+        reply.has_begun |= plan.num_delivered is not None
         self._in_progress(request)
         self._openings[id] = reply.open(plan, id, output)
         self._in_progress(0)
@@ -236,7 +236,7 @@ class Replies:
         ]
         slices = renderer.whole(answers, usage)
         head = Head(200, JSON, reply.times)
-        self._bodies.put(SlicedBody(request, head, slices, told=0, is_long=False))
+        self._bodies.put(SlicedBody(request, head, slices, num_delivered=0, is_long=False))
 
     def _take_tokens(
         self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
@@ -267,11 +267,11 @@ class Replies:
         if reply.is_complete and not reply.streams:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_told_bytes > LONG_BYTES
-            told = reply.told(id - request)
-            self._bodies.put(SlicedBody(id, head, reply.whole(), told, is_long))
+            num_delivered = reply.num_delivered(id - request)
+            self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered, is_long))
             del self._replies[request]
             return
-        self._emit(id, reply, opening + data, reply.told(id - request))
+        self._emit(id, reply, opening + data, reply.num_delivered(id - request))
 
     def _fail(self, request: int, reply: Reply) -> None:
         """End a reply with an error. The engine hears of it, and says when it has let go."""
@@ -291,7 +291,7 @@ class Replies:
             has_begun, failure = reply.head_sent or reply.has_begun, reply.failure(error)
         elif isinstance(plan, ReplyPlan):
             is_known = self._core is not None and self._core.close(request)
-            has_begun = plan.stream and (is_known or plan.told is not None)
+            has_begun = plan.stream and (is_known or plan.num_delivered is not None)
             failure = renderer_of(plan).failure(error)
         else:
             has_begun, failure = False, b""
@@ -320,17 +320,17 @@ class Replies:
         if reply.is_complete:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_bytes > LONG_BYTES
-            self._bodies.put(SlicedBody(id, head, reply.whole(), told=0, is_long=is_long))
+            self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered=0, is_long=is_long))
             del self._replies[request]
         self._in_progress(0)
 
-    def _emit(self, id: int, reply: Reply, data: bytes, told: int) -> None:
+    def _emit(self, id: int, reply: Reply, data: bytes, num_delivered: int) -> None:
         complete = reply.is_complete
         if not data and not complete:
             return
         head = None if reply.head_sent else Head(200, reply.content_type, reply.times)
         reply.head_sent = True
-        self._frames(id).add(id, head, data, complete, told)
+        self._frames(id).add(id, head, data, complete, num_delivered)
         if complete:
             del self._replies[request_of(id)]
 

@@ -114,7 +114,7 @@ class Reply:
             logprobs = eager(self._logprobs(plan, echoed))
             echo: list[Piece] = [Content(plan.echo)]
             opening += self._renderer.delta(plan.index, echo, None, logprobs, usage)
-        return opening if plan.told is None else b""
+        return opening if plan.num_delivered is None else b""
 
     def _prompt_tokens(self, id: int, output: StepOutput) -> ToldTokens:
         """Return a prompt's tokens where their likelihood was wanted, else nothing."""
@@ -167,11 +167,11 @@ class Reply:
 
     def _old_tokens(self, sequence: SequenceText, num_new: int) -> tuple[int, bool]:
         """Return how many of a sequence's new tokens the client has, and whether it has the end."""
-        told = sequence.plan.told or 0
-        count = min(max((told & ~ENDED) - sequence.num_tokens, 0), num_new)
-        return count, bool(told & ENDED)
+        delivered = sequence.plan.num_delivered or 0
+        count = min(max((delivered & ~ENDED) - sequence.num_tokens, 0), num_new)
+        return count, bool(delivered & ENDED)
 
-    def told(self, index: int) -> int:
+    def num_delivered(self, index: int) -> int:
         """Return what has been told of a sequence, as `ResponseFrames` has it."""
         sequence = self._sequences[index]
         return sequence.num_taken | (ENDED if sequence.finished is not None else 0)

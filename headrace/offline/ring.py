@@ -233,11 +233,11 @@ class Ring:
         self._put(sent.request.id, Head(error.status, JSON), body, True)
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:
-        for id, head, entry, last, told in frames.split(data):
+        for id, head, entry, last, num_delivered in frames.split(data):
             sent = self._sent.get(request_of(id))
             if sent is not None:
-                head = None if sent.told else head
-                piece = sent.take(id % MAX_SEQUENCES, entry, last, told)
+                head = None if sent.num_delivered else head
+                piece = sent.take(id % MAX_SEQUENCES, entry, last, num_delivered)
                 if piece:
                     self._put(request_of(id), head, b"".join(piece), bool(last))
         self._slot.add(Field.MESSAGES_TAKEN)

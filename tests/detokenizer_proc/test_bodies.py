@@ -147,7 +147,7 @@ def test_what_the_core_writes_is_not_at_hand() -> None:
 def test_suspects_are_at_hand_and_told_the_same(api: Api, stream: bool, told: int | None) -> None:
     found, in_progress = [], list[int]()
     for is_suspect in (False, True):
-        fields = {"api": api, "stream": stream, "told": told, "is_suspect": is_suspect}
+        fields = {"api": api, "stream": stream, "num_delivered": told, "is_suspect": is_suspect}
         in_progress.clear()
         replies = Replies(TableVocabulary(TABLE), 1, in_progress=in_progress.append)
         replies.feed(*step(STREAM, 3, None, **fields, include_usage=True))

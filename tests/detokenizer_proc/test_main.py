@@ -64,7 +64,7 @@ class Bench:
         assert received is not None
         return bytes(received[1])
 
-    def said(self) -> tuple[list[int], bytes]:
+    def generated(self) -> tuple[list[int], bytes]:
         """Return what the next engine is told: sequences and their tokens."""
         received = self.engine.receive(DEADLINE_MS)
         assert received is not None

@@ -104,7 +104,7 @@ def run_decoders(data: bytes) -> None:
 def decoder_seeds() -> list[bytes]:
     plan = reply_plan(Pieces(b"\1" * 20))
     messages: list[Message] = [
-        HttpRequest(1, "POST", "/v1/x", 1.5, told={0: 3}),
+        HttpRequest(1, "POST", "/v1/x", 1.5, num_delivered={0: 3}),
         GenerateRequest(1, 0, 9, Sampling(logit_bias={3: 1.0}), [2], b"plan"),
         *(Abort(1), StopSequence(2), RenewLeases(), GeneratedTokens(bytes(8), bytes(4))),
         *(Fetch(1, 0, ["https://x/y"]), Encode([{"x": Tensor(0, 1, "f4", [2])}], [b""])),
@@ -133,7 +133,7 @@ def reply_plan(pieces: Pieces) -> ReplyPlan:
         include_stop=bool(flags & 64),
         skip_special_tokens=bool(flags & 128),
         logprobs=1 if pieces.number(8) == 1 else None,
-        told=pieces.number(1 << 32) if pieces.number(4) == 1 else None,
+        num_delivered=pieces.number(1 << 32) if pieces.number(4) == 1 else None,
     )
 
 

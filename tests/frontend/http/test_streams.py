@@ -144,12 +144,14 @@ def test_nothing_is_written_for_who_is_closed(pairs: Pairs) -> None:
 
 def test_it_is_known_what_each_sequence_has_been_told(pairs: Pairs) -> None:
     pairs.connect(REQUESTS[0])
-    assert pairs.streams.told(REQUESTS[0]) == {}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {}
     first, third = REQUESTS[0], REQUESTS[0] + 2
     pairs.write((first, b"a", False, 1), (third, b"b", False, 7), (first, b"c", False, 3))
     pairs.write((first, b"end", True, 1 << 31 | 4), (third, b"left", False, 8))
-    assert pairs.streams.told(REQUESTS[0]) == {0: 1 << 31 | 4, 2: 8}, "also where it is left"
-    assert pairs.streams.told(REQUESTS[1]) == {}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {0: 1 << 31 | 4, 2: 8}, (
+        "also where it is left"
+    )
+    assert pairs.streams.num_delivered(REQUESTS[1]) == {}
 
 
 REQUEST = (
@@ -362,7 +364,7 @@ async def test_who_is_asked_for_again_keeps_what_clients_have_been_told(site: Si
         await site.deliver(frames, b"%d" % told)
     (sent,) = site.exchanges.sent()
     client_id = site.exchanges.renumber(sent)
-    assert sent.told == {1: 3}
+    assert sent.num_delivered == {1: 3}
     lost = ResponseFrames.of({}, [client.id + 1], [4], [False], [4])
     await site.deliver(lost, b"lost")
     again = ResponseFrames.of({client_id: EVENTS}, [client_id + 1], [1], [True], [4])
@@ -375,4 +377,4 @@ def test_sequences_of_a_request_share_its_stream(pairs: Pairs) -> None:
     last = REQUESTS[0] + MAX_SEQUENCES - 1
     assert not list(pairs.write((last, b"a", False, 5)).left)
     assert heard(client) == b"1\r\na\r\n"
-    assert pairs.streams.told(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}
