@@ -266,7 +266,7 @@ class Replies:
             self._stops.append(StopSequence(id))
         if reply.is_complete and not reply.streams:
             head = Head(200, reply.content_type, reply.times)
-            is_long = reply.num_told_bytes > LONG_BYTES
+            is_long = reply.num_reported_bytes > LONG_BYTES
             num_delivered = reply.num_delivered(id - request)
             self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered, is_long))
             del self._replies[request]
