@@ -7,8 +7,8 @@ nor what a stop string cuts off (as with OpenAI; vLLM tells both).
 
 from typing import Any
 
-from headrace.detokenizer_proc.reported_tokens import ReportedToken, ReportedTokens
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
+from headrace.detokenizer_proc.reported_tokens import ReportedToken, ReportedTokens
 from headrace.detokenizer_proc.text import Vocabulary
 
 LOWEST = -9999.0  # OpenAI's number for what cannot be; JSON has no minus infinity

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
-from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object
 from headrace.detokenizer_proc.output_parsers import parser_of
 from headrace.detokenizer_proc.parsers.pieces import (
@@ -21,6 +20,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderers import renderer_of
+from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
 from headrace.errors import RequestError

@@ -4,11 +4,11 @@ from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.output_parsers import marks_of
 from headrace.detokenizer_proc.parsers.pieces import Piece
 from headrace.detokenizer_proc.parsers.stops import StopMatcher
 from headrace.detokenizer_proc.renderers.renderer import TokenUsage
+from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.ipc.token_logprobs import ROW
