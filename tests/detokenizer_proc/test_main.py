@@ -105,7 +105,7 @@ def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> 
     assert len(bench.detokenizer._replies) == 1, "the new one is still there"
 
 
-def test_a_frontend_that_is_behind_gets_more_text_in_fewer_messages(bench: Bench) -> None:
+def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
     assert b'"a"' in bench.tell(NEW, b"a")
     assert b'"b"' in bench.tell(NEW, b"b", is_first=False)
     for text in (b"c", b"d", b"e"):

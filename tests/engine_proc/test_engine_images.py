@@ -100,7 +100,7 @@ def test_pixels_of_who_waits_for_a_grammar_are_let_go_of(rig: Rig) -> None:
     assert rig.released == [4096]
 
 
-def test_an_image_of_a_request_that_comes_again_is_not_encoded_again(rig: Rig) -> None:
+def test_resent_request_reuses_its_encoded_image(rig: Rig) -> None:
     id = show(rig, 1, 4096)
     rig.engine.poll_images()
     rig.eyes.answer = Encoded()

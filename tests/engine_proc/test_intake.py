@@ -57,7 +57,7 @@ def test_leases_are_looked_at_now_and_then() -> None:
     assert intake.lapsed([FIRST], now=2 * LAPSE_S) == [FIRST]
 
 
-def test_what_a_replaced_frontend_asked_for_is_aborted_without_a_word(
+def test_requests_of_a_replaced_frontend_are_aborted_silently(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     intake = Intake()

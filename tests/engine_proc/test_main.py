@@ -344,7 +344,7 @@ def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:
     assert not rig.scheduler.waiting, "what comes late for the old id is dropped"
 
 
-def test_one_that_has_ended_comes_again_and_is_not_generated_again(rig: Rig) -> None:
+def test_resent_finished_sequence_is_not_generated_again(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
     rig.step()

@@ -47,7 +47,7 @@ def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
     assert legacy.take_ended(6) is None
 
 
-def test_while_a_detokenizer_is_away_what_ends_is_kept_and_a_while_longer() -> None:
+def test_results_outlive_the_absence_of_a_detokenizer() -> None:
     legacy = ResumeCache()
     five = ended(5)
     legacy.keep_ended(five, 100.0)

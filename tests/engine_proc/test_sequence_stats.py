@@ -107,7 +107,7 @@ def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
     assert sums(slot, Timing.GENERATED) == [0]
 
 
-def test_tokens_per_second_are_those_of_the_last_second_or_longer(slot: Slot) -> None:
+def test_token_rate_covers_the_last_second_or_longer(slot: Slot) -> None:
     rate = TokenRate(slot)
     rate.observe(5000 * MS)
     told = []

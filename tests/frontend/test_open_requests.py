@@ -63,7 +63,7 @@ def test_a_response_that_is_complete_may_have_any_size() -> None:
     assert not exchange.dropped
 
 
-def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
+def test_request_ids_are_unique_and_name_the_frontend() -> None:
     exchanges = OpenRequests(5, SLOT)
     ids = [exchanges.open().id for _ in range(10)]
     assert len(set(ids)) == len(exchanges) == 10

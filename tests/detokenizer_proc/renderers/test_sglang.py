@@ -153,7 +153,7 @@ def test_log_probabilities_are_those_of_all_output_ids() -> None:
         assert meta["completion_tokens"] == 2
 
 
-def test_log_probabilities_of_a_prompt_begin_with_a_token_that_follows_nothing() -> None:
+def test_prompt_logprobs_begin_with_a_token_without_one() -> None:
     meta = told(False, first_logprob=[0])["meta_info"]
     expected = [[None, 97, "a"], [-0.765625, 98, "b"], [-0.7734375, 99, "c"]]
     assert meta["input_token_logprobs"] == expected

@@ -28,7 +28,7 @@ def test_nothing_has_failed_in_a_new_page(page: ControlPage) -> None:
     assert page.aborted is CollectiveOutcome.OK
 
 
-def test_an_abort_is_seen_in_every_mapping_and_the_first_says_why(page: ControlPage) -> None:
+def test_abort_is_seen_in_every_mapping_first_reason_wins(page: ControlPage) -> None:
     other = ControlPage(page.fd)
     other.abort(CollectiveOutcome.PEER_DIED)
     page.abort(CollectiveOutcome.ABORTED)

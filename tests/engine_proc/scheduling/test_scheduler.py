@@ -196,7 +196,7 @@ def test_the_last_arrived_is_preempted_and_goes_first_again() -> None:
     assert rig.scheduler.waiting.first(0) is second
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
+def test_long_prompt_is_chunked_beside_running_sequences() -> None:
     rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=4)
     short = make_sequence([1, 2], 30, request_id(0, 1), stop_token_ids=[])
     rig.add(short)

@@ -129,7 +129,7 @@ def test_watched_prompt_tokens_have_rows_of_their_own() -> None:
     assert [(row[9], row[10]) for row in rows] == [(2, 6), (2, 7), (-1, -1)]
 
 
-def test_a_sequence_that_embeds_has_its_last_token_pooled_and_none_drawn() -> None:
+def test_embedding_sequence_pools_its_last_token_draws_none() -> None:
     request = msgspec.structs.replace(make_sequence([1, 2, 3], [0]).request, embeds=True)
     sequence = Sequence.of(request, array("I", [1, 2, 3]).tobytes())
     step = build_step([Chunk.of(sequence, 0, 3)])
@@ -156,7 +156,7 @@ def constrained(tokens: list[int], matcher: Any) -> Sequence:
     return sequence
 
 
-def test_the_rows_that_draw_under_a_grammar_have_masks_in_their_order() -> None:
+def test_grammar_rows_have_masks_in_row_order() -> None:
     drafted = Chunk.of(constrained([1, 2], Played()), 1, 1, array("i", [3, 4]))
     free = Chunk.of(make_sequence([5, 6], [1]), 0, 2)
     unfinished = Chunk.of(constrained([1, 2, 3], Played()), 0, 2)

@@ -80,7 +80,7 @@ def test_gpus_compute_in_the_type_of_the_file(
     assert dtype_on_gpus(asked, model, **{**OTHERS, **flags}) == dtype
 
 
-def test_float16_is_refused_where_it_is_too_narrow_and_where_nobody_computes_in_it() -> None:
+def test_float16_is_refused_when_too_narrow_or_not_computed_in() -> None:
     with pytest.raises(ModelError, match=r"^--dtype float16 ends at 65504, which tiny models pass"):
         dtype_on_gpus("float16", stored_as(Format.BF16, NormPlacement.PRE_POST), **OTHERS)
     flags = {**OTHERS, "dtype": "auto", "attention_backend": "auto", "why": NO_GPU}

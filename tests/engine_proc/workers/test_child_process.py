@@ -30,9 +30,7 @@ def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) 
 
 
 @pytest.mark.parametrize(("harmed", "is_chaos"), [(5, True), (4, False)])
-def test_who_is_ended_by_chaos_says_so_and_another_in_its_seat_does_not(
-    harmed: int, is_chaos: bool
-) -> None:
+def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_chaos: bool) -> None:
     slot = Board.create([Seat("worker", 0)]).slot("worker", 0)
     slot.enter(State.READY)
     slot[Field.HARMED_PID] = harmed

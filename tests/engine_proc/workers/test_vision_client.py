@@ -105,7 +105,7 @@ def test_without_a_gpu_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert vision.wait_gpu_bytes(some_images(0)) == 0
 
 
-def test_it_is_asked_for_as_many_images_as_it_says_once_it_is_there(
+def test_ready_vision_worker_is_asked_for_as_many_as_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     died = WorkerDied("killed")

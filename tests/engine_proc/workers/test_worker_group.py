@@ -97,7 +97,7 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     assert workers.finish() == result
 
 
-def test_who_ends_between_two_looks_is_named_and_not_who_has_lost_him() -> None:
+def test_worker_killed_between_polls_is_named_not_its_peers() -> None:
     board = Board.create([Seat("worker", rank) for rank in range(2)])
     workers = Workers.__new__(Workers)
     workers._all = []

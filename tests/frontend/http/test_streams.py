@@ -311,7 +311,7 @@ async def test_answers_are_whole_while_others_come_and_go(site: Site) -> None:
             assert await client.answer() == client.expected
 
 
-async def test_who_leaves_takes_the_last_request_of_a_connection_along_and_none_before(
+async def test_disconnect_aborts_the_open_request_of_a_connection(
     site: Site,
 ) -> None:
     client, other = await site.connect(), await site.connect()
@@ -337,7 +337,7 @@ async def test_a_client_that_reads_late_gets_everything_in_order(site: Site) -> 
     assert await client.answer() == b"".join(pieces) + b"end"
 
 
-async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with(
+async def test_sequences_of_one_request_never_overtake_unsent_bytes(
     site: Site,
 ) -> None:
     """A sequence opens the stream, and the next fills the socket, within one turn."""
@@ -356,7 +356,7 @@ async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with
     assert await client.answer() == b"".join(pieces)
 
 
-async def test_who_is_asked_for_again_keeps_what_clients_have_been_told(site: Site) -> None:
+async def test_resent_request_keeps_what_clients_have_received(site: Site) -> None:
     client = await site.connect()
     for told in (1, 2, 3):
         heads = {client.id: EVENTS} if told == 1 else {}

@@ -75,7 +75,7 @@ def conversation(question: str, answer: str, key: str = "conversations") -> dict
     return {key: [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
 
 
-def test_sharegpt_files_give_first_messages_and_the_lengths_of_answers(tmp_path: Path) -> None:
+def test_sharegpt_gives_first_messages_and_response_lengths(tmp_path: Path) -> None:
     path = tmp_path / "chats.json"
     entries = [
         conversation("q" * 400, "a" * 200),

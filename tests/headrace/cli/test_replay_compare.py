@@ -58,7 +58,7 @@ def test_a_stream_is_the_same_however_its_text_is_cut_up() -> None:
     assert merged(event("a")) != merged(event("b"))
 
 
-def test_lists_of_events_are_joined_and_their_numbers_are_not_looked_at() -> None:
+def test_event_lists_are_joined_and_their_numbers_ignored() -> None:
     def counted(number: int, ids: list[int]) -> bytes:
         fields = {"type": "t", "sequence_number": number, "token_ids": ids}
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"
@@ -96,7 +96,7 @@ def test_a_tokenizer_answers_what_nobody_generates() -> None:
     assert answers_of("detokenizer", told, {ONE}).keys() == {(ONE, "body")}
 
 
-def test_answers_are_timed_from_the_last_message_and_complete_at_their_ends() -> None:
+def test_replayed_responses_are_timed_from_the_last_message() -> None:
     expected = outcomes([step(ONE, 1, end=FinishReason.LENGTH)])
     answers = ReplayedResponses(expected)
     answers.expect([ONE])

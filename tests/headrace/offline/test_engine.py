@@ -113,7 +113,7 @@ def test_one_prompt_makes_a_list_of_one_output(
     assert engine.generate([]) == []
 
 
-def test_each_prompt_may_have_its_own_parameters_and_options_go_before_them(
+def test_prompts_have_own_parameters_below_call_options(
     engine: Engine, ring: PlayedRing, threads: ThreadPoolExecutor
 ) -> None:
     params = [SamplingParams(seed=1, temperature=0), SamplingParams(seed=2)]

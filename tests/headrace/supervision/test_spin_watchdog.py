@@ -80,7 +80,7 @@ def test_who_waits_in_between_begins_anew() -> None:
     assert watched.told(100 * CEILINGS_S["engine"]) == [], "to be idle is no crime"
 
 
-def test_who_works_is_not_idle_between_two_ticks_of_the_kernels_clock() -> None:
+def test_working_process_is_not_idle_between_kernel_ticks() -> None:
     watched, limit_s = Watched("engine"), CEILINGS_S["engine"]
     for _ in range(round(limit_s / POLL_INTERVAL_S) + 1):
         assert watched.told(POLL_INTERVAL_S) == []
@@ -90,7 +90,7 @@ def test_who_works_is_not_idle_between_two_ticks_of_the_kernels_clock() -> None:
     ]
 
 
-def test_a_successor_begins_anew_and_who_does_not_serve_is_not_looked_at() -> None:
+def test_watch_restarts_for_successors_and_skips_non_serving() -> None:
     watched = Watched("frontend")
     assert watched.told(CEILINGS_S["frontend"]) == []
     watched.slot[Field.PID] += 1

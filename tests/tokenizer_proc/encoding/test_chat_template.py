@@ -26,7 +26,7 @@ def render(source: str | None, *messages: RequestMessage, **variables: Any) -> s
     return ChatTemplate(source, {"bos_token": "<s>"}).render(request)
 
 
-def test_template_sees_messages_special_tokens_and_the_wish_for_an_answer() -> None:
+def test_template_gets_messages_special_tokens_generation_prompt() -> None:
     source = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
@@ -79,7 +79,7 @@ def test_an_absent_name_is_absent() -> None:
     )
 
 
-def test_kwargs_reach_the_template_but_cannot_replace_the_messages() -> None:
+def test_template_kwargs_cannot_replace_the_messages() -> None:
     source = "{{ thinking }} {{ messages[0].content }}"
     assert render(source, thinking="off", messages=[]) == "off Hi"
 
@@ -173,7 +173,7 @@ def test_the_last_message_is_continued_where_it_ends(trim: str, end: str) -> Non
     assert continued(template, "Hi", "end") == prompt + "end"
 
 
-def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+def test_message_left_out_by_the_template_cannot_be_continued() -> None:
     with pytest.raises(InvalidValue, match="leaves the last message out") as refused:
         continued(ChatTemplate("{{ messages[0].content }}", {}), "Hi", "So")
     assert refused.value.param == "continue_final_message"
@@ -199,7 +199,7 @@ def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ 9 ** (9 ** 8) }}"])
-def test_a_request_s_template_that_cannot_be_compiled_is_its_error(source: str) -> None:
+def test_uncompilable_request_template_is_a_request_error(source: str) -> None:
     template = ChatTemplate("x", {}, cpu_s=0.5, trusts_requests=True)
     request = ChatRequest(messages=[RequestMessage("user", "Hi")], chat_template=source)
     with pytest.raises(InvalidValue, match="cannot be compiled") as refused:
@@ -270,7 +270,7 @@ def test_parts_stay_parts_with_an_image_or_without() -> None:
     assert seen(PARTS_ONLY, texts) == "user:ab;"
 
 
-def test_special_tokens_go_around_what_does_not_begin_with_one_where_there_may_be_images() -> None:
+def test_special_tokens_are_added_unless_text_begins_with_one() -> None:
     first = {"bos_token": "<s>"}
     images, texts = ChatTemplate("", first, takes_images=True), ChatTemplate("", first)
     without = ChatTemplate("", {}, takes_images=True)

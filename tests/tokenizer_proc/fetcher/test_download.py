@@ -202,7 +202,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
     assert "was not there within 0.01 s" in refusal(URL, silent, time_s=0.01)  # type: ignore[arg-type]
 
 
-async def test_a_certificate_is_that_of_the_name_and_not_of_the_address() -> None:
+async def test_certificate_is_checked_by_name_not_by_address() -> None:
     authority = trustme.CA()
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("a.lan").configure_cert(theirs)

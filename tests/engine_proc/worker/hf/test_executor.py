@@ -276,7 +276,7 @@ def test_a_gguf_file_is_not_for_transformers(tmp_path: Path) -> None:
         open_it(tmp_path / "tiny.gguf", impl="transformers")
 
 
-def test_a_config_that_transformers_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_config_refused_by_transformers_keeps_its_reason(tmp_path: Path) -> None:
     save_tiny(tmp_path, "gpt2")
     config = (tmp_path / "config.json").read_text().replace('"n_embd": 64', '"n_embd": "64"')
     (tmp_path / "config.json").write_text(config)

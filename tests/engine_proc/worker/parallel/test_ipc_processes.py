@@ -14,9 +14,7 @@ DEADLINE_S = 300.0
 
 
 @pytest.mark.parametrize(("world", "kind"), [(2, "threads"), (2, "cuda"), (4, "cuda")])
-def test_processes_sum_and_one_that_is_killed_ends_the_waits_of_the_others(
-    world: int, kind: str
-) -> None:
+def test_processes_sum_and_a_killed_one_ends_all_waits(world: int, kind: str) -> None:
     if kind == "cuda":
         need_gpu()
     else:

@@ -111,7 +111,7 @@ def test_fp8_rounds_the_matrices_of_layers_alone(device: torch.device) -> None:
     assert np.abs(logits - exact).max() > 1e-3
 
 
-def test_keys_and_values_in_fp8_are_near_and_scales_bring_them_nearer(
+def test_fp8_kv_is_near_and_nearer_with_scales(
     device: torch.device,
 ) -> None:
     weights = dict(random_weights(SPEC))
