@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.board.board import Field, Slot, Timing
 from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Rejection
-from headrace.frontend.http.request import HttpExchange, nobody
+from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.open_requests import OpenRequest
 from headrace.frontend.request_timings import RequestTimings
@@ -83,7 +83,7 @@ class RequestProxy:
         """Let go of the request."""
         self._give_up_place()
         self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
-        self._request.on_lost = self._request.on_writable = nobody
+        self._request.on_lost = self._request.on_writable = ignore
         self._on_end(self._request, self._exchange)
 
     def _give_up_place(self) -> None:

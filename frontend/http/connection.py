@@ -20,7 +20,7 @@ from headrace.frontend.http.conformance import NOT_SERVED, framing_fault
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.half_closed import HalfClosed
 from headrace.frontend.http.rejections import Rejection, error_body
-from headrace.frontend.http.request import HttpExchange, nobody
+from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.request_head import REQUEST_ID, new_request_id
 from headrace.frontend.http.start_queue import StartQueue
 
@@ -48,7 +48,7 @@ class Connection(HttpToolsProtocol):
         arrivals: StartQueue,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
-        on_parting: Callable[[], None] = nobody,
+        on_parting: Callable[[], None] = ignore,
         **uvicorn: Any,
     ) -> None:
         """Be a connection of a server that takes `max_connections`, and may be about to end.

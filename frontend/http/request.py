@@ -24,8 +24,8 @@ LEADING_ZERO = b"0"  # of the size of a chunk; RFC 9112, 7.1 allows any number o
 MAX_ZEROS = 8  # h11 takes 20 digits at most
 
 
-def nobody() -> None:
-    """Be told of something."""
+def ignore() -> None:
+    """A callback that does nothing."""
 
 
 class HttpExchange:
@@ -56,8 +56,8 @@ class HttpExchange:
         self.id = request_id_of(self.headers)
         self.received_at = time.monotonic_ns()
         self.common: Headers = ()
-        self.on_lost: Callable[[], None] = nobody
-        self.on_writable: Callable[[], None] = nobody
+        self.on_lost: Callable[[], None] = ignore
+        self.on_writable: Callable[[], None] = ignore
         self._head = b""  # of the answer, until something is written
         self._is_chunked = False
         self._num_zeros = 0
@@ -176,7 +176,7 @@ class HttpExchange:
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
-        on_response, cycle.on_response = cycle.on_response, nobody
+        on_response, cycle.on_response = cycle.on_response, ignore
         on_response()
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:

@@ -20,7 +20,7 @@ from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.request import Headers, HttpExchange, nobody
+from headrace.frontend.http.request import Headers, HttpExchange, ignore
 from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
@@ -54,7 +54,7 @@ class Client(HttpExchange):
         self.headers = (*headers, *fields, *hosts)
         self.received_at = time.monotonic_ns()
         self.common = ()
-        self.on_lost = self.on_writable = nobody
+        self.on_lost = self.on_writable = ignore
         self.status = 0
         self.head: dict[bytes, bytes] = {}
         self.length: int | None = None
