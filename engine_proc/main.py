@@ -193,7 +193,7 @@ class EngineCore:
         self._detokenizers = detokenizers
         self._slot = slot
         self._slot[Field.PAGE_TOKENS] = pool.page_tokens
-        self._accounts = SequenceStats(slot)
+        self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
@@ -206,7 +206,7 @@ class EngineCore:
         self._images = images
         self._vision = vision
         self._intake = Intake()
-        self._legacy = ResumeCache()
+        self._resume_cache = ResumeCache()
         self._frontends = list(frontends)
         self._can_step = True
         self._update_board()
@@ -216,7 +216,7 @@ class EngineCore:
         wait_ms = 0
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
-            self._accounts.settle()
+            self._sequence_stats.settle()
             wait_ms = BESIDE_MS if self._grammars.is_busy or self._are_images_waiting else IDLE_MS
             wait_ms = wait_ms if self._can_step else LOADING_MS
         received = inbox.receive(wait_ms)
@@ -245,7 +245,7 @@ class EngineCore:
             case StopSequence(id):
                 self._stop(id)
             case GeneratedTokens():
-                self._legacy.keep(message, bulk, self._clock())
+                self._resume_cache.keep(message, bulk, self._clock())
             case _:
                 assert_never(message)
 
@@ -253,8 +253,8 @@ class EngineCore:
         ended = self._scheduler.end(id)
         if ended is not None:
             self._slot.add(Field.FINISHED)
-            self._accounts.stop(ended)
-            self._legacy.keep_ended(ended, self._clock())
+            self._sequence_stats.stop(ended)
+            self._resume_cache.keep_ended(ended, self._clock())
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)
@@ -302,7 +302,7 @@ class EngineCore:
         for request in self._intake.lapsed(requests, self._clock(), starts):
             self._slot.add(Field.LAPSED)
             self._abort(request)
-        self._legacy.forget_old(self._clock(), self._detokenizers.are_serving)
+        self._resume_cache.forget_old(self._clock(), self._detokenizers.are_serving)
 
     def _add(self, sequence: Sequence) -> None:
         # Who has been let in before is not refused now that everyone comes at once.
@@ -330,8 +330,8 @@ class EngineCore:
         self._intake.drop(request)
         for compiling in self._grammars.abort(request):
             self._dismiss(compiling)
-        old = self._scheduler.end(before) or self._legacy.take_ended(before)
-        generated = self._legacy.take(before) if old is None else old.generated
+        old = self._scheduler.end(before) or self._resume_cache.take_ended(before)
+        generated = self._resume_cache.take(before) if old is None else old.generated
         if old is not None:
             self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
             sequence.take_after(old)
@@ -411,7 +411,7 @@ class EngineCore:
             return
         if self._sent:
             self._detokenizers.send_ready()
-            self._accounts.settle()
+            self._sequence_stats.settle()
             self._take_result(workers)
 
     def _looks_ahead(self) -> bool:
@@ -481,9 +481,9 @@ class EngineCore:
         ended = [n.sequence for n in news if n.finished is not None]
         self._slot.add(Field.FINISHED, len(ended))
         for sequence in ended:
-            self._legacy.keep_ended(sequence, self._clock())
+            self._resume_cache.keep_ended(sequence, self._clock())
         self._update_board()
-        self._accounts.take(news, time.monotonic_ns())
+        self._sequence_stats.take(news, time.monotonic_ns())
         self._publish(news)
 
     def _retry(self, workers: Workers, why: str) -> None:

@@ -47,16 +47,16 @@ def main(config: WorkerConfig, context: Context) -> None:
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
-    heart = context.keep_beating()  # a step may be long
-    heart.begin(context.progress)
+    heartbeat = context.keep_beating()  # a step may be long
+    heartbeat.begin(context.progress)
     group = join(config, context.index)
     loaded = load(config, progress, group, embeddings(config))
     can_rejoin = group if loaded.can_rejoin else None
     attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
     answers = ResultSender(results.send)
-    wishes = AdminRequests(context.board, PROFILE)
-    profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
-    heart.end()
+    admin_requests = AdminRequests(context.board, PROFILE)
+    profiles = Profiles(config.profile_dir, f"worker-{context.index}", admin_requests)
+    heartbeat.end()
     context.ready()
     results.send(
         WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
@@ -67,7 +67,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         if isinstance(step, Resume):
             attempts.resume()
         elif isinstance(step, Step):  # masks are those of a step that has failed
-            heart.begin()
+            heartbeat.begin()
             profiles.began()
             answers.add(attempts.run(step, masks_of))
             context.slot.add(Field.COMPUTED_STEPS)
@@ -75,7 +75,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         elif answers.is_due:
             answers.flush()
         if not answers.is_open:
-            heart.end()
+            heartbeat.end()
 
 
 def embeddings(config: WorkerConfig) -> Floats | None:

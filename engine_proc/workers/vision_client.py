@@ -56,7 +56,7 @@ class VisionWorker:
         self._area = area
         self._clock = clock
         self._restarts = RestartBackoff()
-        self._capsules = CrashReports(config.crash, context.board)
+        self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while there is none
         self._has_served = False
         self._ready: TowerReady | None = None
@@ -127,7 +127,7 @@ class VisionWorker:
         try:
             self._child.check()
         except WorkerDied as death:
-            self._child.make_capsule(self._capsules, death, images.in_progress)
+            self._child.make_crash_report(self._crash_reports, death, images.in_progress)
             self.stop()
             return self._schedule_restart(death, images)
         return Losses()
@@ -137,7 +137,7 @@ class VisionWorker:
         is_hopeless = death.has_said_why and not self._has_served
         delay_s = None if is_hopeless else self._restarts.delay_s()
         if delay_s is None:
-            self._capsules.close()
+            self._crash_reports.close()
             raise death
         log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
         self._start_at = self._clock() + delay_s

@@ -136,7 +136,7 @@ class Workers:
         self._context = context
         self._clock = clock
         self._restarts = RestartBackoff()
-        self._capsules = CrashReports(config.crash, context.board)
+        self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
         self._num_computing = 0  # steps
         self.masks = MaskArea.create(max_draws(config), config.vocab_size)
@@ -270,14 +270,14 @@ class Workers:
         Raises:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
-        self._all[death.rank].make_capsule(self._capsules, death, requests)
+        self._all[death.rank].make_crash_report(self._crash_reports, death, requests)
         was_idle = not self._loading and not self._num_computing  # nothing they do was the reason
         if is_explained or was_idle:
             self._restarts.worked()
         self._num_computing = 0
         delay_s = self._restarts.delay_s()
         if delay_s is None:
-            self._capsules.close()
+            self._crash_reports.close()
             raise death
         log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
         self.stop()

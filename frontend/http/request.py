@@ -184,18 +184,18 @@ class HttpExchange:
         self.begin(status, headers, len(body))
         self.end(body)
 
-    def refuse(self, refusal: Rejection) -> int:
+    def refuse(self, rejection: Rejection) -> int:
         """Answer with an error, in the form of the API; return the length of its body."""
         is_anthropic = self.path.startswith(ANTHROPIC_PATHS)
-        body = anthropic_body(refusal) if is_anthropic else error_body(refusal)
+        body = anthropic_body(rejection) if is_anthropic else error_body(rejection)
         headers = [(b"content-type", JSON)]
-        if refusal.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
-        if refusal.allow:
-            headers.append((b"allow", refusal.allow.encode()))
-        if refusal.status == 401:
+        if rejection.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % rejection.retry_after_s))
+        if rejection.allow:
+            headers.append((b"allow", rejection.allow.encode()))
+        if rejection.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        self.answer(refusal.status, headers, body)
+        self.answer(rejection.status, headers, body)
         return len(body)
 
     def break_off(self) -> None:

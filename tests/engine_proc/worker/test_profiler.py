@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, AdminRequests, wish
+from headrace.board.admin_requests import (
+    PROFILE,
+    START_PROFILE,
+    STOP_PROFILE,
+    AdminRequests,
+    admin_request,
+)
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.worker.profiler import MAX_TRACES, Profiles, Recorder, StepTimes
 from headrace.engine_proc.worker.torch_profile import TorchProfile
@@ -24,7 +30,7 @@ class Rig:
         self.profiles = Profiles(where, "worker-0", AdminRequests(board, PROFILE), record)
 
     def ask(self, what: str) -> None:
-        wish(self.slot, what)
+        admin_request(self.slot, what)
         self.profiles.look()
 
     def step(self, num_tokens: int = 1) -> None:

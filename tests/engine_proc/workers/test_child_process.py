@@ -22,7 +22,7 @@ def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) 
     slot.exit_reason = "no room"
     child: Child[Any, Any] = Child.__new__(Child)
     process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value, pid=5)
-    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+    child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied) as death:
         child.check()
     assert str(death.value) == f"worker 1 {how}"
@@ -36,7 +36,7 @@ def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_cha
     slot[Field.HARMED_PID] = harmed
     child: Child[Any, Any] = Child.__new__(Child)
     process: Any = SimpleNamespace(poll=lambda: -signal.SIGKILL, pid=5)
-    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+    child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL") as death:
         child.check()
     assert death.value.is_chaos == is_chaos

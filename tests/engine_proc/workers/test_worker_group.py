@@ -106,7 +106,7 @@ def test_worker_killed_between_polls_is_named_not_its_peers() -> None:
         child: Child[Any, Any] = Child.__new__(Child)
         codes = itertools.chain([None], itertools.repeat(code))
         process: Any = SimpleNamespace(poll=lambda codes=codes: next(codes), pid=5)
-        child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+        child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
         workers._all.append(child)
     for _ in range(2):
         with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$"):
@@ -126,7 +126,7 @@ class Dying:
     def check(self, but_for_peers: bool = False) -> None:
         raise WorkerDied("worker 0 was killed")
 
-    def make_capsule(self, *_: object) -> None: ...
+    def make_crash_report(self, *_: object) -> None: ...
 
     def stop(self) -> None: ...
 
