@@ -45,7 +45,7 @@ def test_nobody_comes_in_without_the_key(
 
 
 @pytest.mark.parametrize(
-    ("path", "query", "wishes"),
+    ("path", "query", "admin_requests"),
     [
         (RESTART, b"", RENEWABLE),
         (RESTART, b"role=tokenizer", ("tokenizer",)),
