@@ -10,10 +10,11 @@ from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
-from headrace.engine_proc.main import EngineCore, make_pool, make_scheduler
+from headrace.engine_proc.main import make_pool, make_scheduler
 from headrace.engine_proc.shm.grammar_bitmask import MaskArea
 from headrace.engine_proc.workers.child_process import WorkerDied
 from headrace.exit_status import ExitStatus
