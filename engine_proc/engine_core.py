@@ -16,18 +16,18 @@ from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.intake import Intake, IntakeDecision
 from headrace.engine_proc.resume_cache import ResumeCache
-from headrace.engine_proc.scheduling.oom_backoff import StepLimit
+from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SequenceOutput
-from headrace.engine_proc.scheduling.step_time_model import StepTime
+from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence_stats import SequenceStats
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.engine_proc.workers.child_process import WorkerDied
-from headrace.engine_proc.workers.vision_client import VisionWorker
-from headrace.engine_proc.workers.worker_group import Workers
+from headrace.engine_proc.workers.vision_client import VisionClient
+from headrace.engine_proc.workers.worker_group import WorkerGroup
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (
     Abort,
@@ -71,7 +71,7 @@ class EngineCore:
         slot: Slot,
         grammars: MatcherQueue,
         images: EncoderQueue | None = None,
-        vision: VisionWorker | None = None,
+        vision: VisionClient | None = None,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
         ahead_s: float = 0.0,
@@ -84,11 +84,11 @@ class EngineCore:
         self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
-        self._step_time = StepTime()
+        self._step_time = StepTimeModel()
         self._ahead_s = ahead_s
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
-        self._step_limit = StepLimit()
+        self._step_limit = OomBackoff()
         self._clock = clock
         self._grammars = grammars
         self._images = images
@@ -233,7 +233,7 @@ class EngineCore:
             sequence.tokens.extend(generated)
             self._publish([SequenceOutput(sequence, generated.tolist())])
 
-    def run_once(self, workers: Workers) -> None:
+    def run_once(self, workers: WorkerGroup) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.
 
         Raises:
@@ -290,7 +290,7 @@ class EngineCore:
         output, tokens = step_output(news, failed, reasons)
         self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
 
-    def step(self, workers: Workers) -> None:
+    def step(self, workers: WorkerGroup) -> None:
         """Send a step, then take the result of the oldest, unless another can be sent before.
 
         What the last one brought is told while the workers are busy.
@@ -309,7 +309,7 @@ class EngineCore:
         chunks, step = self._sent[0]
         return self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s
 
-    def _send(self, workers: Workers) -> bool:
+    def _send(self, workers: WorkerGroup) -> bool:
         """Send a step if one can be chosen now."""
         if not self._sent:
             self._began_at = time.perf_counter()
@@ -337,14 +337,14 @@ class EngineCore:
         due_ns = 0 if patience_s is None else time.monotonic_ns() + round(1e9 * patience_s)
         self._slot[Field.STEP_DUE_NS] = due_ns
 
-    def _make_masks(self, workers: Workers) -> None:
+    def _make_masks(self, workers: WorkerGroup) -> None:
         """Make the masks of the oldest step: all tokens before those it draws are known."""
         chunks, step = self._sent[0]
         if step.masked_rows:
             fill_masks(chunks, workers.masks)
             workers.masks_written()
 
-    def _take_result(self, workers: Workers) -> None:
+    def _take_result(self, workers: WorkerGroup) -> None:
         """Wait for the oldest step, and take what it has brought."""
         result = workers.finish()
         if isinstance(result, StepFailed):
@@ -374,7 +374,7 @@ class EngineCore:
         self._sequence_stats.take(news, time.monotonic_ns())
         self._publish(news)
 
-    def _retry(self, workers: Workers, why: str) -> None:
+    def _retry(self, workers: WorkerGroup, why: str) -> None:
         """Have the oldest step, for which there was no memory, computed in smaller ones.
 
         The one that was sent after it fails, too. Whoever is alone in one that cannot be cut, with

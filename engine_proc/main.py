@@ -9,15 +9,15 @@ from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
-from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
+from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
-from headrace.engine_proc.workers.vision_client import VisionWorker, num_area_rows
-from headrace.engine_proc.workers.worker_group import Workers
+from headrace.engine_proc.workers.vision_client import VisionClient, num_area_rows
+from headrace.engine_proc.workers.worker_group import WorkerGroup
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine
@@ -46,9 +46,9 @@ def main(config: EngineConfig, context: Context) -> None:
     images = make_images(config, arena)
     try:
         if arena is not None and area is not None and images is not None:
-            vision = VisionWorker(config, context, arena, area)
+            vision = VisionClient(config, context, arena, area)
             tower_bytes = vision.wait_gpu_bytes(images)
-        workers = Workers(config, context, area, tower_bytes)
+        workers = WorkerGroup(config, context, area, tower_bytes)
         if config.embedding_size is None:
             grammars.begin()
         ready = workers.wait_ready()
@@ -108,7 +108,7 @@ def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | Non
     if arena is None:
         return None
     assert config.image_token is not None
-    pool = EmbeddingPool(num_area_rows(config))
+    pool = EncoderCache(num_area_rows(config))
     importance = Policy(config.scheduling_policy).importance
     return EncoderQueue(pool, config.image_token, arena.release, config.whole_images, importance)
 
@@ -127,7 +127,7 @@ def make_scheduler(
             whole_prompts=ready.whole_prompts,
         ),
         Policy(config.scheduling_policy),
-        PromptLookup() if config.speculative == "ngram" else None,
+        NgramProposer() if config.speculative == "ngram" else None,
         config.enable_prefix_caching,
         images,
     )

@@ -68,9 +68,9 @@ def serve_about(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
     """Answer GETs. It has little to do, and a core at once where tokenizers have all of them."""
-    from headrace.tokenizer_proc.info_lane import AboutLane
+    from headrace.tokenizer_proc.info_lane import InfoLane
 
-    lane = AboutLane(config, context, inbox)
+    lane = InfoLane(config, context, inbox)
     context.ready()
     while True:
         context.slot.beat()

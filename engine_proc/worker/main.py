@@ -10,13 +10,13 @@ from headrace.board.board import Field
 from headrace.config.config import WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.sampler import Masks
 from headrace.engine_proc.worker.loader import load
-from headrace.engine_proc.worker.profiler import Profiles
+from headrace.engine_proc.worker.profiler import Profiler
 from headrace.engine_proc.worker.result_sender import ResultSender
 from headrace.engine_proc.worker.step_runner import StepRunner
 from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
@@ -35,7 +35,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     """
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
-    area = MaskArea(config.mask_fd, config.vocab_size)
+    area = GrammarBitmask(config.mask_fd, config.vocab_size)
 
     def progress(done: int, total: int) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
@@ -55,7 +55,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
     answers = ResultSender(results.send)
     admin_requests = AdminRequests(context.board, PROFILE)
-    profiles = Profiles(config.profile_dir, f"worker-{context.index}", admin_requests)
+    profiles = Profiler(config.profile_dir, f"worker-{context.index}", admin_requests)
     heartbeat.end()
     context.ready()
     results.send(

@@ -73,7 +73,7 @@ def record() -> Recorder:
     return TorchProfile()
 
 
-class Profiles:
+class Profiler:
     """What a worker does about them.
 
     Args:

@@ -32,7 +32,7 @@ class WorkerDied(HeadraceError):
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
-class Child(Generic[Ask, Answer]):
+class ChildProcess(Generic[Ask, Answer]):
     """One process, from its start to its end.
 
     Args:

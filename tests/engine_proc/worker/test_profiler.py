@@ -16,7 +16,7 @@ from headrace.board.admin_requests import (
     admin_request,
 )
 from headrace.board.board import Board, Seat
-from headrace.engine_proc.worker.profiler import MAX_TRACES, Profiles, Recorder, StepTimes
+from headrace.engine_proc.worker.profiler import MAX_TRACES, Profiler, Recorder, StepTimes
 from headrace.engine_proc.worker.torch_profile import TorchProfile
 
 
@@ -27,7 +27,7 @@ class Rig:
         board = Board.create([Seat("frontend", 0)])
         self.slot = board.slot("frontend")
         where = None if directory is None else str(directory)
-        self.profiles = Profiles(where, "worker-0", AdminRequests(board, PROFILE), record)
+        self.profiles = Profiler(where, "worker-0", AdminRequests(board, PROFILE), record)
 
     def ask(self, what: str) -> None:
         admin_request(self.slot, what)
