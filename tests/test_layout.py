@@ -1,4 +1,4 @@
-"""The rules of the tree: who imports whom, what files are called, how long they get."""
+"""The rules of the tree: imports, names, lengths and words."""
 
 import ast
 import dataclasses
@@ -211,7 +211,7 @@ def test_process_imports_no_other_process(folder: str) -> None:
 
 def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
     for path in python_files("headrace"):
-        if path.name != "grammar_compiler.py":  # which only those import who need it
+        if path.name != "grammar_compiler.py":  # imported only where grammars are compiled
             assert not {name.split(".")[0] for name in imports(path)} & HEAVY, path
         assert not imported_processes(path), path
 
@@ -249,7 +249,7 @@ def test_a_vision_worker_loads_torch_when_it_has_begun() -> None:
     assert not {"torch", "transformers"} & set(result.stdout.split())
 
 
-def test_who_may_never_see_a_grammar_does_not_load_llguidance() -> None:
+def test_processes_without_grammars_load_no_llguidance() -> None:
     for main in ("engine_proc.main", "tokenizer_proc.main", "tokenizer_proc.service"):
         code = f"import headrace.{main}, sys; print(*sys.modules)"
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
