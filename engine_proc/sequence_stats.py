@@ -6,8 +6,8 @@ last. Those that run to their end are counted; who leaves before tells nothing o
 
 from collections import Counter
 
-from headrace.board.board import Field, Slot, Span
-from headrace.engine_proc.scheduling.scheduler import News
+from headrace.board.board import Field, Slot, Timing
+from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import FinishReason
 
@@ -33,15 +33,15 @@ class TokenRate:
         self._since_ns, self._num_before = now_ns, num
 
 
-class Accounts:
+class SequenceStats:
     """Counts what steps bring, later: while the next one is computed."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._open: list[tuple[list[News], int]] = []
+        self._open: list[tuple[list[SequenceOutput], int]] = []
         self._rate = TokenRate(slot)
 
-    def take(self, news: list[News], now_ns: int) -> None:
+    def take(self, news: list[SequenceOutput], now_ns: int) -> None:
         """Keep what a step brought at `now_ns`, CLOCK_MONOTONIC, until `settle`."""
         self._open.append((news, now_ns))
 
@@ -58,7 +58,7 @@ class Accounts:
         if sequence.first_token_ns:
             self._close(sequence, FinishReason.STOP)
 
-    def _count(self, news: list[News], now_ns: int) -> None:
+    def _count(self, news: list[SequenceOutput], now_ns: int) -> None:
         earlier: Counter[int] = Counter()
         for n in news:
             sequence = n.sequence
@@ -72,7 +72,7 @@ class Accounts:
             if n.finished in RAN:
                 self._close(sequence, n.finished)
         # Most have had their last token in the same step, so there are few moments.
-        between = self._slot.histogram(Span.BETWEEN)
+        between = self._slot.histogram(Timing.BETWEEN)
         for then_ns, times in earlier.items():
             between.observe(now_ns - then_ns, times)
 
@@ -106,17 +106,17 @@ def close(
     num_prompt, num_cached, num_generated, max_tokens = counts
     slot.add(Field.ENDED + why)
     observed = [
-        (Span.WAITED, scheduled - queued),
-        (Span.PREFILLED, first - scheduled),
-        (Span.DECODED, last - first),
-        (Span.RAN, last - scheduled),
-        (Span.PROMPT, num_prompt),
-        (Span.COMPUTED, num_prompt - num_cached),
-        (Span.GENERATED, num_generated),
-        (Span.MAX_TOKENS, max_tokens),
-        (Span.PREEMPTED, num_preemptions),
+        (Timing.WAITED, scheduled - queued),
+        (Timing.PREFILLED, first - scheduled),
+        (Timing.DECODED, last - first),
+        (Timing.RAN, last - scheduled),
+        (Timing.PROMPT, num_prompt),
+        (Timing.COMPUTED, num_prompt - num_cached),
+        (Timing.GENERATED, num_generated),
+        (Timing.MAX_TOKENS, max_tokens),
+        (Timing.PREEMPTED, num_preemptions),
     ]
     if num_generated > 1:
-        observed.append((Span.PER_TOKEN, (last - first) // (num_generated - 1)))
+        observed.append((Timing.PER_TOKEN, (last - first) // (num_generated - 1)))
     for span, amount in observed:
         slot.histogram(span).observe(amount)

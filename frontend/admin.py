@@ -8,10 +8,16 @@ import time
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from headrace.board.admin_requests import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
+from headrace.board.admin_requests import (
+    RENEWABLE,
+    START_PROFILE,
+    STOP,
+    STOP_PROFILE,
+    admin_request,
+)
 from headrace.board.board import Board, Field, Slot, State
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.http.rejections import Rejection
 from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
@@ -19,19 +25,19 @@ PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
 METHODS = {PROCESSES: "GET", RESTART: "POST", DRAIN: "POST", **dict.fromkeys(PROFILES, "POST")}
 
-NO_PROFILES = Refusal(
+NO_PROFILES = Rejection(
     404,
     "this server keeps no profiles; start it with --profile-dir",
     "invalid_request_error",
     "no_profile_dir",
 )
-CLOSED = Refusal(
+CLOSED = Rejection(
     403,
     "this server has no key for /admin; start it with --admin-api-key",
     "permission_error",
     "no_admin_key",
 )
-WRONG_KEY = Refusal(
+WRONG_KEY = Rejection(
     401,
     "/admin needs the key of --admin-api-key: send the header Authorization: Bearer KEY",
     "authentication_error",
@@ -45,7 +51,7 @@ def is_for_operators(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Done:
+class AdminResponse:
     """An answer, as JSON."""
 
     status: int
@@ -61,19 +67,21 @@ class Admin:
     """
 
     def __init__(
-        self, keyring: Keyring, board: Board, slot: Slot, supervisor: int, profiles: bool
+        self, key_auth: ApiKeyAuth, board: Board, slot: Slot, supervisor: int, profiles: bool
     ) -> None:
         self._profiles = profiles
-        self._keyring = keyring
+        self._key_auth = key_auth
         self._board = board
         self._slot = slot
         self._supervisor = supervisor
 
-    def answer(self, method: str, path: str, query: bytes, key: bytes | None) -> Done | Refusal:
+    def answer(
+        self, method: str, path: str, query: bytes, key: bytes | None
+    ) -> AdminResponse | Rejection:
         """Do what is asked for, or say why not."""
-        if not self._keyring:
+        if not self._key_auth:
             return CLOSED
-        if not self._keyring.admits(key):
+        if not self._key_auth.admits(key):
             self._slot.add(Field.UNAUTHORIZED)
             return WRONG_KEY
         if path not in METHODS:
@@ -82,23 +90,23 @@ class Admin:
         if method != taken and (method, taken) != ("HEAD", "GET"):
             return invalid(405, f"{path} takes {taken}", "GET, HEAD" if taken == "GET" else taken)
         if path == PROCESSES:
-            return Done(200, self._processes())
+            return AdminResponse(200, self._processes())
         if path == DRAIN:
-            return self._wish(STOP)
+            return self._admin_request(STOP)
         if path in PROFILES:
-            return self._wish(PROFILES[path]) if self._profiles else NO_PROFILES
+            return self._admin_request(PROFILES[path]) if self._profiles else NO_PROFILES
         asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         if any(name != "role" or value not in RENEWABLE for name, value in asked):
             return invalid(
                 400, f"{path} takes role=NAME, one of {', '.join(RENEWABLE)}, or nothing"
             )
-        return self._wish(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
+        return self._admin_request(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
 
-    def _wish(self, *wishes: str) -> Done:
-        for what in wishes:
-            wish(self._slot, what)
-        told = ",".join(f'"{what}"' for what in wishes)
-        return Done(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
+    def _admin_request(self, *admin_requests: str) -> AdminResponse:
+        for what in admin_requests:
+            admin_request(self._slot, what)
+        told = ",".join(f'"{what}"' for what in admin_requests)
+        return AdminResponse(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
 
     def _processes(self) -> bytes:
         now_ns = time.monotonic_ns()
@@ -107,9 +115,9 @@ class Admin:
         return f'{{"processes":[{",".join(told)}]}}'.encode("ascii")
 
 
-def invalid(status: int, message: str, allow: str = "") -> Refusal:
+def invalid(status: int, message: str, allow: str = "") -> Rejection:
     """Return the refusal of what cannot be asked."""
-    return Refusal(status, message, "invalid_request_error", "invalid_request", allow=allow)
+    return Rejection(status, message, "invalid_request_error", "invalid_request", allow=allow)
 
 
 def process_of(slot: Slot, now_ns: int) -> str:

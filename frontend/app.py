@@ -9,17 +9,17 @@ import time
 
 from headrace.board.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
-from headrace.frontend.admission.gate import Door
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, PING, health_of
 from headrace.frontend.http.conformance import head_fault
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.rejections import Refusal
-from headrace.frontend.http.request import HEAD, JSON, Request
+from headrace.frontend.http.rejections import Rejection
+from headrace.frontend.http.request import HEAD, JSON, HttpExchange
 from headrace.runtime.wake_clock import WakeClock
 
 GET = "GET"
-ONLY_ASKED = Refusal(
+ONLY_ASKED = Rejection(
     405,
     "this path takes GET",
     "invalid_request_error",
@@ -36,18 +36,18 @@ class App:
         board: Board,
         awake: WakeClock,
         forwarder: Forwarder,
-        door: Door,
+        gate: Gate,
         admin: Admin,
         cors: Cors | None = None,
     ) -> None:
         self._board = board
         self._awake = awake
         self._forwarder = forwarder
-        self._door = door
+        self._gate = gate
         self._admin = admin
         self._cors = cors
 
-    def __call__(self, request: Request) -> None:
+    def __call__(self, request: HttpExchange) -> None:
         """Answer a request, now or when the ring does."""
         fault = head_fault(request.version, request.head)
         if fault is not None:
@@ -62,19 +62,19 @@ class App:
         else:
             self._forwarder.begin(request)
 
-    def _tell_health(self, request: Request) -> None:
+    def _tell_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:
             request.refuse(ONLY_ASKED)
             return
         now_ns = time.monotonic_ns()
         since_ns = self._awake.look(now_ns)
-        found = health_of(self._board, request.path, self._door.is_closed, now_ns, since_ns)
+        found = health_of(self._board, request.path, self._gate.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
 
-    def _administer(self, request: Request) -> None:
+    def _administer(self, request: HttpExchange) -> None:
         key = request.head.key
         answer = self._admin.answer(request.method, request.path, request.query, key)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Rejection):
             request.refuse(answer)
         else:
             request.answer(answer.status, [(b"content-type", JSON)], answer.body)

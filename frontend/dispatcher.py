@@ -13,19 +13,21 @@ from contextlib import contextmanager
 
 from headrace.board.board import Field, Slot
 from headrace.exit_status import ExitStatus
-from headrace.frontend.open_requests import Exchanges
+from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import ResponseFrames, request_of
 from headrace.ipc.sockets import Frame
 
 log = logging.getLogger(__name__)
 
 
-class Delivery:
+class Dispatcher:
     """What has come and has not been handed over."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, exchanges: Exchanges, slot: Slot) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, open_requests: OpenRequests, slot: Slot
+    ) -> None:
         self._loop = loop
-        self._exchanges = exchanges
+        self._open_requests = open_requests
         self._slot = slot
         self._incoming: deque[Incoming] = deque()
 
@@ -43,7 +45,7 @@ class Delivery:
     def _deliver(self) -> None:
         incoming = self._incoming[0]
         with self._vital():
-            num_bytes = incoming.deliver(self._exchanges)
+            num_bytes = incoming.deliver(self._open_requests)
         self._slot.add(Field.BYTES_OUT, num_bytes)
         if incoming.is_delivered:
             self._incoming.popleft()
@@ -57,7 +59,7 @@ class Delivery:
         try:
             yield
         except Exception as error:
-            self._slot.last_words = repr(error)
+            self._slot.exit_reason = repr(error)
             log.exception("an error that nobody has foreseen")
             sys.exit(ExitStatus.FAILED)
 
@@ -71,9 +73,10 @@ class Incoming:
         self._heads = frames.heads.copy()  # a request may have several entries
         self._ids = memoryview(frames.ids).cast("Q")
         self._lengths = memoryview(frames.lengths).cast("I")
-        self._told = memoryview(frames.told).cast("I") if frames.told else None
+        counts = frames.num_delivered
+        self._num_delivered = memoryview(counts).cast("I") if counts else None
         assert len(self._ids) == len(self._lengths) == len(frames.last)
-        assert self._told is None or len(self._told) == len(self._ids)
+        assert self._num_delivered is None or len(self._num_delivered) == len(self._ids)
         assert sum(self._lengths) == len(data)
         self._row = self._start = 0
 
@@ -82,15 +85,15 @@ class Incoming:
         """Whether nothing is left."""
         return self._row == len(self._ids)
 
-    def deliver(self, exchanges: Exchanges) -> int:
+    def deliver(self, open_requests: OpenRequests) -> int:
         """Hand over some entries; return how many bytes of them have been written to sockets."""
-        view, last, told = memoryview(self._data), self._frames.last, self._told
-        written = exchanges.streams.write(self._frames, self._data, self._row, self._start)
+        view, last, num_delivered = memoryview(self._data), self._frames.last, self._num_delivered
+        written = open_requests.streams.write(self._frames, self._data, self._row, self._start)
         for start, row, num_written in written.left:
             id = self._ids[row]
             head = self._heads.pop(request_of(id), None) if self._heads else None
             piece = view[start : start + self._lengths[row]]
-            count = told[row] if told else 0
-            exchanges.deliver(id, head, piece, last[row], count, num_written)
+            count = num_delivered[row] if num_delivered else 0
+            open_requests.deliver(id, head, piece, last[row], count, num_written)
         self._row, self._start = written.row, written.start
         return written.num_bytes

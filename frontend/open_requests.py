@@ -11,7 +11,7 @@ from headrace.board.board import Field, Slot
 from headrace.board.http_counts import CLIENT_LEFT
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.http.unsent import Unsent
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
 from headrace.ipc.sockets import Frame
 
@@ -20,18 +20,18 @@ MAX_TOTAL_UNSENT_BYTES = 256 << 20  # of all responses; past it the client that 
 
 
 @dataclass(eq=False)
-class Exchange:
+class OpenRequest:
     """One request and what has come back for it so far."""
 
     id: int
     wants_timing: bool = False
-    sent: Sent | None = None  # once it has been
+    sent: InflightRequest | None = None  # once it has been
     head: Head | None = None
     has_begun: bool = False  # the head has been written
     status: int = CLIENT_LEFT  # until there is a head
     declared_length: int = 0  # of the answer; 0 where it streams
     unsent: Unsent = field(default_factory=Unsent)
-    written_at: float = 0.0  # when its client was last given something, seconds; see `Exchanges`
+    written_at: float = 0.0  # when its client was last given something, seconds; see `OpenRequests`
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
     on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
@@ -70,7 +70,7 @@ class Exchange:
             self.on_news()
 
 
-class Exchanges:
+class OpenRequests:
     """All open requests of a frontend.
 
     Attributes:
@@ -82,18 +82,18 @@ class Exchanges:
         self._frontend = frontend
         self._slot = slot
         self._counter = first_counter(slot[Field.STARTS])
-        self._open: dict[int, Exchange] = {}
+        self._open: dict[int, OpenRequest] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Exchange]:
+    def __iter__(self) -> Iterator[OpenRequest]:
         return iter(list(self._open.values()))
 
     @property
     def num_unsent_bytes(self) -> int:
         """Bytes that have come and not been taken."""
-        return sum(exchange.num_unsent_bytes for exchange in self._open.values())
+        return sum(open_request.num_unsent_bytes for open_request in self._open.values())
 
     def cut_slowest(self) -> None:
         """Drop requests until what waits is bounded: first whose clients last read longest ago.
@@ -101,70 +101,76 @@ class Exchanges:
         One response is always kept: its request has been bounded.
         """
         excess = self.num_unsent_bytes - MAX_TOTAL_UNSENT_BYTES
-        waiting = [exchange for exchange in self._open.values() if exchange.unsent]
-        for exchange in sorted(waiting, key=lambda exchange: exchange.written_at)[:-1]:
+        waiting = [open_request for open_request in self._open.values() if open_request.unsent]
+        for open_request in sorted(waiting, key=lambda open_request: open_request.written_at)[:-1]:
             if excess <= 0:
                 return
-            excess -= exchange.unsent.num_bytes
-            exchange.drop()
+            excess -= open_request.unsent.num_bytes
+            open_request.drop()
 
-    def open(self, wants_timing: bool = False) -> Exchange:
+    def open(self, wants_timing: bool = False) -> OpenRequest:
         """Draw an id and wait for its answer."""
-        exchange = Exchange(self._next_id(), wants_timing)
-        self._open[exchange.id] = exchange
+        open_request = OpenRequest(self._next_id(), wants_timing)
+        self._open[open_request.id] = open_request
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
-        return exchange
+        return open_request
 
     def _next_id(self) -> int:
         self._counter += 1
         return request_id(self._frontend, self._counter)
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[InflightRequest]:
         """Return the requests that have been sent."""
         return [
-            exchange.sent
-            for exchange in self._open.values()
-            if exchange.sent is not None and not exchange.complete
+            open_request.sent
+            for open_request in self._open.values()
+            if open_request.sent is not None and not open_request.complete
         ]
 
-    def renumber(self, sent: Sent) -> int:
+    def renumber(self, sent: InflightRequest) -> int:
         """Draw a new id for a request; what comes for the old one is dropped."""
-        exchange = self._open.pop(sent.request.id)
-        sent.told |= self.streams.told(exchange.id)
-        self.streams.close(exchange.id)
-        exchange.id = self._next_id()
-        self._open[exchange.id] = exchange
-        return exchange.id
+        open_request = self._open.pop(sent.request.id)
+        sent.num_delivered |= self.streams.num_delivered(open_request.id)
+        self.streams.close(open_request.id)
+        open_request.id = self._next_id()
+        self._open[open_request.id] = open_request
+        return open_request.id
 
-    def fail(self, sent: Sent, head: Head, data: bytes, event: bytes) -> None:
+    def fail(self, sent: InflightRequest, head: Head, data: bytes, event: bytes) -> None:
         """Answer a request with an error, or end a stream that has begun with an event."""
-        exchange = self._open[sent.request.id]
-        if exchange.has_begun or exchange.unsent:
-            exchange.deliver(event, True)
+        open_request = self._open[sent.request.id]
+        if open_request.has_begun or open_request.unsent:
+            open_request.deliver(event, True)
         else:
-            exchange.head = head
-            exchange.deliver(data, True)
+            open_request.head = head
+            open_request.deliver(data, True)
 
-    def close(self, exchange: Exchange) -> None:
+    def close(self, open_request: OpenRequest) -> None:
         """Stop waiting."""
-        self._open.pop(exchange.id, None)
-        self.streams.close(exchange.id)
+        self._open.pop(open_request.id, None)
+        self.streams.close(open_request.id)
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
     def deliver(
-        self, id: int, head: Head | None, data: Frame, last: int, told: int, num_written: int = 0
+        self,
+        id: int,
+        head: Head | None,
+        data: Frame,
+        last: int,
+        num_delivered: int,
+        num_written: int = 0,
     ) -> None:
-        """Hand an entry of a message to the request it is for, as in `Exchange.deliver`."""
-        exchange = self._open.get(request_of(id))
-        if exchange is None:
+        """Hand an entry of a message to the request it is for, as in `OpenRequest.deliver`."""
+        open_request = self._open.get(request_of(id))
+        if open_request is None:
             return
-        if head is not None and not exchange.has_begun:
-            exchange.head = head
-        sent = exchange.sent
+        if head is not None and not open_request.has_begun:
+            open_request.head = head
+        sent = open_request.sent
         if sent is not None:
-            if not sent.take(id % MAX_SEQUENCES, data, last, told):
+            if not sent.take(id % MAX_SEQUENCES, data, last, num_delivered):
                 return
             if sent.held:
                 for part in sent.release():
-                    exchange.unsent.append(part)
-        exchange.deliver(data, bool(last), num_written)
+                    open_request.unsent.append(part)
+        open_request.deliver(data, bool(last), num_written)

@@ -4,19 +4,19 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.board.board import Field, Slot, Span
+from headrace.board.board import Field, Slot, Timing
 from headrace.board.http_counts import POST
-from headrace.frontend.http.rejections import Refusal
-from headrace.frontend.http.request import Request, nobody
+from headrace.frontend.http.rejections import Rejection
+from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.streams import Streams
-from headrace.frontend.open_requests import Exchange
-from headrace.frontend.request_timings import Hops
-from headrace.ipc.inflight import Sent
+from headrace.frontend.open_requests import OpenRequest
+from headrace.frontend.request_timings import RequestTimings
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import HttpRequest
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame
 
-OVERLOADED = Refusal(
+OVERLOADED = Rejection(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
 )
 TOO_MANY = 429
@@ -24,19 +24,19 @@ PIECE_BYTES = 256 << 10  # of a whole answer, written at once
 MAX_PIECES = 8  # in one turn of the event loop
 
 
-class Passage:
+class RequestProxy:
     """What comes back for a request is written as it comes, as far as its client reads."""
 
     def __init__(
         self,
-        request: Request,
-        exchange: Exchange,
-        links: Links,
+        request: HttpExchange,
+        open_request: OpenRequest,
+        links: Router,
         slot: Slot,
         *,
         streams: Streams,
         retry_after_s: Callable[[], int],
-        on_end: Callable[[Request, Exchange], None],
+        on_end: Callable[[HttpExchange, OpenRequest], None],
     ) -> None:
         """Be the way of a request that has come in.
 
@@ -46,7 +46,7 @@ class Passage:
             on_end: is told when it has been answered, or given up.
         """
         self._request = request
-        self._exchange = exchange
+        self._open_request = open_request
         self._links = links
         self._slot = slot
         self._streams = streams
@@ -58,74 +58,74 @@ class Passage:
 
     def enter(self, body: bytes, key: int) -> None:
         """Send the request into the ring; `key` is whose part it has of the engine."""
-        request, exchange, slot = self._request, self._exchange, self._slot
+        request, open_request, slot = self._request, self._open_request, self._slot
         slot.add(Field.BYTES_IN, len(body))
-        message = HttpRequest(exchange.id, request.method, request.path, time.time(), key)
-        sent = Sent(message, body)
+        message = HttpRequest(open_request.id, request.method, request.path, time.time(), key)
+        sent = InflightRequest(message, body)
         if not self._links.forward(sent):
             self.refuse(OVERLOADED)
             return
-        exchange.sent = sent
+        open_request.sent = sent
         self._num_kept = len(body)
         self._has_place = True
         slot.add(Field.KEPT_BYTES, self._num_kept)
         slot.add(Field.ADMITTED, request.method == POST)
-        exchange.on_news = request.on_writable = self._write_news
-        request.on_lost = exchange.drop
+        open_request.on_news = request.on_writable = self._write_news
+        request.on_lost = open_request.drop
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, rejection: Rejection) -> None:
         """Answer with an error instead."""
-        self._exchange.status = refusal.status
-        self._exchange.declared_length = self._request.refuse(refusal)
+        self._open_request.status = rejection.status
+        self._open_request.declared_length = self._request.refuse(rejection)
         self.end()
 
     def end(self) -> None:
         """Let go of the request."""
         if self._has_place:
             self._give_up_place()
-        self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
-        self._request.on_lost = self._request.on_writable = nobody
-        self._on_end(self._request, self._exchange)
+        self._open_request.on_news = self._open_request.write = None  # else it would be in a cycle
+        self._request.on_lost = self._request.on_writable = ignore
+        self._on_end(self._request, self._open_request)
 
     def _give_up_place(self) -> None:
         """Release the body and the place at the door: the response is here."""
         self._has_place = False
         self._slot.add(Field.KEPT_BYTES, -self._num_kept)
         self._slot.add(Field.ADMITTED, -(self._request.method == POST))
-        if self._exchange.sent is not None:
-            self._exchange.sent.body = b""
+        if self._open_request.sent is not None:
+            self._open_request.sent.body = b""
 
     def _write_news(self) -> None:
         """Write what has come, if the client reads; it may be the last."""
-        request, exchange = self._request, self._exchange
-        if exchange.complete and self._has_place:
+        request, open_request = self._request, self._open_request
+        if open_request.complete and self._has_place:
             self._give_up_place()
-        if exchange.dropped:
+        if open_request.dropped:
             self._slot.add(Field.DISCONNECTS)
-            if not exchange.complete:
-                assert exchange.sent is not None
-                self._links.abort(exchange.sent)
+            if not open_request.complete:
+                assert open_request.sent is not None
+                self._links.abort(open_request.sent)
             if not request.is_given_up:
                 request.break_off()
             self.end()
             return
-        if exchange.head is None or not request.is_writable:
+        if open_request.head is None or not request.is_writable:
             return
-        if not exchange.has_begun:
-            self._begin(exchange.unsent.num_bytes)
-        exchange.written_at = time.monotonic()
-        if exchange.complete and not self._write_most():
+        if not open_request.has_begun:
+            self._begin(open_request.unsent.num_bytes)
+        open_request.written_at = time.monotonic()
+        if open_request.complete and not self._write_most():
             return
-        data = exchange.unsent.take_all()
+        data = open_request.unsent.take_all()
         self._slot.add(Field.BYTES_OUT, len(data))
-        if not exchange.complete:
+        if not open_request.complete:
             request.write(data)
-            exchange.write = self._write_piece
+            open_request.write = self._write_piece
             return
         request.end(data)
         self._slot.add(Field.RESPONSES)
         if self._is_timed:
-            whole = self._slot.histogram(Span.WHOLE)
+            whole = self._slot.histogram(Timing.WHOLE)
             whole.observe(time.monotonic_ns() - request.received_at)
         self.end()
 
@@ -135,7 +135,7 @@ class Passage:
         Where the client does not read it is written when it does, and what is left after some
         pieces in the next turn of the event loop.
         """
-        request, unsent = self._request, self._exchange.unsent
+        request, unsent = self._request, self._open_request.unsent
         for _ in range(MAX_PIECES):
             if unsent.num_bytes <= PIECE_BYTES:
                 return True
@@ -149,7 +149,7 @@ class Passage:
 
     def _go_on(self) -> None:
         """Write more, unless that has been done or the request has ended meanwhile."""
-        if self._exchange.on_news is not None:
+        if self._open_request.on_news is not None:
             self._write_news()
 
     def _write_piece(self, data: Frame, num_written: int) -> bool:
@@ -160,31 +160,31 @@ class Passage:
         self._slot.add(Field.BYTES_OUT, len(data))
         # There may be many more pieces. Where this one waits none may overtake it, though one of
         # another sequence may have gone through a moment ago.
-        self._streams.open(self._exchange.id, self._request.clear_socket)
+        self._streams.open(self._open_request.id, self._request.clear_socket)
         return True
 
     def _begin(self, length: int) -> None:
         """Begin the answer, with its length where that is known."""
-        exchange = self._exchange
-        head = exchange.head
+        open_request = self._open_request
+        head = open_request.head
         assert head is not None
-        exchange.has_begun = True
-        exchange.status = head.status
+        open_request.has_begun = True
+        open_request.status = head.status
         headers = [(b"content-type", head.content_type.encode())]
         headers += [(name.encode(), value.encode()) for name, value in head.headers]
         if head.status == TOO_MANY:
             headers.append((b"retry-after", b"%d" % self._retry_after_s()))
-        if exchange.complete:
-            exchange.declared_length = length
+        if open_request.complete:
+            open_request.declared_length = length
         else:
             headers.append((b"cache-control", b"no-cache"))
         if head.times is not None:
             self._is_timed = True
-            hops = Hops(self._request.received_at, head.times)
-            hops.observe(self._slot)
-            if not exchange.complete:
+            timings = RequestTimings(self._request.received_at, head.times)
+            timings.observe(self._slot)
+            if not open_request.complete:
                 written_ns = time.monotonic_ns() - head.times.rendered
-                self._slot.histogram(Span.WRITE).observe(written_ns)
-            if exchange.wants_timing:
-                headers.append((b"server-timing", hops.header()))
-        self._request.begin(head.status, headers, length if exchange.complete else None)
+                self._slot.histogram(Timing.WRITE).observe(written_ns)
+            if open_request.wants_timing:
+                headers.append((b"server-timing", timings.header()))
+        self._request.begin(head.status, headers, length if open_request.complete else None)

@@ -2,16 +2,16 @@
 
 from itertools import pairwise
 
-from headrace.board.board import Slot, Span
+from headrace.board.board import Slot, Timing
 from headrace.ipc.messages import Times
 
 SPANS = (
-    *(Span.ACCEPT, Span.PARSE, Span.TOKENIZE, Span.SUBMIT, Span.QUEUE, Span.PREFILL),
-    Span.RENDER,
+    *(Timing.ACCEPT, Timing.PARSE, Timing.TOKENIZE, Timing.SUBMIT, Timing.QUEUE, Timing.PREFILL),
+    Timing.RENDER,
 )
 
 
-class Hops:
+class RequestTimings:
     """The way of one request up to its first token, in ns."""
 
     def __init__(self, received_at: int, times: Times) -> None:
@@ -27,7 +27,7 @@ class Hops:
         """Count all spans."""
         for span, duration_ns in zip(SPANS, self._durations, strict=True):
             slot.histogram(span).observe(duration_ns)
-        slot.histogram(Span.FIRST_TOKEN).observe(self._first_token_ns)
+        slot.histogram(Timing.FIRST_TOKEN).observe(self._first_token_ns)
 
     def header(self) -> bytes:
         """Return the value of `Server-Timing`, in ms (https://www.w3.org/TR/server-timing/)."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
-from headrace.frontend.http.rejections import Refusal, overloaded
+from headrace.frontend.http.rejections import Rejection, overloaded
 
 MAX_REQUESTS, MAX_TOKENS = "--max-num-queued", "--max-queued-tokens"
 SHORTEST_S = 1
@@ -65,7 +65,7 @@ class Admission:
         self.requests = DrainRate()
         self.tokens = DrainRate()
 
-    def refuse(self, load: Load, length: int) -> Refusal | None:
+    def refuse(self, load: Load, length: int) -> Rejection | None:
         """Return why a request with a body of `length` bytes cannot be taken now, or None.
 
         Who is told to come again finds the queue half empty, if it goes on as it did.
@@ -87,7 +87,7 @@ class Admission:
             )
         return self.refuse_body(load.num_body_bytes, length)
 
-    def refuse_body(self, num_other_bytes: int, length: int) -> Refusal | None:
+    def refuse_body(self, num_other_bytes: int, length: int) -> Rejection | None:
         """Return why a body of `length` bytes cannot be taken beside others, or None.
 
         One body is always taken: it is within --max-body-bytes.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from headrace.config.api_keys import digest
 
 
-class Keyring:
+class ApiKeyAuth:
     """The API keys that a server takes; without any, everybody may come in."""
 
     def __init__(self, digests: Iterable[bytes]) -> None:

@@ -11,16 +11,16 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Message, Receive
 
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 READERS = 2
 CHECK_S = 0.01
 FAST_BYTES = 256 << 10  # in that time: 25 MB/s; what comes more slowly is read beside the others
 MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to the tokenizer process
-LOOK_S = 0.002  # between looks at that
+POLL_INTERVAL_S = 0.002  # between looks at that
 
 
-class Turn:
+class BodyTurn:
     """A body that is read before others, as long as it comes fast."""
 
     def __init__(self, receive: Receive, readers: asyncio.Semaphore) -> None:
@@ -55,10 +55,10 @@ class Turn:
         self._timer = loop.call_later(CHECK_S, self._check)
 
 
-class LongBodies:
+class BodyThrottle:
     """The long bodies of a frontend."""
 
-    def __init__(self, links: Links) -> None:
+    def __init__(self, links: Router) -> None:
         self._links = links
         self._readers = asyncio.Semaphore(READERS)
 
@@ -68,11 +68,11 @@ class LongBodies:
         await self._readers.acquire()
         try:
             while self._links.long_backlog() > MAX_BACKLOG_BYTES:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
         except BaseException:
             self._readers.release()
             raise
-        turn = Turn(receive, self._readers)
+        turn = BodyTurn(receive, self._readers)
         try:
             yield turn.receive
         finally:

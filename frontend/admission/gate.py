@@ -2,27 +2,27 @@
 
 from headrace.board.board import Board, Field, Slot
 from headrace.frontend.admission.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
-from headrace.frontend.admission.api_key_auth import Keyring
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.conformance import body_fault
-from headrace.frontend.http.rejections import STOPPING, UNAUTHORIZED, Refusal, too_large
+from headrace.frontend.http.rejections import STOPPING, UNAUTHORIZED, Rejection, too_large
 from headrace.frontend.http.request_head import RequestHead
 
 POST = "POST"
 LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOADS}
 
 
-class Door:
+class Gate:
     """Lets requests in, or says why not."""
 
     def __init__(
         self,
-        keyring: Keyring,
+        key_auth: ApiKeyAuth,
         admission: Admission,
         max_body_bytes: int,
         board: Board,
         slot: Slot,
     ) -> None:
-        self._keyring = keyring
+        self._key_auth = key_auth
         self._admission = admission
         self._max_body_bytes = max_body_bytes
         self._slot = slot
@@ -30,9 +30,9 @@ class Door:
         self._frontends = list(board.of("frontend"))
         self._engine = board.slot("engine")
 
-    def enter(self, method: str, head: RequestHead) -> Refusal | None:
+    def enter(self, method: str, head: RequestHead) -> Rejection | None:
         """Let a request in, or return why not; all that is known of it is its head."""
-        if not self._keyring.admits(head.key):
+        if not self._key_auth.admits(head.key):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
         fault = body_fault(method, head)
@@ -46,31 +46,31 @@ class Door:
             return None
         return self._refuse(head.length)
 
-    def refuse_late(self, method: str, length: int) -> Refusal | None:
+    def refuse_late(self, method: str, length: int) -> Rejection | None:
         """Return why a request cannot go on whose body took its time to come, or None.
 
         While it is coming it takes nobody's place: bodies may be slow on purpose.
         """
         return self._refuse(length) if method == POST else None
 
-    def _refuse(self, length: int) -> Refusal | None:
+    def _refuse(self, length: int) -> Rejection | None:
         """Return why there is no room for a request with a body of `length` bytes, or None."""
-        refusal = self._admission.refuse(self._load(), length)
-        if refusal is not None:
+        rejection = self._admission.refuse(self._load(), length)
+        if rejection is not None:
             self._slot.add(Field.OVERLOADS)
-            if refusal.limit in LIMITS:
-                self._slot.add(LIMITS[refusal.limit])
-        return refusal
+            if rejection.limit in LIMITS:
+                self._slot.add(LIMITS[rejection.limit])
+        return rejection
 
-    def refuse_more(self, size: int) -> Refusal | None:
+    def refuse_more(self, size: int) -> Rejection | None:
         """Return why a body of which `size` bytes have come is not read on, or None.
 
         What it will come to may not have been declared, and others have grown meanwhile.
         """
-        refusal = self._admission.refuse_body(self._num_body_bytes - size, size)
-        if refusal is not None:
+        rejection = self._admission.refuse_body(self._num_body_bytes - size, size)
+        if rejection is not None:
             self._slot.add(Field.OVERLOADS)
-        return refusal
+        return rejection
 
     @property
     def retry_after_s(self) -> int:

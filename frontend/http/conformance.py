@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request_head import JSON, RequestHead
 
 POST = "POST"
@@ -15,7 +15,7 @@ HOST = re.compile(
     rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*(?::[0-9]*)?"
     rb"|\[[0-9A-Za-z:.%\-_~]+\](?::[0-9]*)?"
 )
-NOT_SERVED = Refusal(
+NOT_SERVED = Rejection(
     505,
     "this version of HTTP is not served; use HTTP/1.1",
     "invalid_request_error",
@@ -23,7 +23,7 @@ NOT_SERVED = Refusal(
 )
 
 
-def framing_fault(method: bytes, version: str, codings: Sequence[bytes]) -> Refusal | None:
+def framing_fault(method: bytes, version: str, codings: Sequence[bytes]) -> Rejection | None:
     """Return why it is not known where a request ends, or None; its connection must close.
 
     llhttp has refused Content-Length beside Transfer-Encoding, and several of either.
@@ -34,26 +34,27 @@ def framing_fault(method: bytes, version: str, codings: Sequence[bytes]) -> Refu
     if version not in VERSIONS:
         return NOT_SERVED
     if method == b"CONNECT":
-        return refusal(405, "this server is no proxy; CONNECT is not served", "method_not_allowed")
+        message = "this server is no proxy; CONNECT is not served"
+        return rejection(405, message, "method_not_allowed")
     if not codings:
         return None
     if version == "1.0":
-        return refusal(400, "Transfer-Encoding needs HTTP/1.1", "invalid_http")
+        return rejection(400, "Transfer-Encoding needs HTTP/1.1", "invalid_http")
     if b",".join(codings).strip().lower() != b"chunked":
-        return refusal(501, "Transfer-Encoding must be chunked", "transfer_encoding")
+        return rejection(501, "Transfer-Encoding must be chunked", "transfer_encoding")
     return None
 
 
-def head_fault(version: str, head: RequestHead) -> Refusal | None:
+def head_fault(version: str, head: RequestHead) -> Rejection | None:
     """Return why a head that ends where it says is refused, or None."""
     num_hosts = head.num_hosts
     if num_hosts != 1 and (num_hosts or version != "1.0"):
-        return refusal(400, f"the request has {num_hosts} Host headers; send one", "invalid_host")
+        return rejection(400, f"the request has {num_hosts} Host headers; send one", "invalid_host")
     if not is_host(head.host):
-        return refusal(400, "the Host header is not HOST or HOST:PORT", "invalid_host")
+        return rejection(400, "the Host header is not HOST or HOST:PORT", "invalid_host")
     if head.num_authorizations > 1:
         message = f"the request has {head.num_authorizations} Authorization headers; send one"
-        return refusal(400, message, "repeated_header")
+        return rejection(400, message, "repeated_header")
     return None
 
 
@@ -63,18 +64,18 @@ def is_host(value: bytes) -> bool:
     return HOST.fullmatch(value) is not None
 
 
-def body_fault(method: str, head: RequestHead) -> Refusal | None:
+def body_fault(method: str, head: RequestHead) -> Rejection | None:
     """Return why a body's type is refused, or None. A POST without a body needs no type.
 
     A page of another site can send any other type, or none, without asking first (CORS).
     """
     if method != POST or not head.has_body or head.media_type == JSON:
         return None
-    return refusal(
+    return rejection(
         415, "the body must be JSON: send Content-Type: application/json", "unsupported_media_type"
     )
 
 
-def refusal(status: int, message: str, code: str) -> Refusal:
+def rejection(status: int, message: str, code: str) -> Rejection:
     """Return the refusal of a request that breaks a rule."""
-    return Refusal(status, message, "invalid_request_error", code)
+    return Rejection(status, message, "invalid_request_error", code)

@@ -20,10 +20,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headrace.frontend.http.conformance import NOT_SERVED, framing_fault
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.half_closed import HalfClosed
-from headrace.frontend.http.rejections import Refusal, error_body
-from headrace.frontend.http.request import Request, nobody
+from headrace.frontend.http.rejections import Rejection, error_body
+from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.request_head import REQUEST_ID, new_request_id
-from headrace.frontend.http.start_queue import Arrivals
+from headrace.frontend.http.start_queue import StartQueue
 
 PATIENCE_S = 20.0  # for a head, and between looks at how much of a body has come
 READER_PATIENCE_S = 60.0  # between looks at how much of an answer has been read
@@ -47,10 +47,10 @@ class Connection(HttpToolsProtocol):
         self,
         deadlines: "Deadlines[Connection]",
         readers: "Deadlines[Connection]",
-        arrivals: Arrivals,
+        start_queue: StartQueue,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
-        on_parting: Callable[[], None] = nobody,
+        on_parting: Callable[[], None] = ignore,
         **uvicorn: Any,
     ) -> None:
         """Be a connection of a server that takes `max_connections`, and may be about to end.
@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self._deadlines = deadlines
         self._readers = readers
         self._half_closed: HalfClosed | None = None
-        self._arrivals = arrivals
+        self._start_queue = start_queue
         self._max_connections = max_connections
         self._on_parting = on_parting
         self._awaits_head = True
@@ -74,9 +74,11 @@ class Connection(HttpToolsProtocol):
         self._num_ignored = 0
         self._num_unread = 0  # bytes of answers, at the last look
         self._holds_next = False  # the next request waits until answers have been read
-        self._refusal: Refusal | None = None  # comes behind the answers that are still due
+        self._rejection: Rejection | None = None  # comes behind the answers that are still due
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
-        self._served: Request | None = None  # the one being answered; uvicorn has the last to come
+        self._served: HttpExchange | None = (
+            None  # the one being answered; uvicorn has the last to come
+        )
 
     @property
     def is_new(self) -> bool:
@@ -87,7 +89,7 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for a request; refuse a client too many."""
         super().connection_made(transport)
         if len(self.connections) > self._max_connections:
-            self._refuse(Refusal(503, "too many connections", "overloaded_error", "overloaded"))
+            self._refuse(Rejection(503, "too many connections", "overloaded_error", "overloaded"))
             return
         self._deadlines.start(self, self.loop.time())
 
@@ -108,14 +110,14 @@ class Connection(HttpToolsProtocol):
         """
         if self._served is None or self._is_leaving or not self.transport.can_write_eof():
             return False
-        if self._refusal is None and not self._end_with_last(self._served):
+        if self._rejection is None and not self._end_with_last(self._served):
             return False
         socket = self.transport.get_extra_info("socket")
         if self._half_closed is None:
             self._half_closed = HalfClosed(self.loop, socket, self._probe, self.cut)
         return True
 
-    def _end_with_last(self, served: Request) -> bool:
+    def _end_with_last(self, served: HttpExchange) -> bool:
         """Close behind the last answer; return whether one is due."""
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()  # it will never be whole; those before it are
@@ -147,7 +149,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head or a trailer that is too long."""
-        if self._is_leaving or self._refusal is not None:
+        if self._is_leaving or self._rejection is not None:
             self._ignore(data)
             return
         self._num_bytes += len(data)
@@ -210,7 +212,7 @@ class Connection(HttpToolsProtocol):
         """Begin to wait for the head of a request, if there are not too many before it."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(
-                Refusal(
+                Rejection(
                     429,
                     f"{MAX_PIPELINED} requests wait on this connection; wait for their answers",
                     "rate_limit_error",
@@ -249,7 +251,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Have a request served, POSTs in turn; `app` is no ASGI application, but our `App`."""
-        request = Request(cycle)
+        request = HttpExchange(cycle)
         self._served = request
         cycle.keep_alive &= not self._server_is_leaving()
 
@@ -261,7 +263,7 @@ class Connection(HttpToolsProtocol):
                 self.cut()  # nobody will answer
                 raise
 
-        self._arrivals.add(begin, is_first=request.method != "POST")
+        self._start_queue.add(begin, is_first=request.method != "POST")
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""
@@ -296,7 +298,7 @@ class Connection(HttpToolsProtocol):
             self._await_reader()
         elif self.flow.write_paused:
             self._holds_next = True
-            if self._refusal is None:  # else what comes is not kept
+            if self._rejection is None:  # else what comes is not kept
                 self.flow.pause_reading()
             return
         self._serve_next()
@@ -305,8 +307,8 @@ class Connection(HttpToolsProtocol):
         """Serve the next request, or send the refusal behind the last answer."""
         is_last = not self.pipeline
         super().on_response_complete()
-        if is_last and self._refusal is not None:
-            self._part(self._refusal)
+        if is_last and self._rejection is not None:
+            self._part(self._rejection)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close when nothing more has come, and what there is has been read."""
@@ -353,7 +355,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()  # it has not even begun
         else:
             self._refuse(
-                Refusal(
+                Rejection(
                     408, "the request came too slowly", "invalid_request_error", "request_timeout"
                 )
             )
@@ -361,7 +363,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP."""
         self._refuse(
-            Refusal(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
+            Rejection(400, "this is not valid HTTP", "invalid_request_error", "invalid_http")
         )
 
     def cut(self) -> None:
@@ -380,32 +382,32 @@ class Connection(HttpToolsProtocol):
         if self._num_ignored > MAX_IGNORED_BYTES:
             self.cut()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, rejection: Rejection) -> None:
         """Refuse the request that comes, behind all answers before (RFC 9112, 9.3.2), and part.
 
         Where its own answer has begun, part in the middle of that. Where its own answer is
         complete, part without another.
         """
-        if self.transport.is_closing() or self._is_leaving or self._refusal is not None:
+        if self.transport.is_closing() or self._is_leaving or self._rejection is not None:
             return
         own = None if self._awaits_head else self.cycle
         if own is not None and not self.pipeline:  # those before it have been answered
             if own.response_started and not own.response_complete:
                 self.cut()
             else:
-                self._part(None if own.response_complete else refusal)
+                self._part(None if own.response_complete else rejection)
             return
         if own is not None:
             self.pipeline.popleft()
         served = self._served
         if self._holds_next or (served is not None and not served.is_complete):
-            self._refusal = refusal
+            self._rejection = rejection
             self._deadlines.stop(self)
             self.flow.resume_reading()  # so that a client that leaves is noticed
         else:
-            self._part(refusal)
+            self._part(rejection)
 
-    def _part(self, refusal: Refusal | None) -> None:
+    def _part(self, rejection: Rejection | None) -> None:
         """Send the last answer, if there is one, and close when the client does.
 
         To close while bytes come would reset the connection, and the client would lose the answer:
@@ -417,8 +419,8 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._holds_next = False
         self._on_parting()
-        if refusal is not None:
-            self.transport.write(whole_response(refusal))
+        if rejection is not None:
+            self.transport.write(whole_response(rejection))
         if self._half_closed is not None or not self.transport.can_write_eof():  # TLS
             self.transport.close()
             self._await_reader()
@@ -431,17 +433,17 @@ class Connection(HttpToolsProtocol):
         self._deadlines.start(self, self.loop.time())
 
 
-def too_long(part: str) -> Refusal:
+def too_long(part: str) -> Rejection:
     """Return the refusal of a request with a part that is too long."""
     message = f"the request's {part} is longer than {MAX_HEAD_BYTES} bytes"
-    return Refusal(431, message, "invalid_request_error", "head_too_large")
+    return Rejection(431, message, "invalid_request_error", "head_too_large")
 
 
-def whole_response(refusal: Refusal) -> bytes:
+def whole_response(rejection: Rejection) -> bytes:
     """Return a response after which the connection closes."""
-    body = error_body(refusal)
+    body = error_body(rejection)
     head = (
-        f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}\r\n"
+        f"HTTP/1.1 {rejection.status} {http.HTTPStatus(rejection.status).phrase}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         f"{REQUEST_ID.decode()}: {new_request_id().decode()}\r\n"
         "connection: close\r\n\r\n"

@@ -6,7 +6,7 @@ from headrace.errors import anthropic_type
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejection:
     """Why a request is not let in. Texts are plain ASCII without quotes."""
 
     status: int
@@ -18,37 +18,37 @@ class Refusal:
     allow: str = ""  # the method that is right
 
 
-def error_body(refusal: Refusal) -> bytes:
+def error_body(rejection: Rejection) -> bytes:
     """Return the body of an error response in OpenAI's shape."""
     return (
-        f'{{"error":{{"message":"{refusal.message}","type":"{refusal.type}","param":null,'
-        f'"code":"{refusal.code}"}}}}'
+        f'{{"error":{{"message":"{rejection.message}","type":"{rejection.type}","param":null,'
+        f'"code":"{rejection.code}"}}}}'
     ).encode("ascii")
 
 
-def anthropic_body(refusal: Refusal) -> bytes:
+def anthropic_body(rejection: Rejection) -> bytes:
     """Return the same in Anthropic's shape."""
-    kind = anthropic_type(refusal.status)
-    return (f'{{"type":"error","error":{{"type":"{kind}","message":"{refusal.message}"}}}}').encode(
-        "ascii"
-    )
+    kind = anthropic_type(rejection.status)
+    return (
+        f'{{"type":"error","error":{{"type":"{kind}","message":"{rejection.message}"}}}}'
+    ).encode("ascii")
 
 
-UNAUTHORIZED = Refusal(
+UNAUTHORIZED = Rejection(
     401,
     "this server needs an API key: send the header Authorization: Bearer KEY",
     "authentication_error",
     "invalid_api_key",
 )
 
-STOPPING = Refusal(
+STOPPING = Rejection(
     503, "the server is stopping; try again at another one", "server_error", "stopping", 1
 )
 
 
-def too_large(max_body_bytes: int) -> Refusal:
+def too_large(max_body_bytes: int) -> Rejection:
     """Return the refusal of a body that is too large."""
-    return Refusal(
+    return Rejection(
         413,
         f"the request body is larger than {max_body_bytes} bytes (--max-body-bytes)",
         "invalid_request_error",
@@ -56,10 +56,10 @@ def too_large(max_body_bytes: int) -> Refusal:
     )
 
 
-def overloaded(retry_after_s: int, why: str, limit: str = "") -> Refusal:
+def overloaded(retry_after_s: int, why: str, limit: str = "") -> Rejection:
     """Return the refusal of a request for which there is no room now, by the flag `limit`."""
     named = f" ({limit})" if limit else ""
-    return Refusal(
+    return Rejection(
         429,
         f"{why}{named}; try again in {retry_after_s} s",
         "rate_limit_error",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 MAX_BEGUN = 16  # in one turn of the event loop
 
 
-class Arrivals:
+class StartQueue:
     """A line of requests."""
 
     def __init__(self, after: Callable[[], None] = lambda: None) -> None:

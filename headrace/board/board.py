@@ -156,7 +156,7 @@ MAX_TOKENIZERS = 16  # beside the one for long prompts
 MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 
 
-class Span(enum.IntEnum):
+class Timing(enum.IntEnum):
     """Histograms of a slot: how long something took or, from PROMPT on, how many there were."""
 
     # frontend
@@ -192,7 +192,7 @@ class Span(enum.IntEnum):
     @property
     def scale(self) -> Scale:
         """What it is counted in."""
-        return SECONDS if self < Span.PROMPT else COUNTS
+        return SECONDS if self < Timing.PROMPT else COUNTS
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Slot:
         starts = range(HISTOGRAMS, IDS - HISTOGRAM_WORDS + 1, HISTOGRAM_WORDS)
         self._histograms = [
             Histogram(words[start : start + HISTOGRAM_WORDS], span.scale)
-            for start, span in zip(starts, Span, strict=False)
+            for start, span in zip(starts, Timing, strict=False)
         ]
         self._ids = words[IDS:HTTP]
         self.http_words = words[HTTP:LOG]  # of `HttpCounts`
@@ -232,7 +232,7 @@ class Slot:
         """Count; for the slot's owner alone."""
         self._words[field] += amount
 
-    def histogram(self, span: Span) -> Histogram:
+    def histogram(self, span: Timing) -> Histogram:
         """Return one of the histograms."""
         return self._histograms[span]
 
@@ -272,12 +272,12 @@ class Slot:
         self._ids[:] = some + array("Q", bytes(8 * (MAX_IDS - len(some))))
 
     @property
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Why the process could not go on; "" where it did not say."""
         return bytes(self._text).rstrip(b"\0").decode(errors="replace")
 
-    @last_words.setter
-    def last_words(self, text: str) -> None:
+    @exit_reason.setter
+    def exit_reason(self, text: str) -> None:
         data = text.encode()[: len(self._text)]
         self._text[:] = data.ljust(len(self._text), b"\0")
 

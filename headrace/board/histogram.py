@@ -79,7 +79,7 @@ class Histogram:
         return self._words[-1] / self.scale.units
 
 
-class Spread:
+class HistogramSum:
     """The sum of some histograms of one scale, at one moment."""
 
     def __init__(self, histograms: Iterable[Histogram], scale: Scale = SECONDS) -> None:

@@ -1,7 +1,8 @@
-"""Which connection a request is on, so that another thread can hang up before its answer begins.
+"""Cancels a request from another thread before its response begins.
 
-httpx says so with the answer. Here its connections do: each tells the `Line` of who writes to it.
-To close a socket does not wake who waits for it; to shut it down does.
+httpx names a request's connection with the response only. Here each connection tells the
+`CancelScope` of the thread that writes to it. Closing a socket wakes no thread that waits for it;
+shutting it down does.
 """
 
 import contextlib
@@ -16,14 +17,14 @@ from typing import Any
 import httpcore
 import httpx
 
-ASKING: ContextVar["Line"] = ContextVar("ASKING")
+ASKING: ContextVar["CancelScope"] = ContextVar("ASKING")
 
 
 class Canceled(Exception):
     """Whoever asked has given up."""
 
 
-class Line:
+class CancelScope:
     """The connection of one request, once there is one."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from headrace.client.cancellation import Line, have_connections_tell
+from headrace.client.cancellation import CancelScope, have_connections_tell
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
     CHAT,
@@ -309,7 +309,7 @@ class Client:
         return decode(checked(self._send("POST", path, body)), kind)
 
     def _stream(self, path: str, body: dict[str, Any], read: Read[T]) -> AnswerStream[T]:
-        def opening(line: Line) -> httpx.Response:
+        def opening(line: CancelScope) -> httpx.Response:
             response = self._send("POST", path, body | {"stream": True}, line)
             if response.status_code != 200:
                 raise refusal(response, response.read())
@@ -322,7 +322,7 @@ class Client:
         method: str,
         path: str,
         body: dict[str, Any] | None = None,
-        line: Line | None = None,
+        line: CancelScope | None = None,
     ) -> httpx.Response:
         """Ask, again where that is worth it; for a stream where there is a line."""
         with transport_errors():

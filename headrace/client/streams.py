@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from headrace.client.cancellation import Canceled, Line
+from headrace.client.cancellation import Canceled, CancelScope
 from headrace.client.responses import ChatChunk, Completion, EventParser, decode, first_text
 from headrace.client.transport_errors import transport_errors
 from headrace.errors import ApiConnectionError
@@ -40,10 +40,10 @@ def chat_chunk(event: str) -> ChatChunk:
 class AnswerStream(Iterator[T]):
     """What `read` makes of the events of one answer, in order; None is nothing to tell."""
 
-    def __init__(self, opening: Callable[[Line], httpx.Response], read: Read[T]) -> None:
+    def __init__(self, opening: Callable[[CancelScope], httpx.Response], read: Read[T]) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
         self._opening = opening
-        self._line = Line()
+        self._line = CancelScope()
         self._items = self._read(read)
 
     def __next__(self) -> T:
@@ -101,7 +101,7 @@ class AsyncAnswerStream(AsyncIterator[T]):
         """`opening` asks, when iteration begins, and returns what comes of it."""
         self._opening = opening
         self._asking: asyncio.Task[httpx.Response] | None = None
-        self._line = Line()
+        self._line = CancelScope()
         self._items = self._read(read)
 
     async def __anext__(self) -> T:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 MAX_GONE = 4096  # older ones are forgotten
 
 
-class Gone:
+class AbortedIds:
     """Which requests nobody waits for any more, as far as that is remembered."""
 
     def __init__(self) -> None:

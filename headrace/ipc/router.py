@@ -17,8 +17,8 @@ from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.ipc.inflight import Sent
-from headrace.ipc.messages import Abort, HttpRequest, Renew
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
@@ -29,7 +29,7 @@ READS = ("GET", "HEAD")  # ask for what needs no tokenizer
 ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
 
 
-class Links:
+class Router:
     """The outgoing links of one frontend."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Links:
         """Return how many bytes of long bodies and of such with images have still to be handled."""
         return sum([self.backlog(tokenizer) for tokenizer in (self._long, *self._images)])
 
-    def forward(self, sent: Sent) -> bool:
+    def forward(self, sent: InflightRequest) -> bool:
         """Give a request to the least busy tokenizer; False, and not given, where that is full.
 
         It goes with others at the next `flush`: to wake a process costs more than a short request.
@@ -107,9 +107,9 @@ class Links:
 
     def resend(
         self,
-        open: Callable[[], Iterable[Sent]],
-        renumber: Callable[[Sent], int],
-        give_up: Callable[[Sent], None],
+        open: Callable[[], Iterable[InflightRequest]],
+        renumber: Callable[[InflightRequest], int],
+        give_up: Callable[[InflightRequest], None],
     ) -> None:
         """Send again what those had who have been replaced since the last time.
 
@@ -119,16 +119,16 @@ class Links:
             give_up: is told of one with which processes die.
         """
         for seat in self._watch.replaced():
-            at_hand = self._at_hand(seat)
+            in_progress = self._in_progress(seat)
             for sent in open():
                 if not sent.is_lost_with(seat, self._num_detokenizers):
                     continue
                 self._withdraw(sent)
-                if sent.blame(at_hand):
+                if sent.blame(in_progress):
                     sent.renew(
                         renumber(sent),
                         is_suspect=seat.role == "tokenizer",
-                        is_reply_suspect=seat.role == "detokenizer" and not at_hand,
+                        is_reply_suspect=seat.role == "detokenizer" and not in_progress,
                     )
                     self._are_unsent = True
                 else:
@@ -139,7 +139,7 @@ class Links:
             self._are_unsent = not all([self.forward(sent) for sent in unsent])
             self.flush()
 
-    def _at_hand(self, seat: Seat) -> int:
+    def _in_progress(self, seat: Seat) -> int:
         """Return at which request the process died that was in a seat, where that is known."""
         match seat.role:
             case "tokenizer":
@@ -149,7 +149,7 @@ class Links:
             case _:
                 return 0
 
-    def abort(self, sent: Sent) -> None:
+    def abort(self, sent: InflightRequest) -> None:
         """Have the engine forget a request, now or as soon as the link takes it.
 
         So does the tokenizer that may still have it.
@@ -158,7 +158,7 @@ class Links:
         self._withdraw(sent)
         self.flush()
 
-    def _withdraw(self, sent: Sent) -> None:
+    def _withdraw(self, sent: InflightRequest) -> None:
         """Have the tokenizer that may be at a request, under the id it has now, let it be."""
         if sent.is_with_tokenizer:
             self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
@@ -169,7 +169,7 @@ class Links:
         if now - self._renewed_at < RENEW_S:
             return
         ids = array("Q", requests)
-        if not ids or self._engine.try_send(Renew(), ids.tobytes()):
+        if not ids or self._engine.try_send(RenewLeases(), ids.tobytes()):
             self._renewed_at = now
 
     def flush(self) -> None:

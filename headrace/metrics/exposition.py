@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
 from headrace.board.buckets import Bounds
-from headrace.board.histogram import Spread
+from headrace.board.histogram import HistogramSum
 
 NUM_SPELLED = 4096  # numbers whose texts are kept; most of a page are zeros
 VALUE = "%s"  # its place in a line
@@ -33,9 +33,9 @@ class HistogramFamily(Metric):
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
         super().__init__(name, documentation, "histogram")
         self.labels = labels
-        self.rows: list[tuple[list[str], Spread, Bounds]] = []
+        self.rows: list[tuple[list[str], HistogramSum, Bounds]] = []
 
-    def add(self, values: list[str], spread: Spread, bounds: Bounds) -> None:
+    def add(self, values: list[str], spread: HistogramSum, bounds: Bounds) -> None:
         """Add a histogram."""
         self.rows.append((values, spread, bounds))
 

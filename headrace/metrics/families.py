@@ -6,15 +6,15 @@ from prometheus_client.core import (
     Metric,
 )
 
-from headrace.board.board import Board, Field, Span
+from headrace.board.board import Board, Field, Timing
 from headrace.board.buckets import Bounds
-from headrace.board.histogram import Spread
+from headrace.board.histogram import HistogramSum
 from headrace.metrics.exposition import HistogramFamily
 
 Labels = dict[str, str]
 
 
-class Readings:
+class BoardTotals:
     """Sums over the processes of a role."""
 
     def __init__(self, board: Board) -> None:
@@ -28,9 +28,9 @@ class Readings:
         """Return a field of the engine."""
         return self.total("engine", field)
 
-    def spread(self, role: str, span: Span) -> Spread:
+    def spread(self, role: str, span: Timing) -> HistogramSum:
         """Return the sum of a histogram."""
-        return Spread((slot.histogram(span) for slot in self._board.of(role)), span.scale)
+        return HistogramSum((slot.histogram(span) for slot in self._board.of(role)), span.scale)
 
     @property
     def kv_usage(self) -> float:
@@ -60,7 +60,7 @@ class Families:
             family.add_metric([*self._labels.values(), *labels.values()], value)
         return family
 
-    def histogram(self, name: str, help: str, spread: Spread, bounds: Bounds) -> Metric:
+    def histogram(self, name: str, help: str, spread: HistogramSum, bounds: Bounds) -> Metric:
         """Return a histogram."""
         family = HistogramFamily(self._prefix + name, help, list(self._labels))
         family.add(list(self._labels.values()), spread, bounds)

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from headrace.board import buckets
 from headrace.board.board import Board
-from headrace.board.histogram import Histogram, Spread
+from headrace.board.histogram import Histogram, HistogramSum
 from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, Route
 from headrace.metrics.exposition import HistogramFamily
 
@@ -82,7 +82,7 @@ class VllmHttpCollector(Collector):
             labels=["method", "handler"],
         )
         for route, one in told.items():
-            spread = Spread(one.durations, SECONDS)
+            spread = HistogramSum(one.durations, SECONDS)
             by_handler.add(list(route), spread, buckets.HTTP_BY_HANDLER)
         yield by_handler
         everything = HistogramFamily(
@@ -91,7 +91,7 @@ class VllmHttpCollector(Collector):
             labels=[],
         )
         durations = (d for one in told.values() for d in one.durations)
-        everything.add([], Spread(durations, SECONDS), buckets.HTTP)
+        everything.add([], HistogramSum(durations, SECONDS), buckets.HTTP)
         yield everything
 
     def _sizes(self, told: dict[Route, Told]) -> Iterator[Metric]:

@@ -14,9 +14,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from headrace.board.backlog import frontend_backlog, tokenizer_backlog
-from headrace.board.board import Board, Field, Span, State
+from headrace.board.board import Board, Field, State, Timing
 from headrace.board.buckets import HEADRACE
-from headrace.board.histogram import Spread
+from headrace.board.histogram import HistogramSum
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
@@ -86,11 +86,11 @@ GAUGES = [
     ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
 ]
 HISTOGRAMS = [
-    ("event_loop_lag_seconds", "How late timers fire", Span.LOOP_LAG),
-    ("time_to_first_token_seconds", "From the head read to the first text", Span.FIRST_TOKEN),
-    ("e2e_request_latency_seconds", "From the head read to the last byte", Span.WHOLE),
+    ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
+    ("time_to_first_token_seconds", "From the head read to the first text", Timing.FIRST_TOKEN),
+    ("e2e_request_latency_seconds", "From the head read to the last byte", Timing.WHOLE),
 ]
-HOPS = [span for span in Span if Span.ACCEPT <= span <= Span.WRITE]
+HOPS = [span for span in Timing if Timing.ACCEPT <= span <= Timing.WRITE]
 LABELS = ["model_name", "process"]
 DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
 HTTP_DIALECTS = {"vllm": VllmHttpCollector, "sglang": SglangHttpCollector}
@@ -194,19 +194,19 @@ class BoardCollector(Collector):
             family = HistogramFamily(f"headrace:{name}", help, LABELS)
             self._add(family, span)
             yield family
-        hops = HistogramFamily(
+        timings = HistogramFamily(
             "headrace:request_hop_seconds",
             "How long requests take from each part of the ring to the next",
             labels=[*LABELS, "hop"],
         )
         for span in HOPS:
-            self._add(hops, span, span.name.lower())
-        yield hops
+            self._add(timings, span, span.name.lower())
+        yield timings
 
-    def _add(self, family: HistogramFamily, span: Span, *labels: str) -> None:
+    def _add(self, family: HistogramFamily, span: Timing, *labels: str) -> None:
         for slot in self._board.of("frontend"):
-            spread = Spread([slot.histogram(span)])
-            family.add([self._model, str(slot.seat), *labels], spread, HEADRACE)
+            histogram_sum = HistogramSum([slot.histogram(span)])
+            family.add([self._model, str(slot.seat), *labels], histogram_sum, HEADRACE)
 
 
 class MetricsPage:

@@ -10,46 +10,46 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from headrace.board import buckets
-from headrace.board.board import Board, Field, Span
+from headrace.board.board import Board, Field, Timing
 from headrace.config.config import ModelCard
-from headrace.metrics.families import Families, Labels, Readings
+from headrace.metrics.families import BoardTotals, Families, Labels
 
 # Histograms, who keeps them, and by which bounds they are told.
 HISTOGRAMS = [
     (
         "time_to_first_token_seconds",
         "From a request's head to its first text",
-        *("frontend", Span.FIRST_TOKEN, buckets.SGLANG_FIRST_TOKEN),
+        *("frontend", Timing.FIRST_TOKEN, buckets.SGLANG_FIRST_TOKEN),
     ),
     (
         "e2e_request_latency_seconds",
         "From a request's head to its last byte",
-        *("frontend", Span.WHOLE, buckets.SGLANG_REQUEST),
+        *("frontend", Timing.WHOLE, buckets.SGLANG_REQUEST),
     ),
     (
         "inter_token_latency_seconds",
         "From one piece of a text to the next",
-        *("engine", Span.BETWEEN, buckets.SGLANG_TOKEN),
+        *("engine", Timing.BETWEEN, buckets.SGLANG_TOKEN),
     ),
     (
         "request_time_per_output_token_seconds",
         "Mean time between a sequence's tokens",
-        *("engine", Span.PER_TOKEN, buckets.SGLANG_TOKEN),
+        *("engine", Timing.PER_TOKEN, buckets.SGLANG_TOKEN),
     ),
     (
         "prompt_tokens_histogram",
         "Tokens of a sequence's prompt",
-        *("engine", Span.PROMPT, buckets.SGLANG_TOKENS),
+        *("engine", Timing.PROMPT, buckets.SGLANG_TOKENS),
     ),
     (
         "uncached_prompt_tokens_histogram",
         "Tokens of a sequence's prompt that no cache had",
-        *("engine", Span.COMPUTED, buckets.SGLANG_TOKENS),
+        *("engine", Timing.COMPUTED, buckets.SGLANG_TOKENS),
     ),
     (
         "generation_tokens_histogram",
         "Tokens generated for a sequence",
-        *("engine", Span.GENERATED, buckets.SGLANG_TOKENS),
+        *("engine", Timing.GENERATED, buckets.SGLANG_TOKENS),
     ),
 ]
 
@@ -58,7 +58,7 @@ class SglangCollector(Collector):
     """SGLang's families, by who tells them there: its front end, and its scheduler."""
 
     def __init__(self, board: Board, card: ModelCard) -> None:
-        self._readings = Readings(board)
+        self._readings = BoardTotals(board)
         self._card = card
         labels = {"model_name": card.name, "engine_type": "unified"}
         ranks = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
@@ -72,7 +72,7 @@ class SglangCollector(Collector):
         readings = self._readings
         for name, help, role, span, bounds in HISTOGRAMS:
             yield self._front.histogram(name, help, readings.spread(role, span), bounds)
-        waited = readings.spread("engine", Span.WAITED)
+        waited = readings.spread("engine", Timing.WAITED)
         help = "From a sequence's arrival to its first step"
         yield self._scheduler.histogram("queue_time_seconds", help, waited, buckets.SGLANG_QUEUE)
 

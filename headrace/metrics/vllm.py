@@ -10,10 +10,10 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from headrace.board import buckets
-from headrace.board.board import Board, Field, Span
+from headrace.board.board import Board, Field, Timing
 from headrace.config.config import ModelCard
 from headrace.ipc.messages import FinishReason
-from headrace.metrics.families import Families, Labels, Readings
+from headrace.metrics.families import BoardTotals, Families, Labels
 from headrace.metrics.tool_calls import labeled
 
 IMAGES = (Field.IMAGES, Field.FOUND_IMAGES)
@@ -40,70 +40,70 @@ HISTOGRAMS = [
     (
         "time_to_first_token_seconds",
         "From a request's head to its first text",
-        *("frontend", Span.FIRST_TOKEN, buckets.VLLM_FIRST_TOKEN),
+        *("frontend", Timing.FIRST_TOKEN, buckets.VLLM_FIRST_TOKEN),
     ),
     (
         "e2e_request_latency_seconds",
         "From a request's head to its last byte",
-        *("frontend", Span.WHOLE, buckets.VLLM_REQUEST),
+        *("frontend", Timing.WHOLE, buckets.VLLM_REQUEST),
     ),
     (
         "inter_token_latency_seconds",
         "From one piece of a text to the next",
-        *("engine", Span.BETWEEN, buckets.VLLM_TOKEN),
+        *("engine", Timing.BETWEEN, buckets.VLLM_TOKEN),
     ),
     (
         "request_time_per_output_token_seconds",
         "Mean time between a sequence's tokens",
-        *("engine", Span.PER_TOKEN, buckets.VLLM_TOKEN),
+        *("engine", Timing.PER_TOKEN, buckets.VLLM_TOKEN),
     ),
     (
         "request_queue_time_seconds",
         "From a sequence's arrival to its first step",
-        *("engine", Span.WAITED, buckets.VLLM_REQUEST),
+        *("engine", Timing.WAITED, buckets.VLLM_REQUEST),
     ),
     (
         "request_prefill_time_seconds",
         "From a sequence's first step to its first token",
-        *("engine", Span.PREFILLED, buckets.VLLM_REQUEST),
+        *("engine", Timing.PREFILLED, buckets.VLLM_REQUEST),
     ),
     (
         "request_decode_time_seconds",
         "From a sequence's first token to its last",
-        *("engine", Span.DECODED, buckets.VLLM_REQUEST),
+        *("engine", Timing.DECODED, buckets.VLLM_REQUEST),
     ),
     (
         "request_inference_time_seconds",
         "From a sequence's first step to its last token",
-        *("engine", Span.RAN, buckets.VLLM_REQUEST),
+        *("engine", Timing.RAN, buckets.VLLM_REQUEST),
     ),
     (
         "iteration_tokens_total",
         "Tokens computed in a step",
-        *("engine", Span.STEP, buckets.VLLM_STEP),
+        *("engine", Timing.STEP, buckets.VLLM_STEP),
     ),
     (
         "request_num_preemptions",
         "How often a sequence was preempted",
-        *("engine", Span.PREEMPTED, buckets.VLLM_PREEMPTIONS),
+        *("engine", Timing.PREEMPTED, buckets.VLLM_PREEMPTIONS),
     ),
     (
         "request_params_n",
         "How many texts were asked for a prompt",
-        *("tokenizer", Span.N, buckets.VLLM_N),
+        *("tokenizer", Timing.N, buckets.VLLM_N),
     ),
 ]
 # Histograms of tokens, up to the context's length.
 TOKENS = [
-    ("request_prompt_tokens", "Tokens of a sequence's prompt", Span.PROMPT),
+    ("request_prompt_tokens", "Tokens of a sequence's prompt", Timing.PROMPT),
     (
         "request_prefill_kv_computed_tokens",
         "Tokens of a sequence's prompt that no cache had",
-        Span.COMPUTED,
+        Timing.COMPUTED,
     ),
-    ("request_generation_tokens", "Tokens generated for a sequence", Span.GENERATED),
-    ("request_max_num_generation_tokens", "As request_generation_tokens", Span.GENERATED),
-    ("request_params_max_tokens", "Tokens that a sequence might have had", Span.MAX_TOKENS),
+    ("request_generation_tokens", "Tokens generated for a sequence", Timing.GENERATED),
+    ("request_max_num_generation_tokens", "As request_generation_tokens", Timing.GENERATED),
+    ("request_params_max_tokens", "Tokens that a sequence might have had", Timing.MAX_TOKENS),
 ]
 
 
@@ -111,7 +111,7 @@ class VllmCollector(Collector):
     """vLLM's families, one engine: label `engine` is "0"."""
 
     def __init__(self, board: Board, card: ModelCard) -> None:
-        self._readings = Readings(board)
+        self._readings = BoardTotals(board)
         self._card = card
         self._families = Families("vllm:", {"model_name": card.name, "engine": "0"})
         self._doors = Families("vllm:", {"model_name": card.name})

@@ -20,7 +20,7 @@ import msgspec
 from headrace.board.board import Field, State
 from headrace.config.config import ServerConfig
 from headrace.errors import DeadlyRequest, EngineDied
-from headrace.ipc.inflight import Sent
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import (
     MAX_SEQUENCES,
     Head,
@@ -30,9 +30,9 @@ from headrace.ipc.messages import (
     request_id,
     request_of,
 )
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
-from headrace.launch.embedded import EmbeddedServer, Ready
+from headrace.launch.embedded import EmbeddedServer, RingReady
 
 JSON = "application/json"
 BEAT_S = 0.1  # between heartbeats and tries to send what a full link has refused
@@ -52,7 +52,7 @@ Put = Callable[[Piece | EngineDied], None]  # must not wait
 
 
 @dataclass(frozen=True)
-class Call:
+class RingRequest:
     """A POST request. It takes `num_sequences` of the places in the engine."""
 
     path: str
@@ -76,12 +76,12 @@ class Ring:
         self._failure: EngineDied | None = None
         self._is_shut_down = False
         # From here on all is the thread's.
-        self._waiting: deque[tuple[HttpRequest, Call]] = deque()
+        self._waiting: deque[tuple[HttpRequest, RingRequest]] = deque()
         self._running: dict[int, int] = {}  # sequences of each request that has been sent
-        self._sent: dict[int, Sent] = {}  # the same requests, by the ids they have now
+        self._sent: dict[int, InflightRequest] = {}  # the same requests, by the ids they have now
         self._num_running = 0
         num_tokenizers = server.config.tokenizer_procs
-        self._links = Links(
+        self._links = Router(
             server.run_dir, num_tokenizers, server.board, self._slot, answers_gets=False
         )
         self._inbox: Inbox[ToFrontend] = Inbox(
@@ -92,7 +92,7 @@ class Ring:
         try:
             self._slot.enter(State.READY)
             report = server.receive()
-            assert isinstance(report, Ready)
+            assert isinstance(report, RingReady)
             self._thread.start()
         except BaseException:
             self._end(EngineDied(SHUT_DOWN))
@@ -116,7 +116,7 @@ class Ring:
 
     # For callers
 
-    def open(self, call: Call, put: Put) -> int:
+    def open(self, call: RingRequest, put: Put) -> int:
         """Send a request; its answer goes to `put`, piece by piece. Return its id.
 
         Raises:
@@ -192,7 +192,7 @@ class Ring:
         self._links.renew(self._sent)
         self._loop.call_later(BEAT_S, self._beat)
 
-    def _accept(self, request: HttpRequest, call: Call) -> None:
+    def _accept(self, request: HttpRequest, call: RingRequest) -> None:
         self._waiting.append((request, call))
         self._flush()
 
@@ -202,7 +202,7 @@ class Ring:
             request, call = self._waiting[0]
             if request.id in self._puts:
                 is_full = self._num_running + call.num_sequences > self.places
-                sent = Sent(request, call.body)
+                sent = InflightRequest(request, call.body)
                 if (self._running and is_full) or not self._links.forward(sent):
                     break
                 self._sent[request.id] = sent
@@ -219,25 +219,25 @@ class Ring:
             self._links.abort(sent)
             self._flush()
 
-    def _renumber(self, sent: Sent) -> int:
+    def _renumber(self, sent: InflightRequest) -> int:
         """Give a request that is sent again a new id. Its caller knows it by the first."""
         del self._sent[sent.request.id]
         id = request_id(0, next(self._counter))
         self._sent[id] = sent
         return id
 
-    def _give_up(self, sent: Sent) -> None:
+    def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die."""
         error = DeadlyRequest()
         body = msgspec.json.encode(error.body())
         self._put(sent.request.id, Head(error.status, JSON), body, True)
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:
-        for id, head, entry, last, told in frames.split(data):
+        for id, head, entry, last, num_delivered in frames.split(data):
             sent = self._sent.get(request_of(id))
             if sent is not None:
-                head = None if sent.told else head
-                if sent.take(id % MAX_SEQUENCES, entry, last, told):
+                head = None if sent.num_delivered else head
+                if sent.take(id % MAX_SEQUENCES, entry, last, num_delivered):
                     piece = b"".join((*sent.release(), entry))
                     self._put(request_of(id), head, piece, bool(last))
         self._slot.add(Field.MESSAGES_TAKEN)

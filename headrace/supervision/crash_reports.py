@@ -23,8 +23,8 @@ from headrace.config.config import CrashConfig
 from headrace.runtime.stack_dumps import stacks_of
 
 MAX_CAPSULES = 32
-LOOK_S = 0.01  # between looks at whether all are written, at the end of the process,
-NUM_LOOKS = 100  # and how many there are
+POLL_INTERVAL_S = 0.01  # of the writer, at the end of the process
+MAX_POLLS = 100
 SUFFIX = ".json"
 
 log = logging.getLogger(__name__)
@@ -65,10 +65,10 @@ class CrashReports:
         if stacks:
             found[slot.seat] = stacks
         now, now_ns = time.time(), time.monotonic_ns()
-        capsule = {
+        crash_report = {
             "process": str(slot.seat),
             "ended": how,
-            "last_words": slot.last_words,
+            "last_words": slot.exit_reason,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
             "requests_at_hand": [f"{id:x}" for id in requests or () if id],
             "log": slot.log_tail.splitlines(),
@@ -78,7 +78,7 @@ class CrashReports:
             "python": platform.python_version(),
             "system": platform.platform(),
         }
-        data = msgspec.json.format(msgspec.json.encode(capsule), indent=2)
+        data = msgspec.json.format(msgspec.json.encode(crash_report), indent=2)
         stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03}"
         name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
         if self._writer is None:
@@ -92,8 +92,8 @@ class CrashReports:
             log.warning("no crash capsule of %s: those before are still being written", slot.seat)
 
     def _write_all(self, directory: Path) -> None:
-        while (capsule := self._unwritten.get()) is not None:
-            write(directory, *capsule)
+        while (crash_report := self._unwritten.get()) is not None:
+            write(directory, *crash_report)
 
     def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
         """Return what the board says of a process, and what it was at."""
@@ -116,8 +116,8 @@ class CrashReports:
             return
         with contextlib.suppress(queue.Full):
             self._unwritten.put_nowait(None)
-        for _ in range(NUM_LOOKS):
-            self._writer.join(LOOK_S)
+        for _ in range(MAX_POLLS):
+            self._writer.join(POLL_INTERVAL_S)
 
 
 def write(directory: Path, name: str, data: bytes) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, Slot, Span
-from headrace.engine_proc.scheduling.scheduler import News
+from headrace.board.board import Board, Field, Seat, Slot, Timing
+from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.sequence_stats import Accounts, TokenRate
+from headrace.engine_proc.sequence_stats import SequenceStats, TokenRate
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling
 
 MS = 10**6
@@ -30,84 +30,84 @@ def sequence(num_prompt: int = 10, num_cached: int = 0) -> Sequence:
     return made
 
 
-def news(s: Sequence, num_tokens: int = 1, finished: FinishReason | None = None) -> News:
+def news(s: Sequence, num_tokens: int = 1, finished: FinishReason | None = None) -> SequenceOutput:
     s.tokens.extend(range(num_tokens))
-    return News(s, list(range(num_tokens)), finished)
+    return SequenceOutput(s, list(range(num_tokens)), finished)
 
 
-def sums(slot: Slot, *spans: Span) -> list[float]:
+def sums(slot: Slot, *spans: Timing) -> list[float]:
     return [slot.histogram(span).sum for span in spans]
 
 
-def num(slot: Slot, span: Span) -> int:
+def num(slot: Slot, span: Timing) -> int:
     return sum(slot.histogram(span).counts)
 
 
-PARTS = (Span.WAITED, Span.PREFILLED, Span.DECODED, Span.RAN, Span.PER_TOKEN)
+PARTS = (Timing.WAITED, Timing.PREFILLED, Timing.DECODED, Timing.RAN, Timing.PER_TOKEN)
 
 
 def test_a_sequence_is_waited_for_prefilled_and_decoded(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence(num_cached=4)
+    sequence_stats, s = SequenceStats(slot), sequence(num_cached=4)
     s.num_preemptions = 2
-    accounts.take([news(s)], 10 * MS)
-    accounts.take([news(s, 2)], 16 * MS)
-    accounts.take([news(s, 1, FinishReason.LENGTH)], 19 * MS)
-    assert num(slot, Span.WAITED) == 0, "it is counted when there is time"
-    accounts.settle()
+    sequence_stats.take([news(s)], 10 * MS)
+    sequence_stats.take([news(s, 2)], 16 * MS)
+    sequence_stats.take([news(s, 1, FinishReason.LENGTH)], 19 * MS)
+    assert num(slot, Timing.WAITED) == 0, "it is counted when there is time"
+    sequence_stats.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0.009, 0.016, 0.003])
-    counts = (Span.PROMPT, Span.COMPUTED, Span.GENERATED, Span.MAX_TOKENS, Span.PREEMPTED)
+    counts = (Timing.PROMPT, Timing.COMPUTED, Timing.GENERATED, Timing.MAX_TOKENS, Timing.PREEMPTED)
     assert sums(slot, *counts) == [10, 6, 4, 50, 2]
-    assert (num(slot, Span.BETWEEN), *sums(slot, Span.BETWEEN)) == (2, pytest.approx(0.009))
+    assert (num(slot, Timing.BETWEEN), *sums(slot, Timing.BETWEEN)) == (2, pytest.approx(0.009))
     assert (slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS]) == (6, 4)
     assert [slot[Field.ENDED + why] for why in range(2)] == [0, 1]
 
 
 def test_sequences_of_a_step_have_their_own_last_tokens(slot: Slot) -> None:
-    accounts, one, other = Accounts(slot), sequence(), sequence()
-    accounts.take([news(one), news(other)], 10 * MS)
-    accounts.take([news(one)], 20 * MS)
-    accounts.take([news(one), news(other)], 30 * MS)
-    accounts.settle()
-    accounts.settle()
-    assert num(slot, Span.BETWEEN) == 3
-    assert sums(slot, Span.BETWEEN) == pytest.approx([0.010 + 0.010 + 0.020])
+    sequence_stats, one, other = SequenceStats(slot), sequence(), sequence()
+    sequence_stats.take([news(one), news(other)], 10 * MS)
+    sequence_stats.take([news(one)], 20 * MS)
+    sequence_stats.take([news(one), news(other)], 30 * MS)
+    sequence_stats.settle()
+    sequence_stats.settle()
+    assert num(slot, Timing.BETWEEN) == 3
+    assert sums(slot, Timing.BETWEEN) == pytest.approx([0.010 + 0.010 + 0.020])
 
 
 def test_a_text_of_one_token_has_no_time_per_token(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
-    accounts.take([news(s, 1, FinishReason.STOP)], 10 * MS)
-    accounts.settle()
-    assert (num(slot, Span.DECODED), num(slot, Span.PER_TOKEN)) == (1, 0)
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([news(s, 1, FinishReason.STOP)], 10 * MS)
+    sequence_stats.settle()
+    assert (num(slot, Timing.DECODED), num(slot, Timing.PER_TOKEN)) == (1, 0)
 
 
 def test_who_leaves_tells_nothing_but_its_prompt(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
-    accounts.take([news(s)], 10 * MS)
-    accounts.take([News(s, [], FinishReason.ABORT)], 20 * MS)
-    accounts.settle()
-    assert not any(num(slot, span) for span in Span)
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([news(s)], 10 * MS)
+    sequence_stats.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)
+    sequence_stats.settle()
+    assert not any(num(slot, span) for span in Timing)
     assert slot[Field.PREFILLED_TOKENS] == 10
     assert [slot[Field.ENDED + why] for why in range(2)] == [0, 0]
 
 
 def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
-    accounts.take([news(s)], 10 * MS)
-    accounts.take([news(s)], 15 * MS)
-    accounts.stop(s)
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([news(s)], 10 * MS)
+    sequence_stats.take([news(s)], 15 * MS)
+    sequence_stats.stop(s)
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0.005, 0.012, 0.005])
     assert slot[Field.ENDED + FinishReason.STOP] == 1
 
 
 def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
-    accounts.take([News(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
-    accounts.settle()
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([SequenceOutput(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
+    sequence_stats.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0, 0.007, 0])
-    assert sums(slot, Span.GENERATED) == [0]
+    assert sums(slot, Timing.GENERATED) == [0]
 
 
-def test_tokens_per_second_are_those_of_the_last_second_or_longer(slot: Slot) -> None:
+def test_token_rate_covers_the_last_second_or_longer(slot: Slot) -> None:
     rate = TokenRate(slot)
     rate.observe(5000 * MS)
     told = []
@@ -119,13 +119,13 @@ def test_tokens_per_second_are_those_of_the_last_second_or_longer(slot: Slot) ->
 
 
 def test_accounts_tell_how_fast_tokens_come(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
+    sequence_stats, s = SequenceStats(slot), sequence()
     for second in (1, 2):
         slot.add(Field.GENERATED_TOKENS, 40)
-        accounts.take([news(s)], second * 1000 * MS)
-    accounts.settle()
+        sequence_stats.take([news(s)], second * 1000 * MS)
+    sequence_stats.settle()
     assert slot[Field.TOKENS_PER_SECOND] == 0, "all came before it was looked at"
     slot.add(Field.GENERATED_TOKENS, 40)
-    accounts.take([news(s)], 4000 * MS)
-    accounts.settle()
+    sequence_stats.take([news(s)], 4000 * MS)
+    sequence_stats.settle()
     assert slot[Field.TOKENS_PER_SECOND] == 20

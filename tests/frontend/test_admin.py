@@ -8,9 +8,9 @@ import pytest
 from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.api_keys import digest
-from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.http.rejections import Refusal
+from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, AdminResponse
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.http.rejections import Rejection
 
 KEY = b"key"
 
@@ -21,13 +21,13 @@ class Rig:
     def __init__(self, *keys: bytes, profiles: bool = True) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
         self.slot = self.board.slot("frontend")
-        self.wishes = AdminRequests(self.board, WISHES)
-        keyring = Keyring(map(digest, keys))
-        self._admin = Admin(keyring, self.board, self.slot, os.getppid(), profiles)
+        self.admin_requests = AdminRequests(self.board, WISHES)
+        key_auth = ApiKeyAuth(map(digest, keys))
+        self._admin = Admin(key_auth, self.board, self.slot, os.getppid(), profiles)
 
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
-    ) -> Done | Refusal:
+    ) -> AdminResponse | Rejection:
         return self._admin.answer(method, path, query, key)
 
 
@@ -41,11 +41,11 @@ def test_nobody_comes_in_without_the_key(
     rig = Rig(*keys)
     for path in (PROCESSES, RESTART, DRAIN, "/admin/x"):
         assert rig.ask(METHODS.get(path, "GET"), path, key=key).status == status
-    assert not rig.wishes.take()
+    assert not rig.admin_requests.take()
 
 
 @pytest.mark.parametrize(
-    ("path", "query", "wishes"),
+    ("path", "query", "admin_requests"),
     [
         (RESTART, b"", RENEWABLE),
         (RESTART, b"role=tokenizer", ("tokenizer",)),
@@ -55,12 +55,14 @@ def test_nobody_comes_in_without_the_key(
         ("/stop_profile", b"", ("stop_profile",)),
     ],
 )
-def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, ...]) -> None:
+def test_what_is_asked_for_is_noted(
+    path: str, query: bytes, admin_requests: tuple[str, ...]
+) -> None:
     rig = Rig(KEY)
     answer = rig.ask("POST", path, query)
-    assert isinstance(answer, Done)
-    assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(wishes)})
-    assert set(rig.wishes.take()) == set(wishes)
+    assert isinstance(answer, AdminResponse)
+    assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(admin_requests)})
+    assert set(rig.admin_requests.take()) == set(admin_requests)
 
 
 @pytest.mark.parametrize(
@@ -78,17 +80,17 @@ def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, 
 def test_what_cannot_be_asked_is_refused(method: str, path: str, query: bytes, status: int) -> None:
     rig = Rig(KEY)
     answer = rig.ask(method, path, query)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Rejection)
     assert (answer.status, bool(answer.allow)) == (status, status == 405)
-    assert not rig.wishes.take()
+    assert not rig.admin_requests.take()
 
 
 def test_a_server_without_a_place_for_profiles_says_so() -> None:
     rig = Rig(KEY, profiles=False)
     answer = rig.ask("POST", "/start_profile")
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Rejection)
     assert (answer.status, "--profile-dir" in answer.message) == (404, True)
-    assert not rig.wishes.take()
+    assert not rig.admin_requests.take()
 
 
 def test_each_process_is_told_of() -> None:
@@ -97,7 +99,7 @@ def test_each_process_is_told_of() -> None:
     rig.slot.enter(State.READY)
     rig.board.slot("worker")[Field.PID] = 2**22 + 1  # nobody's
     answer = rig.ask("GET", PROCESSES)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, AdminResponse)
     supervisor, frontend, worker = json.loads(answer.body)["processes"]
     assert (supervisor["process"], supervisor["pid"]) == ("supervisor", os.getppid())
     assert frontend["resident_bytes"] > 1 << 20

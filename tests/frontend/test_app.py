@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from fake_links import FakeLinks
 
-from headrace.board.board import Board, Field, Seat, Slot, Span, State
+from headrace.board.board import Board, Field, Seat, Slot, State, Timing
 from headrace.board.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.config.api_keys import digest
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.admission.gate import Door
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.request import Headers, Request, nobody
+from headrace.frontend.http.request import Headers, HttpExchange, ignore
 from headrace.frontend.http.request_head import RequestHead
-from headrace.frontend.open_requests import MAX_UNSENT_BYTES, Exchanges
+from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
 from headrace.runtime.wake_clock import WakeClock
@@ -33,7 +33,7 @@ Message = dict[str, Any]
 MAX_REQUESTS = 50
 
 
-class Client(Request):
+class Client(HttpExchange):
     """A request, and what its client sees of the answer."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Client(Request):
         self.head = RequestHead.of(self.headers)
         self.received_at = time.monotonic_ns()
         self.common = ()
-        self.on_lost = self.on_writable = nobody
+        self.on_lost = self.on_writable = ignore
         self.status = 0
         self.response_head: dict[bytes, bytes] = {}
         self.length: int | None = None
@@ -153,15 +153,15 @@ class Site:
 
     def __init__(self, *keys: bytes, cors: Cors | None = None) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
-        self.exchanges = Exchanges(0, self.slot)
+        self.open_requests = OpenRequests(0, self.slot)
         self.links = FakeLinks()
         admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
-        keyring = Keyring(map(digest, keys))
-        door = Door(keyring, admission, LIMIT, self.board, self.slot)
-        forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
-        self.door = door
-        admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
-        self.app = App(self.board, WakeClock(), forwarder, door, admin, cors)
+        key_auth = ApiKeyAuth(map(digest, keys))
+        gate = Gate(key_auth, admission, LIMIT, self.board, self.slot)
+        forwarder = Forwarder(self.open_requests, self.links, self.slot, gate, LIMIT)
+        self.gate = gate
+        admin = Admin(ApiKeyAuth([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
+        self.app = App(self.board, WakeClock(), forwarder, gate, admin, cors)
 
     @property
     def slot(self) -> Slot:
@@ -175,7 +175,7 @@ class Site:
         return await asyncio.wait_for(self.links.forwarded.get(), DEADLINE_S)
 
     def answer(self, id: int, data: bytes, last: bool, head: Head | None = None) -> None:
-        self.exchanges.deliver(id, head, data, last, 0)
+        self.open_requests.deliver(id, head, data, last, 0)
 
 
 JSON = Head(200, "application/json")
@@ -232,7 +232,7 @@ async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None
     assert client.is_complete
     client.leave()
     assert site.links.aborted == []
-    assert len(site.exchanges) == 0
+    assert len(site.open_requests) == 0
 
 
 async def test_a_stream_is_written_as_it_comes(site: Site) -> None:
@@ -268,19 +268,17 @@ async def test_a_client_that_reads_on_gets_everything_in_order(site: Site) -> No
 
 
 @pytest.mark.parametrize("last", [b"", b"three"])
-async def test_an_answer_that_ends_while_the_client_does_not_read_waits(
-    site: Site, last: bytes
-) -> None:
+async def test_response_that_ends_unread_waits_for_the_client(site: Site, last: bytes) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     client.reads = False
     site.answer(request.id, b"one", False, EVENTS)
     site.answer(request.id, b"two", False)
     site.answer(request.id, last, True)
-    assert (client.pieces, len(site.exchanges)) == ([], 1)
+    assert (client.pieces, len(site.open_requests)) == ([], 1)
     client.read_on()
     assert client.pieces == [b"onetwo" + last]
-    assert (client.is_complete, len(site.exchanges)) == (True, 0)
+    assert (client.is_complete, len(site.open_requests)) == (True, 0)
 
 
 async def test_a_client_that_reads_too_slowly_is_cut_off(site: Site) -> None:
@@ -304,7 +302,7 @@ async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[
         site.answer(request.id, piece, False, EVENTS)
     client.leave()
     assert site.links.aborted == [request.id]
-    assert len(site.exchanges) == 0
+    assert len(site.open_requests) == 0
     assert site.slot[Field.DISCONNECTS] == 1
     assert site.slot[Field.RESPONSES] == site.slot[Field.KEPT_BYTES] == 0
     client.leave()
@@ -314,12 +312,12 @@ async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[
 async def test_a_server_that_stops_parts_from_its_clients(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     await site.forwarded()
-    for exchange in site.exchanges:
-        exchange.drop()
+    for open_request in site.open_requests:
+        open_request.drop()
     assert client.is_broken
 
 
-async def test_a_client_that_leaves_before_the_body_is_there_is_forgotten(site: Site) -> None:
+async def test_disconnect_before_the_body_forgets_the_request(site: Site) -> None:
     client = site.ask(Client(b"{", has_all=False))
     await client.all_read()
     client.leave()
@@ -358,7 +356,7 @@ def test_full_links_are_answered_with_try_again(site: Site) -> None:
     assert (client.status, answered(site)) == (503, {503: 1})
     assert client.response_head[b"retry-after"] == b"1"
     assert json.loads(client.body)["error"]["code"] == "overloaded"
-    assert len(site.exchanges) == 0
+    assert len(site.open_requests) == 0
 
 
 async def test_traffic_is_counted(site: Site) -> None:
@@ -419,7 +417,7 @@ async def test_who_stops_answers_what_is_open_and_takes_no_more(site: Site) -> N
         slot.enter(State.READY)
     early = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
-    site.door.is_closed = True
+    site.gate.is_closed = True
     late = site.ask(Client(b"{}"))
     assert (late.status, late.response_head[b"retry-after"]) == (503, b"1")
     assert json.loads(late.body)["error"]["code"] == "stopping"
@@ -483,7 +481,7 @@ async def test_bodies_count_while_they_are_read(site: Site) -> None:
     assert (site.slot[Field.OPEN_REQUESTS], site.slot[Field.ADMITTED]) == (0, 0)
 
 
-async def test_a_body_for_the_rest_of_which_there_is_no_room_is_refused(site: Site) -> None:
+async def test_body_that_outgrows_the_room_is_refused(site: Site) -> None:
     alone = site.ask(Client(b"x" * LIMIT, has_all=False))
     await alone.all_read()
     assert alone.status == 0
@@ -524,18 +522,18 @@ async def test_an_answer_may_bring_headers_of_its_own(site: Site) -> None:
     assert b"retry-after" not in client.response_head
 
 
-async def test_who_finds_the_engines_queue_full_is_told_when_to_come_again(site: Site) -> None:
+async def test_full_engine_queue_gives_retry_after(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(429, "application/json"))
     assert int(client.response_head[b"retry-after"]) > 0
 
 
-async def test_what_the_engine_had_no_part_in_counts_as_no_request_of_it(site: Site) -> None:
+async def test_responses_without_the_engine_are_not_engine_requests(site: Site) -> None:
     site.ask(Client(b"", method="GET", path="/v1/models"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(200, "application/json"))
-    assert not sum(site.slot.histogram(Span.WHOLE).counts)
+    assert not sum(site.slot.histogram(Timing.WHOLE).counts)
 
 
 TIMES = [10, 21, 33, 46, 60, 75, 91]
@@ -555,10 +553,10 @@ async def test_hops_are_counted_and_told_on_demand(site: Site, is_asked: bool) -
         "queue;dur=14.000, prefill;dur=15.000, render;dur=16.000"
     )
     assert client.response_head.get(b"server-timing") == (expected.encode() if is_asked else None)
-    for span in Span:
-        if Span.LOOP_LAG < span <= Span.WHOLE:
+    for span in Timing:
+        if Timing.LOOP_LAG < span <= Timing.WHOLE:
             assert sum(site.slot.histogram(span).counts) == 1, span
-    assert site.slot.histogram(Span.FIRST_TOKEN).sum == pytest.approx(0.091)
+    assert site.slot.histogram(Timing.FIRST_TOKEN).sum == pytest.approx(0.091)
 
 
 ORIGIN = (b"origin", b"https://a.example")

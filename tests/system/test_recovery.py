@@ -31,7 +31,7 @@ CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
 MAX_GROWTH = 1.05
-LOOK_S = 0.2  # between looks at `/health`
+POLL_INTERVAL_S = 0.2  # between looks at `/health`
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 
 
@@ -68,7 +68,7 @@ async def read_beside_health(
         while not reading.done():
             answer = await client.get("/health")
             tell(answer.json()["reasons"])
-            await asyncio.wait([reading], timeout=LOOK_S)
+            await asyncio.wait([reading], timeout=POLL_INTERVAL_S)
     return await reading
 
 
@@ -114,7 +114,7 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
     return answers
 
 
-def capsule_of(crashes: Path, process: psutil.Process) -> Any:
+def crash_report_of(crashes: Path, process: psutil.Process) -> Any:
     """Return what is kept of the end of a process."""
     whole = f"[!.]*-{process.pid}.json"
     wait_until(lambda: any(crashes.glob(whole)), "a crash capsule")
@@ -137,11 +137,11 @@ def test_streams_go_on_when_a_process_dies(
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
-    capsule = capsule_of(crashes, killer.killed[0])
-    assert capsule["process"].startswith(victim)
-    assert capsule["ended"].endswith("was killed by SIGKILL")
-    assert any("most recent call first" in " ".join(p["stacks"]) for p in capsule["processes"])
-    assert sum(process.get("open_requests", 0) for process in capsule["processes"]) > 0
+    crash_report = crash_report_of(crashes, killer.killed[0])
+    assert crash_report["process"].startswith(victim)
+    assert crash_report["ended"].endswith("was killed by SIGKILL")
+    assert any("most recent call first" in " ".join(p["stacks"]) for p in crash_report["processes"])
+    assert sum(process.get("open_requests", 0) for process in crash_report["processes"]) > 0
 
 
 def test_an_engine_that_is_stuck_is_replaced(
@@ -204,7 +204,7 @@ def test_operators_have_the_processes_of_a_role_replaced(own_server: RunningServ
     assert others[0] == others[1]
 
 
-def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(
+def test_dead_frontend_takes_only_its_own_connections(
     own_server: RunningServer, undisturbed: list[Any]
 ) -> None:
     killer = Killer(own_server, "frontend 0", [60])
@@ -308,18 +308,18 @@ def test_requests_at_which_processes_die_fail_alone(undisturbed: list[Any], tmp_
     assert server.wait() == 0
     assert "detokenizer 0 has used 1 s of processor time for nothing; killing it" in server.log
     paths = sorted(tmp_path.glob("*-worker-0-*.json"))
-    hanging, *capsules = [json.loads(path.read_text()) for path in paths]
+    hanging, *crash_reports = [json.loads(path.read_text()) for path in paths]
     assert hanging["ended"] == "worker 0 is stuck"
-    assert 3 <= len(capsules) <= 6
-    assert sum(len(capsule["requests_at_hand"]) == 1 for capsule in capsules) >= 4
-    worker = next(p for p in capsules[0]["processes"] if p["process"] == "worker 0")
+    assert 3 <= len(crash_reports) <= 6
+    assert sum(len(crash_report["requests_at_hand"]) == 1 for crash_report in crash_reports) >= 4
+    worker = next(p for p in crash_reports[0]["processes"] if p["process"] == "worker 0")
     assert worker["stacks"][0] == "Fatal Python error: Segmentation fault"
-    (deadly,) = capsules[-1]["requests_at_hand"]
-    assert deadly in capsules[-1]["processes"][0]["requests"], "the frontend knows it, too"
+    (deadly,) = crash_reports[-1]["requests_at_hand"]
+    assert deadly in crash_reports[-1]["processes"][0]["requests"], "the frontend knows it, too"
     server.close()
 
 
-def test_who_takes_too_much_memory_is_killed_and_the_server_ends_if_nobody_can_replace_it(
+def test_memory_hog_is_killed_and_unreplaceable_one_ends_server(
     tmp_path: Path,
 ) -> None:
     server = RunningServer("--crash-dir", str(tmp_path), env=mutants("detokenizer=glutton"))
@@ -329,11 +329,11 @@ def test_who_takes_too_much_memory_is_killed_and_the_server_ends_if_nobody_can_r
     assert server.log.endswith(
         "detokenizer 0 exited with 1 (RuntimeError('once and never again'))\n"
     )
-    capsules = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
-    assert [capsule["ended"] for capsule in capsules] == ["was killed by SIGKILL"] + 3 * [
-        "exited with 1"
-    ]
-    assert capsules[-1]["log"][-1] == "RuntimeError: once and never again"
+    crash_reports = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    assert [crash_report["ended"] for crash_report in crash_reports] == [
+        "was killed by SIGKILL"
+    ] + 3 * ["exited with 1"]
+    assert crash_reports[-1]["log"][-1] == "RuntimeError: once and never again"
     server.close()
 
 
@@ -370,7 +370,7 @@ def test_the_server_ends_when_no_worker_can_start_again(tmp_path: Path) -> None:
     last = server.log.splitlines()[-1]
     assert "error: engine 0 exited with 3 (worker 0 could not start: " in last
     assert str(model) in last
-    capsule = capsule_of(tmp_path / "crashes", engine)
-    assert capsule["ended"] == "exited with 3"
-    assert sum("starting again" in line for line in capsule["log"]) == 3
+    crash_report = crash_report_of(tmp_path / "crashes", engine)
+    assert crash_report["ended"] == "exited with 3"
+    assert sum("starting again" in line for line in crash_report["log"]) == 3
     server.close()

@@ -8,11 +8,11 @@ gone on to the engine, which hears of it as well.
 import time
 from collections.abc import Callable
 
-from headrace.ipc.aborted_ids import Gone
+from headrace.ipc.aborted_ids import AbortedIds
 from headrace.ipc.messages import Abort
 from headrace.ipc.sockets import Inbox, address
 
-LOOK_S = 0.001  # between looks: one takes a tenth of the time that a short chat does
+POLL_INTERVAL_S = 0.001  # between looks: one takes a tenth of the time that a short chat does
 
 
 class Abandoned(Exception):
@@ -27,14 +27,14 @@ class Aborts:
     ) -> None:
         """Listen; `index` is that of the process, among tokenizer processes."""
         self._inbox: Inbox[Abort] = Inbox(address(run_dir, "aborts", index), Abort)
-        self._gone = Gone()
+        self._gone = AbortedIds()
         self._clock = clock
         self._looked_at = float("-inf")
 
     def look(self) -> None:
         """Take what has come, unless that has been done just now."""
         now = self._clock()
-        if now - self._looked_at < LOOK_S:
+        if now - self._looked_at < POLL_INTERVAL_S:
             return
         self._looked_at = now
         while (received := self._inbox.receive(0)) is not None:

@@ -28,7 +28,7 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
-from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
@@ -36,7 +36,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
@@ -50,7 +50,7 @@ LARGEST = Sizes(num_tokens=512, num_sequences=64, num_rows=64)
 
 
 @dataclass(frozen=True)
-class Step:
+class DeviceStep:
     """A batch, on the device."""
 
     token_ids: Tensor  # [tokens], int32
@@ -96,7 +96,7 @@ class CudaExecutor:
         progress: Callable[[int, int], None] = lambda done, total: None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
-        self.team = Team(spec, peers)
+        self.shard_group = ShardGroup(spec, peers)
         if peers is not None:
             spec, weights = peers.share_of(spec, weights)
         self.spec = spec
@@ -127,7 +127,7 @@ class CudaExecutor:
         self.take_pages(num_pages)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
-        self.buffers = StepBuffers(largest, max_pages, self.team.num_tokens, self.device)
+        self.buffers = StepBuffers(largest, max_pages, self.shard_group.num_tokens, self.device)
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
         self.prompts: FlashInferAttention | None = None  # attends where there are many
@@ -148,7 +148,7 @@ class CudaExecutor:
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
         logits = self.logits(batch).to("cpu", copy=True).numpy()
-        self.team.check()
+        self.shard_group.check()
         return logits
 
     @torch.inference_mode()
@@ -159,7 +159,7 @@ class CudaExecutor:
         prompts = self.planned(batch, sizes)
         step = self.step_of(sizes, int(batch.positions.max()) + 1, images, prompts)
         vectors = self.hidden(step).float().cpu().numpy()
-        self.team.check()
+        self.shard_group.check()
         return vectors
 
     @torch.inference_mode()
@@ -192,7 +192,7 @@ class CudaExecutor:
         spec = self.spec
         step = self.step_of(sizes, max_keys, images, prompts)
         own = self.matrices["head"].apply(self.hidden(step))
-        logits = self.buffers.logits_of(sizes.num_rows).copy_(self.team.all_logits(own))
+        logits = self.buffers.logits_of(sizes.num_rows).copy_(self.shard_group.all_logits(own))
         if spec.logit_multiplier != 1:
             logits *= spec.logit_multiplier
         if spec.logit_softcap is not None:
@@ -227,7 +227,7 @@ class CudaExecutor:
         max_keys: int,
         images: ImageInputs | None = None,
         prompts: FlashInferAttention | None = None,
-    ) -> Step:
+    ) -> DeviceStep:
         """Derive all that kernels need to know of the step in the buffers."""
         buffers = self.buffers
         inputs = prepare_inputs(
@@ -243,7 +243,7 @@ class CudaExecutor:
         if images is not None and images.rope_positions is not None:
             positions = images.rope_positions
         rotations = self.rotations(positions)
-        return Step(
+        return DeviceStep(
             *(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations),
             images=images,
             prompts=prompts,
@@ -265,9 +265,9 @@ class CudaExecutor:
             rotations.append(Rotations(cos, sin, rope.interleaved))
         return rotations
 
-    def hidden(self, step: Step) -> Tensor:
+    def hidden(self, step: DeviceStep) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
-        x = self.team.embed(step.token_ids, self.weights["embed"])
+        x = self.shard_group.embed(step.token_ids, self.weights["embed"])
         if self.spec.embedding_multiplier != 1:
             x = x * self.multiplier
         if step.images is not None and len(step.images.tokens):
@@ -280,7 +280,7 @@ class CudaExecutor:
         return self.norm_sum("norm", x.index_select(0, rows), added)
 
     def layer(
-        self, index: int, layer: LayerSpec, x: Tensor, added: Tensor | None, step: Step
+        self, index: int, layer: LayerSpec, x: Tensor, added: Tensor | None, step: DeviceStep
     ) -> tuple[Tensor, Tensor | None]:
         """Run one layer, [tokens, hidden] -> [tokens, hidden], in place where that is quicker.
 
@@ -289,12 +289,12 @@ class CudaExecutor:
         """
         name = f"layers.{index}"
         placement, multiplier = self.spec.placement, self.spec.residual_multiplier
-        before = placement != Placement.POST
+        before = placement != NormPlacement.POST
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.attention(index, layer, normed, step)
-        if placement == Placement.PARALLEL:
+        if placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.mlp(name, normed) * multiplier, None
-        after = placement in (Placement.POST, Placement.PRE_POST)
+        after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         if before:
@@ -306,7 +306,7 @@ class CudaExecutor:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return (x, out) if before else (x + out * multiplier, None)
 
-    def attention(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
+    def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
         """Write keys and values to their pages, then attend to them, [tokens, hidden]."""
         spec, name = self.spec, f"layers.{index}"
         keys, values = self.kv[index]
@@ -341,16 +341,16 @@ class CudaExecutor:
                 tiling=self.tiling,
                 turns=self.turns,
             )
-        return self.team.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
+        return self.shard_group.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
 
     def norm_heads(self, name: str, qkv: Tensor) -> None:
         """Norm queries and keys over all heads, in place."""
         spec = self.spec
         num_q, num_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         q, k = qkv[:, :num_q], qkv[:, num_q:][:, :num_k]
-        if self.team.peers is not None:
+        if self.shard_group.peers is not None:
             weights = self.weights[f"{name}.q_norm"], self.weights[f"{name}.k_norm"]
-            self.team.norm_heads(q, k, weights, self.scaling, spec.norm_eps)
+            self.shard_group.norm_heads(q, k, weights, self.scaling, spec.norm_eps)
             return
         self.norm(f"{name}.q_norm", q, out=q)
         self.norm(f"{name}.k_norm", k, out=k)
@@ -362,7 +362,7 @@ class CudaExecutor:
         else:
             inner = act_mul(gate_up.apply(x), activation)
         down = self.matrices[f"{name}.down"].apply(inner)
-        return self.team.sum(down)
+        return self.shard_group.sum(down)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self.weights[name]

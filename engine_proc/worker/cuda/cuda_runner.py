@@ -10,17 +10,17 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
 from headrace.engine_proc.worker.cuda.kernels.logprobs import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
-from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.runner import MaskSource, batch_of, no_masks, optional
 from headrace.ipc.worker_messages import Step, StepResult
 
 
 class Copied:
-    """A `Promise`: what a step has drawn, on its way to the host."""
+    """A `PendingResult`: what a step has drawn, on its way to the host."""
 
-    def __init__(self, drawn: Drawn, team: Team) -> None:
-        self._team, self._num_tops = team, drawn.num_tops
+    def __init__(self, drawn: Drawn, shard_group: ShardGroup) -> None:
+        self._shard_group, self._num_tops = shard_group, drawn.num_tops
         self._tokens = to_host(drawn.tokens)
         self._reports = None if drawn.reports is None else to_host(drawn.reports)
         self._event = torch.cuda.Event() if drawn.tokens.is_cuda else None
@@ -40,7 +40,7 @@ class Copied:
         """
         if self._event is not None:
             self._event.synchronize()
-        self._team.check()
+        self._shard_group.check()
         return StepResult(self._tokens.numpy().tobytes(), self.logprobs())
 
     def logprobs(self) -> bytes:
@@ -83,10 +83,10 @@ class CudaRunner:
         """Launch one step. The masks are asked for when the forward pass is on its way."""
         with self._phase("prepare"):
             batch = batch_of(step, step.logit_rows, self._embeds)
-            batch = replace(batch, relays=optional(step.relays))
+            batch = replace(batch, token_sources=optional(step.token_sources))
         with self._phase("forward"):
             logits = self._executor.logits(batch)
         with self._phase("sampling"):
             drawn = self._sampler.sample(logits, step, masks_of)
         with self._phase("copy"):
-            return Copied(drawn, self._executor.team)
+            return Copied(drawn, self._executor.shard_group)

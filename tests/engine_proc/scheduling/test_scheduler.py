@@ -19,10 +19,10 @@ from scheduler_rig import (
     next_token,
 )
 
-from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
+from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Limits, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.ipc.messages import FinishReason, Sampling, request_id, request_of
 from headrace.ipc.worker_messages import StepResult
@@ -116,7 +116,7 @@ class Story:
     max_num_seqs=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
     policy=st.sampled_from(Policy),
-    speculation=st.sampled_from([None, PromptLookup()]),
+    speculation=st.sampled_from([None, NgramProposer()]),
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
@@ -129,7 +129,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     max_num_seqs: int,
     spare_budget: int,
     policy: Policy,
-    speculation: PromptLookup | None,
+    speculation: NgramProposer | None,
     reuses_prefixes: bool,
     deaths: set[int],
     failures: set[int],
@@ -196,7 +196,7 @@ def test_the_last_arrived_is_preempted_and_goes_first_again() -> None:
     assert rig.scheduler.waiting.first(0) is second
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
+def test_long_prompt_is_chunked_beside_running_sequences() -> None:
     rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=4)
     short = make_sequence([1, 2], 30, request_id(0, 1), stop_token_ids=[])
     rig.add(short)
@@ -343,7 +343,7 @@ def test_running_sequences_share_the_pages_of_their_prefix() -> None:
 def test_guesses_save_steps_and_change_no_token() -> None:
     prompt = [1, 2, 3, 4] * 4
     steps = []
-    for speculation in (None, PromptLookup()):
+    for speculation in (None, NgramProposer()):
         rig = Rig.make(64, 4, 32, 4, speculation=speculation)
         rig.worker = RepeatingWorker(rig.pool)
         rig.add(make_sequence(prompt, 40, stop_token_ids=[]))
@@ -351,7 +351,7 @@ def test_guesses_save_steps_and_change_no_token() -> None:
         assert rig.said[request_id(0, 1)] == prompt[:4] * 10
         steps.append(rig.scheduler.counts.steps)
     counts = rig.scheduler.counts
-    assert counts.right_drafts == counts.drafts == sum(counts.right_at) > 0
+    assert counts.accepted_drafts == counts.drafts == sum(counts.right_at) > 0
     assert counts.right_at[0] == counts.draft_rounds > counts.right_at[-1]
     assert steps[0] == 40
     assert steps[1] <= 8
@@ -365,7 +365,7 @@ class RepeatingWorker(FakeWorker):
 
 
 def test_guesses_end_with_the_text() -> None:
-    rig = Rig.make(64, 4, 32, 4, speculation=PromptLookup())
+    rig = Rig.make(64, 4, 32, 4, speculation=NgramProposer())
     rig.worker = RepeatingWorker(rig.pool)
     rig.add(make_sequence([1, 2, 3, 4] * 2, 40, stop_token_ids=[3]))
     rig.run()
@@ -412,7 +412,7 @@ def test_a_watched_prompt_is_computed_in_small_chunks() -> None:
 
 def test_the_queue_says_when_it_is_full() -> None:
     pool = PagePool(16, 4)
-    limits = Limits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
     scheduler = Scheduler(pool, limits)
     for counter in range(2):
         assert not scheduler.is_full
@@ -424,13 +424,13 @@ def test_the_queue_says_when_it_is_full() -> None:
 
 def test_whole_prompts_are_not_cut_and_not_shared() -> None:
     pool = PagePool(64, 4)
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
     scheduler = Scheduler(pool, limits)
     for counter in range(3):
         scheduler.add(make_sequence([1] * 9, 1, request_id(0, counter), embeds=True))
     chunks = scheduler.schedule()
     assert [(chunk.start, chunk.count) for chunk in chunks] == [(0, 9), (0, 9)]
-    news = scheduler.update(chunks, Outcome(StepResult(b"", b"", b"aaaabbbb"), 2))
+    news = scheduler.update(chunks, ResultReader(StepResult(b"", b"", b"aaaabbbb"), 2))
     assert [item.embedding for item in news] == [b"aaaa", b"bbbb"]
     assert [item.finished for item in news] == [FinishReason.STOP] * 2
     assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]

@@ -11,16 +11,16 @@ from headrace.frontend.admission.body_throttle import (
     FAST_BYTES,
     MAX_BACKLOG_BYTES,
     READERS,
-    LongBodies,
-    Turn,
+    BodyThrottle,
+    BodyTurn,
 )
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 DEADLINE_S = 120
 FAST = bytes(FAST_BYTES)
 
 
-class FakeLinks(Links):
+class FakeLinks(Router):
     """A backlog of long bodies."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class FakeLinks(Links):
 class Client:
     """Sends pieces when told to, and notes when it is read."""
 
-    def __init__(self, bodies: LongBodies) -> None:
+    def __init__(self, bodies: BodyThrottle) -> None:
         self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
         self.has_turn = asyncio.Event()
         self.task = asyncio.create_task(self._be_read(bodies))
@@ -43,7 +43,7 @@ class Client:
     async def _receive(self) -> Message:
         return {"type": "http.request", "body": await self.pieces.get()}
 
-    async def _be_read(self, bodies: LongBodies) -> bytes:
+    async def _be_read(self, bodies: BodyThrottle) -> bytes:
         last = b""
         async with bodies.turn(self._receive) as receive:
             self.has_turn.set()
@@ -68,16 +68,16 @@ async def has_turn(client: Client) -> None:
 async def test_who_comes_late_waits_until_another_is_done(
     links: FakeLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns: list[Turn] = []
-    check_later = Turn._check_later
+    turns: list[BodyTurn] = []
+    check_later = BodyTurn._check_later
 
-    def noted(turn: Turn) -> None:
+    def noted(turn: BodyTurn) -> None:
         turns.append(turn)
         check_later(turn)
 
-    monkeypatch.setattr(Turn, "_check_later", noted)
+    monkeypatch.setattr(BodyTurn, "_check_later", noted)
     monkeypatch.setattr(module, "CHECK_S", 1000)  # the test says when
-    bodies = LongBodies(links)
+    bodies = BodyThrottle(links)
     first = [Client(bodies) for _ in range(READERS)]
     for client in first:
         await has_turn(client)
@@ -101,7 +101,7 @@ async def test_who_comes_late_waits_until_another_is_done(
 
 
 async def test_a_slow_client_loses_its_turn_and_is_read_all_the_same(links: FakeLinks) -> None:
-    bodies = LongBodies(links)
+    bodies = BodyThrottle(links)
     slow = [Client(bodies) for _ in range(READERS)]
     for client in slow:
         await has_turn(client)
@@ -115,7 +115,7 @@ async def test_a_slow_client_loses_its_turn_and_is_read_all_the_same(links: Fake
 
 async def test_a_turn_begins_when_the_tokenizer_has_caught_up(links: FakeLinks) -> None:
     links.num_bytes = MAX_BACKLOG_BYTES + 1
-    client = Client(LongBodies(links))
+    client = Client(BodyThrottle(links))
     async with asyncio.timeout(DEADLINE_S):
         while links.looks < 3:
             await asyncio.sleep(0)
@@ -126,7 +126,7 @@ async def test_a_turn_begins_when_the_tokenizer_has_caught_up(links: FakeLinks) 
 
 
 async def test_who_leaves_while_waiting_takes_no_turn_along(links: FakeLinks) -> None:
-    bodies = LongBodies(links)
+    bodies = BodyThrottle(links)
     links.num_bytes = MAX_BACKLOG_BYTES + 1
     waiting: list[Any] = [Client(bodies) for _ in range(READERS + 1)]
     async with asyncio.timeout(DEADLINE_S):

@@ -16,18 +16,18 @@ import uvicorn
 
 from headrace.board.board import Board, Seat
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
-from headrace.frontend.admission.api_key_auth import Keyring
-from headrace.frontend.admission.gate import Door
-from headrace.frontend.dispatcher import Delivery
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
+from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.connection import Connection
 from headrace.frontend.http.deadlines import Deadlines
-from headrace.frontend.http.start_queue import Arrivals
+from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.http.streams import TURN, Streams, Written
-from headrace.frontend.open_requests import Exchanges
-from headrace.ipc.inflight import Sent
+from headrace.frontend.open_requests import OpenRequests
+from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id
-from headrace.ipc.router import Links
+from headrace.ipc.router import Router
 
 DEADLINE_S = 120
 SOCKET_BYTES = 1 << 16  # that wait in one for who does not read
@@ -143,12 +143,14 @@ def test_nothing_is_written_for_who_is_closed(pairs: Pairs) -> None:
 
 def test_it_is_known_what_each_sequence_has_been_told(pairs: Pairs) -> None:
     pairs.connect(REQUESTS[0])
-    assert pairs.streams.told(REQUESTS[0]) == {}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {}
     first, third = REQUESTS[0], REQUESTS[0] + 2
     pairs.write((first, b"a", False, 1), (third, b"b", False, 7), (first, b"c", False, 3))
     pairs.write((first, b"end", True, 1 << 31 | 4), (third, b"left", False, 8))
-    assert pairs.streams.told(REQUESTS[0]) == {0: 1 << 31 | 4, 2: 8}, "also where it is left"
-    assert pairs.streams.told(REQUESTS[1]) == {}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {0: 1 << 31 | 4, 2: 8}, (
+        "also where it is left"
+    )
+    assert pairs.streams.num_delivered(REQUESTS[1]) == {}
 
 
 REQUEST = (
@@ -157,21 +159,21 @@ REQUEST = (
 )
 
 
-class FakeLinks(Links):
+class FakeLinks(Router):
     """Takes everything, and sends it nowhere."""
 
     def __init__(self) -> None:
         self.forwarded: asyncio.Queue[int] = asyncio.Queue()
         self.aborted: asyncio.Queue[int] = asyncio.Queue()
 
-    def forward(self, sent: Sent) -> bool:
+    def forward(self, sent: InflightRequest) -> bool:
         self.forwarded.put_nowait(sent.request.id)
         return True
 
     def flush(self) -> None:
         pass
 
-    def abort(self, sent: Sent) -> None:
+    def abort(self, sent: InflightRequest) -> None:
         self.aborted.put_nowait(sent.request.id)
 
 
@@ -181,14 +183,14 @@ class Site:
     def __init__(self) -> None:
         self._board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
         slot = self._board.slot("frontend")
-        self.exchanges = Exchanges(0, slot)
+        self.open_requests = OpenRequests(0, slot)
         self.links = FakeLinks()
         limits = AdmissionLimits(10 * NUM_CLIENTS, 1000, 1 << 20)
-        door = Door(Keyring([]), Admission(limits), 1000, self._board, slot)
-        forwarder = Forwarder(self.exchanges, self.links, slot, door, 1000)
-        self.delivery = Delivery(asyncio.get_running_loop(), self.exchanges, slot)
+        gate = Gate(ApiKeyAuth([]), Admission(limits), 1000, self._board, slot)
+        forwarder = Forwarder(self.open_requests, self.links, slot, gate, 1000)
+        self.dispatcher = Dispatcher(asyncio.get_running_loop(), self.open_requests, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
-        http: Any = partial(Connection, deadlines, deadlines, Arrivals(), 10 * NUM_CLIENTS)
+        http: Any = partial(Connection, deadlines, deadlines, StartQueue(), 10 * NUM_CLIENTS)
         app: Any = forwarder.begin
         options: Any = {"http": http, "interface": "asgi3", "proxy_headers": False}
         config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, **options)
@@ -210,8 +212,8 @@ class Site:
         return self._clients[-1]
 
     async def deliver(self, frames: ResponseFrames, data: bytes) -> None:
-        self.delivery.take(frames, data)
-        while self.delivery:
+        self.dispatcher.take(frames, data)
+        while self.dispatcher:
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
@@ -308,7 +310,7 @@ async def test_answers_are_whole_while_others_come_and_go(site: Site) -> None:
             assert await client.answer() == client.expected
 
 
-async def test_who_leaves_takes_the_last_request_of_a_connection_along_and_none_before(
+async def test_disconnect_aborts_the_open_request_of_a_connection(
     site: Site,
 ) -> None:
     client, other = await site.connect(), await site.connect()
@@ -318,7 +320,7 @@ async def test_who_leaves_takes_the_last_request_of_a_connection_along_and_none_
     second = await asyncio.wait_for(site.links.forwarded.get(), DEADLINE_S)
     client.leave()
     assert await asyncio.wait_for(site.links.aborted.get(), DEADLINE_S) == second
-    assert [exchange.id for exchange in site.exchanges] == [other.id]
+    assert [open_request.id for open_request in site.open_requests] == [other.id]
     assert site.links.aborted.empty()
 
 
@@ -328,13 +330,13 @@ async def test_a_client_that_reads_late_gets_everything_in_order(site: Site) -> 
     for i, piece in enumerate(pieces):
         heads = {} if i else {client.id: EVENTS}
         await site.deliver(ResponseFrames.of(heads, [client.id], [len(piece)], [False], [i]), piece)
-    (exchange,) = site.exchanges
-    assert exchange.unsent, "it does not read, so much of it waits"
+    (open_request,) = site.open_requests
+    assert open_request.unsent, "it does not read, so much of it waits"
     await site.deliver(ResponseFrames.of({}, [client.id], [3], [True], [25]), b"end")
     assert await client.answer() == b"".join(pieces) + b"end"
 
 
-async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with(
+async def test_sequences_of_one_request_never_overtake_unsent_bytes(
     site: Site,
 ) -> None:
     """A sequence opens the stream, and the next fills the socket, within one turn."""
@@ -345,23 +347,23 @@ async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with
     await site.deliver(frames, pieces[0])
     told = [1] * 2
     frames = ResponseFrames.of({}, sequences[:2], map(len, pieces[1:3]), [False] * 2, told)
-    site.delivery.take(frames, b"".join(pieces[1:3]))
+    site.dispatcher.take(frames, b"".join(pieces[1:3]))
     begun = client.take()  # there is room again, of which the event loop has not heard
     assert begun
-    site.delivery.take(ResponseFrames.of({}, sequences[2:], [6], [False], [1]), pieces[3])
+    site.dispatcher.take(ResponseFrames.of({}, sequences[2:], [6], [False], [1]), pieces[3])
     await site.deliver(ResponseFrames.of({}, sequences[:1], [0], [True], [1]), b"")
     assert await client.answer() == b"".join(pieces)
 
 
-async def test_who_is_asked_for_again_keeps_what_clients_have_been_told(site: Site) -> None:
+async def test_resent_request_keeps_what_clients_have_received(site: Site) -> None:
     client = await site.connect()
     for told in (1, 2, 3):
         heads = {client.id: EVENTS} if told == 1 else {}
         frames = ResponseFrames.of(heads, [client.id + 1], [1], [False], [told])
         await site.deliver(frames, b"%d" % told)
-    (sent,) = site.exchanges.sent()
-    client_id = site.exchanges.renumber(sent)
-    assert sent.told == {1: 3}
+    (sent,) = site.open_requests.sent()
+    client_id = site.open_requests.renumber(sent)
+    assert sent.num_delivered == {1: 3}
     lost = ResponseFrames.of({}, [client.id + 1], [4], [False], [4])
     await site.deliver(lost, b"lost")
     again = ResponseFrames.of({client_id: EVENTS}, [client_id + 1], [1], [True], [4])
@@ -374,4 +376,4 @@ def test_sequences_of_a_request_share_its_stream(pairs: Pairs) -> None:
     last = REQUESTS[0] + MAX_SEQUENCES - 1
     assert not list(pairs.write((last, b"a", False, 5)).left)
     assert heard(client) == b"1\r\na\r\n"
-    assert pairs.streams.told(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}

@@ -2,7 +2,14 @@
 
 import pytest
 
-from headrace.board.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale, Spread
+from headrace.board.histogram import (
+    COUNTS,
+    HISTOGRAM_WORDS,
+    SECONDS,
+    Histogram,
+    HistogramSum,
+    Scale,
+)
 
 LIMITS = SECONDS.limits
 
@@ -46,13 +53,13 @@ def test_sums_and_counts_grow() -> None:
     assert made.sum == pytest.approx(5.5)
 
 
-def test_a_spread_tells_of_several_histograms_by_any_bound_of_theirs() -> None:
+def test_spread_sums_histograms_with_any_of_their_bounds() -> None:
     first, second = histogram(COUNTS), histogram(COUNTS)
     for amount in (1, 2, 3, 500):
         first.observe(amount)
     second.observe(64, times=10)
-    spread = Spread([first, second], COUNTS)
-    assert spread.at_most((1, 2, 50, 64, 500)) == [1, 2, 3, 13, 14]
-    assert (spread.count, spread.sum) == (14, 506 + 640)
+    histogram_sum = HistogramSum([first, second], COUNTS)
+    assert histogram_sum.at_most((1, 2, 50, 64, 500)) == [1, 2, 3, 13, 14]
+    assert (histogram_sum.count, histogram_sum.sum) == (14, 506 + 640)
     with pytest.raises(ValueError):
-        spread.at_most((63,))
+        histogram_sum.at_most((63,))

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board.board import HISTOGRAMS, IDS, Board, Seat, Span
+from headrace.board.board import HISTOGRAMS, IDS, Board, Seat, Timing
 from headrace.board.histogram import HISTOGRAM_WORDS
 from headrace.board.http_counts import CLIENT_LEFT, NOT_COUNTED, STATUSES, HttpCounts
 from headrace.config.config import ModelCard
@@ -143,7 +143,7 @@ def test_what_a_frontend_that_died_had_open_has_failed(board: Board) -> None:
 
 
 def test_rows_and_histograms_fit_their_slot(board: Board) -> None:
-    assert HISTOGRAMS + len(Span) * HISTOGRAM_WORDS <= IDS
+    assert HISTOGRAMS + len(Timing) * HISTOGRAM_WORDS <= IDS
     mine, other = counts(board), counts(board, 1)
     for _, row in mine:
         for status in STATUSES:

@@ -3,14 +3,16 @@
 import pytest
 
 from headrace.board.board import Seat
-from headrace.ipc.inflight import MAX_BLAMED, Sent
+from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
 from headrace.ipc.messages import ENDED, HttpRequest, request_id
 
 FIRST, SECOND, THIRD = (request_id(1, counter) for counter in (5, 6, 7))
 
 
-def make_sent(id: int = FIRST, tokenizer: int = 0) -> Sent:
-    return Sent(HttpRequest(id, "POST", "/v1/completions", 1.5, key=9), b"body", tokenizer)
+def make_sent(id: int = FIRST, tokenizer: int = 0) -> InflightRequest:
+    return InflightRequest(
+        HttpRequest(id, "POST", "/v1/completions", 1.5, key=9), b"body", tokenizer
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,17 +39,17 @@ def test_a_tokenizer_is_done_with_what_is_answered() -> None:
 
 def test_it_is_the_same_request_under_another_id() -> None:
     sent = make_sent()
-    sent.told = {0: 7, 1: 3 | ENDED}
+    sent.num_delivered = {0: 7, 1: 3 | ENDED}
     sent.renew(SECOND, is_suspect=False)
     assert sent.request == HttpRequest(
         SECOND, "POST", "/v1/completions", 1.5, 9, FIRST, FIRST, {0: 7, 1: 3 | ENDED}, False
     )
     assert sent.request.first_id == FIRST
     assert sent.tokenizer < 0
-    sent.told[0] = 8
+    sent.num_delivered[0] = 8
     sent.renew(THIRD, is_suspect=True)
     assert (sent.request.origin, sent.request.resumes) == (FIRST, SECOND)
-    assert sent.request.told == {0: 8, 1: 3 | ENDED}
+    assert sent.request.num_delivered == {0: 8, 1: 3 | ENDED}
     sent.renew(FIRST, is_suspect=False)
     assert sent.request.is_suspect, "once suspected, it is watched"
     sent.renew(SECOND, is_reply_suspect=True)

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from headrace.board.board import Board, Field, Seat, State
-from headrace.ipc.inflight import MAX_BLAMED, Sent
-from headrace.ipc.messages import Abort, HttpRequest, Renew, ToEngine, ToTokenizer, request_id
-from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Links
+from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
+from headrace.ipc.messages import Abort, HttpRequest, RenewLeases, ToEngine, ToTokenizer, request_id
+from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
 from headrace.ipc.sockets import Inbox, address
 
 DEADLINE_MS = 120_000
@@ -41,7 +41,7 @@ class Tokenizers:
         for slot in self.board.slots:
             slot.enter(State.STARTING)
             slot.enter(State.READY)
-        self.links = Links(run_dir, 2, self.board, self.board.slot("frontend"), answers_gets)
+        self.links = Router(run_dir, 2, self.board, self.board.slot("frontend"), answers_gets)
 
     def replace(self, index: int, role: str = "tokenizer") -> None:
         """Let a process die and another take its seat."""
@@ -79,17 +79,17 @@ def tokenizers(tmp_path: Path) -> Iterator[Tokenizers]:
 
 def test_a_body_goes_to_who_has_least_to_do(tokenizers: Tokenizers) -> None:
     for body in (SHORT, b"x", b"x", b"x"):
-        assert tokenizers.links.forward(Sent(REQUEST, body))
+        assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(0) == 100
     assert [tokenizers.received(1) for _ in range(3)] == [1, 1, 1]
     tokenizers.board.slot("tokenizer", 0).add(Field.HANDLED_BYTES, 101)
-    assert tokenizers.links.forward(Sent(REQUEST, SHORT))
+    assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
     assert tokenizers.received(0) == 100
 
 
 def test_bodies_wait_for_each_other_until_they_are_flushed(tokenizers: Tokenizers) -> None:
     for _ in range(4):
-        assert tokenizers.links.forward(Sent(REQUEST, SHORT))
+        assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
     assert not tokenizers.inboxes[0].wait(TIMEOUT_MS)
     tokenizers.links.flush()
     for inbox in tokenizers.inboxes[:2]:
@@ -99,7 +99,7 @@ def test_bodies_wait_for_each_other_until_they_are_flushed(tokenizers: Tokenizer
 
 def test_a_long_body_stands_in_nobodys_way(tokenizers: Tokenizers) -> None:
     for body in (LONG, SHORT, LONG, SHORT):
-        assert tokenizers.links.forward(Sent(REQUEST, body))
+        assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert [tokenizers.received(i) for i in range(2)] == [len(SHORT)] * 2
     assert [tokenizers.received(2) for _ in range(2)] == [len(LONG)] * 2
 
@@ -108,7 +108,7 @@ def test_bodies_with_images_go_to_those_who_prepare_some(tmp_path: Path) -> None
     tokenizers = Tokenizers(str(tmp_path), num_images=2)
     with_image = b'{"type": "image_url", "image_url": {"url": "data:"}}'
     for body in (with_image, with_image + LONG, SHORT, LONG, with_image):
-        assert tokenizers.links.forward(Sent(REQUEST, body))
+        assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(0) == len(SHORT)
     assert tokenizers.received(2) == len(LONG)
     assert [tokenizers.received(3) for _ in range(2)] == [len(with_image)] * 2
@@ -121,7 +121,7 @@ def test_bodies_with_images_go_to_those_who_prepare_some(tmp_path: Path) -> None
 def test_images_go_to_the_last_where_no_gets_come(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path), num_images=1, answers_gets=False)
     body = b'"image_url"'
-    assert tokenizers.links.forward(Sent(REQUEST, body))
+    assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(3) == len(body)
     tokenizers.close()
 
@@ -129,7 +129,7 @@ def test_images_go_to_the_last_where_no_gets_come(tmp_path: Path) -> None:
 def test_gets_go_to_the_last_tokenizer(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path), num_images=1)
     for method in ("GET", "HEAD"):
-        assert tokenizers.links.forward(Sent(replace(REQUEST, method=method), b""))
+        assert tokenizers.links.forward(InflightRequest(replace(REQUEST, method=method), b""))
         assert tokenizers.received(4) == 0
     tokenizers.close()
 
@@ -138,32 +138,32 @@ def test_images_of_messages_are_found_by_their_type(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path), num_images=1)
     body = b'{"type": "image", "source": {"type": "base64"}}'
     for path, tokenizer in (("/v1/messages", 3), ("/v1/messages/count_tokens", 3), ("/", 0)):
-        assert tokenizers.links.forward(Sent(replace(REQUEST, path=path), body))
+        assert tokenizers.links.forward(InflightRequest(replace(REQUEST, path=path), body))
         assert tokenizers.received(tokenizer) == len(body)
     tokenizers.close()
 
 
 def test_a_model_without_images_has_no_ear_for_them(tokenizers: Tokenizers) -> None:
-    assert tokenizers.links.forward(Sent(REQUEST, b'"image_url"'))
+    assert tokenizers.links.forward(InflightRequest(REQUEST, b'"image_url"'))
     assert tokenizers.received(0) == len(b'"image_url"')
 
 
 def test_long_bodies_wait_in_bounded_number(tokenizers: Tokenizers) -> None:
     frontend, long = tokenizers.board.slot("frontend"), tokenizers.board.slot("tokenizer", 2)
     frontend.add(Field.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
-    assert not tokenizers.links.forward(Sent(REQUEST, LONG))
-    assert tokenizers.links.forward(Sent(REQUEST, SHORT))
+    assert not tokenizers.links.forward(InflightRequest(REQUEST, LONG))
+    assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
     long.add(Field.HANDLED_BYTES, 1)
-    assert tokenizers.links.forward(Sent(REQUEST, LONG))
+    assert tokenizers.links.forward(InflightRequest(REQUEST, LONG))
     assert tokenizers.received(2) == len(LONG)
 
 
-def test_nobody_sends_to_a_tokenizer_that_is_not_there_while_another_is(
+def test_absent_tokenizer_gets_nothing_while_another_is_there(
     tokenizers: Tokenizers,
 ) -> None:
     tokenizers.board.slot("tokenizer", 0)[Field.STATE] = State.DEAD
     for _ in range(3):
-        assert tokenizers.links.forward(Sent(REQUEST, SHORT))
+        assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
     assert [tokenizers.received(1) for _ in range(3)] == [len(SHORT)] * 3
 
 
@@ -173,10 +173,11 @@ class Owner:
     def __init__(self, tokenizers: Tokenizers, num_requests: int) -> None:
         self.links = tokenizers.links
         self.sent = [
-            Sent(replace(REQUEST, id=request_id(0, i)), SHORT) for i in range(num_requests)
+            InflightRequest(replace(REQUEST, id=request_id(0, i)), SHORT)
+            for i in range(num_requests)
         ]
         self.ids = iter(range(100, 1000))
-        self.given_up: list[Sent] = []
+        self.given_up: list[InflightRequest] = []
 
     def resend(self) -> None:
         self.links.resend(
@@ -217,7 +218,7 @@ def test_what_is_sent_again_is_nobodys_under_its_old_id(tokenizers: Tokenizers) 
     assert tokenizers.aborted(answered.tokenizer) == answered.request.id
 
 
-def test_what_an_engine_took_with_it_is_lost_with_the_tokenizer_that_has_it_now(
+def test_resent_answered_request_is_lost_with_its_tokenizer(
     tokenizers: Tokenizers,
 ) -> None:
     owner = Owner(tokenizers, 1)
@@ -340,7 +341,7 @@ def test_the_engine_is_told_now_and_then_who_is_waited_for(
     tokenizers.links.renew(ids)
     received = tokenizers.engine.receive(DEADLINE_MS)
     assert received is not None
-    assert isinstance(received[0], Renew)
+    assert isinstance(received[0], RenewLeases)
     assert bytes(received[1]) == array("Q", ids).tobytes()
     assert tokenizers.engine.receive(0) is None, "a second has not passed"
     now += 1

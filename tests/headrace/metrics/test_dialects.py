@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board.board import Board, Field, Seat, Span
+from headrace.board.board import Board, Field, Seat, Timing
 from headrace.config.config import ModelCard
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
 from headrace.ipc.messages import FinishReason
@@ -160,7 +160,7 @@ def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
     assert value(found["cache_config_info"], **info) == 1
 
 
-def test_readings_for_calls_are_told_by_who_asked_and_what_was_found() -> None:
+def test_tool_call_readings_are_labeled_by_request_and_result() -> None:
     seats = [*SEATS, Seat("detokenizer", 0), Seat("detokenizer", 1)]
     board = Board.create(seats)
     for index in range(2):
@@ -217,7 +217,7 @@ def test_there_is_a_word_for_every_place_of_a_guess() -> None:
 
 def test_what_several_frontends_saw_is_one_histogram(board: Board) -> None:
     for index, ms in enumerate((50, 300)):
-        board.slot("frontend", index).histogram(Span.FIRST_TOKEN).observe(ms * 10**6)
+        board.slot("frontend", index).histogram(Timing.FIRST_TOKEN).observe(ms * 10**6)
     first = families(board, "vllm")["time_to_first_token_seconds"]
     assert (buckets(first)["0.06"], buckets(first)["0.25"], buckets(first)["0.5"]) == (1, 1, 2)
     assert [s.value for s in first.samples if s.name.endswith("_sum")] == pytest.approx([0.35])

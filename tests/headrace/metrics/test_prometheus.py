@@ -10,7 +10,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, Span, State
+from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State, Timing
 from headrace.board.http_counts import HttpCounts
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import HistogramFamily, spelled
@@ -103,7 +103,7 @@ def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
     assert sample.labels["model_name"] == name
 
 
-SHOWN = [span for span in Span if span <= Span.WHOLE]
+SHOWN = [span for span in Timing if span <= Timing.WHOLE]
 
 
 def test_every_histogram_shows_its_own_span(board: Board) -> None:
@@ -112,9 +112,9 @@ def test_every_histogram_shows_its_own_span(board: Board) -> None:
             board.slot("frontend", 1).histogram(span).observe(1_500_000)
     found = families(board)
     shown = {span: found[f"headrace:{name}"].samples for name, _, span in HISTOGRAMS}
-    hops = found["headrace:request_hop_seconds"].samples
+    timings = found["headrace:request_hop_seconds"].samples
     for hop in HOPS:
-        shown[hop] = [s for s in hops if s.labels["hop"] == hop.name.lower()]
+        shown[hop] = [s for s in timings if s.labels["hop"] == hop.name.lower()]
     assert shown.keys() == set(SHOWN)
     for span, samples in shown.items():
         mine = [s for s in samples if s.labels["process"] == "frontend 1"]
@@ -140,7 +140,7 @@ def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> No
     assert queue == {"frontend 0": 0, "frontend 1": 1}
 
 
-def test_processes_that_live_tell_their_processor_time_and_memory(board: Board) -> None:
+def test_live_processes_report_cpu_time_and_memory(board: Board) -> None:
     board.slot("engine").enter(State.READY)  # this very process
     board.slot("worker").enter(State.READY)
     board.slot("worker")[Field.STATE] = State.DEAD
