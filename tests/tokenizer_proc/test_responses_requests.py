@@ -97,7 +97,7 @@ def test_a_response_will_repeat_the_request() -> None:
     ("fields", "says"),
     [
         ({"input": []}, "input: must not be empty"),
-        ({"input": None}, "input: Expected `str | array`"),
+        ({"input": None}, "input: must be a string or an array, not null"),
         ({"input": [{"role": "user"}]}, "input[0]: a message needs 'role' and 'content'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: 'item_reference' items"),
         (

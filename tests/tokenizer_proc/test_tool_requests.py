@@ -87,8 +87,8 @@ def test_what_is_wrong_with_tools_is_said_by_field(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
-        ({"tools": [{"function": {"name": "f"}}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [NOW], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
