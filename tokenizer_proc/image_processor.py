@@ -75,7 +75,7 @@ class ImageProcessor:
     def key(self, source: Source, salt: bytes = b"") -> bytes:
         """Return the key of an image: others are other pixels, or are prepared otherwise.
 
-        With a `salt`, 16 bytes at most, only who has the same one finds it.
+        With a `salt`, 16 bytes at most, only requests that have the same one find it.
         """
         person = b"low" if source.is_low and self._low_detail else b""
         return blake2b(source.data, digest_size=KEY_BYTES, person=person, salt=salt).digest()

@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.errors import BAD_JSON, InvalidBody, InvalidValue, Unsupported
 from headrace.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.custom_tools import CustomTool
 from headrace.tokenizer_proc.field_names import as_written, refuse
 from headrace.tokenizer_proc.function_calls import NAMES as FUNCTION_NAMES
 from headrace.tokenizer_proc.function_calls import take_called, take_functions
@@ -27,6 +28,8 @@ from headrace.tokenizer_proc.tool_requests import (
     Function,
     Tool,
     ToolFields,
+    as_function,
+    check_offered,
     check_tools,
 )
 from headrace.tokenizer_proc.validation_errors import MAX_LOGGED, REQUIRED, fault_of, syntax_fault
@@ -191,12 +194,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool | CustomTool] | None = None
 
     @property
     def variables(self) -> dict[str, Any]:
         """What the template is given beside the messages."""
-        given = {"tools": msgspec.to_builtins(self.tools) or None}
+        tools = [as_function(tool) for tool in self.tools or ()]
+        given = {"tools": msgspec.to_builtins(tools) or None}
         return template_variables(self.chat_template_kwargs, given)
 
 
@@ -411,6 +415,7 @@ def decode_tokenize(body: bytes | memoryview) -> TokenizeRequest:
         raise InvalidValue("prompt: there must be either 'prompt' or 'messages'", "prompt")
     read_files(request.messages)
     take_called(request.messages)
+    check_offered(request.tools or [])
     check_continued(request)
     return request
 

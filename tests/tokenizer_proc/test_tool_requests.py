@@ -168,6 +168,21 @@ def test_a_text_is_counted_with_its_tools() -> None:
     assert ChatTemplate(TEMPLATE, {}).render(request) == json.dumps([NOW]) + "Hi"
 
 
+def test_a_text_is_counted_with_its_custom_tools() -> None:
+    custom = {"type": "custom", "custom": {"name": "run"}}
+    prompt, _ = plan(planner(), tools=[custom])
+    request = decode_tokenize(body(tools=[custom]))
+    assert ChatTemplate(TEMPLATE, {}).render(request) == prompt
+
+
+@pytest.mark.parametrize("tool", [{"function": {"name": "f"}}, {**NOW, "function": {"name": "?"}}])
+def test_a_text_is_not_counted_with_what_is_no_tool(tool: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        decode_chat(body(tools=[tool]))
+    with pytest.raises(RequestError):
+        decode_tokenize(body(tools=[tool]))
+
+
 def grammar(**fields: Any) -> str:
     """Return the grammar of an answer."""
     sequences = planner().plan("chat", HTTP, body(tools=[WEATHER, NOW], **fields))
