@@ -3,8 +3,8 @@ In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToDetokenizer."
 
 # It stands in for the engine when what is around it is sized: the same messages and limits, first
 # come, first served, and steps that take as long as a profile says. Texts are words of the
-# vocabulary until `max_tokens`. It has no memory to run out of, no prefix cache, no sampling and
-# therefore no log probabilities.
+# vocabulary, or of `allowed_token_ids`, until `max_tokens`. It has no memory to run out of, no
+# prefix cache, no sampling and therefore no log probabilities.
 
 import re
 import time
@@ -86,6 +86,19 @@ def read_words(model: Path) -> Words:
     return np.array(words[:NUM_WORDS] or [min(vocab.values())], np.uint32)
 
 
+def allowed_words(request: GenerateRequest, words: Words) -> Words:
+    """Return what a text may say: the allowed words, or else the first allowed tokens.
+
+    A token that would end the text is said only where no other one is allowed.
+    """
+    bits = np.unpackbits(np.frombuffer(request.allowed, np.uint8), bitorder="little")
+    ids = np.flatnonzero(bits).astype(np.uint32)
+    ongoing = np.setdiff1d(ids, np.array(request.stop_token_ids, np.uint32))
+    some = ongoing if len(ongoing) else ids
+    known = words[np.isin(words, some)]
+    return known if len(known) else some[:NUM_WORDS]
+
+
 def unit_vector(size: int) -> bytes:
     """Return f32 numbers of length 1, no two of them alike."""
     vector = np.sin(np.arange(1, size + 1, dtype=np.float64))
@@ -149,6 +162,7 @@ class MockEngine:
         self._sequences: dict[int, MockSequence] = {}
         self._requests: dict[int, list[int]] = {}  # the sequences of each
         self._waiting: OrderedDict[int, MockSequence] = OrderedDict()
+        self._words = words
         self._rows = [Rows(config.max_num_seqs, words) for _ in range(len(detokenizers))]
         self._intake = Intake()
         self._arena = None
@@ -221,7 +235,7 @@ class MockEngine:
             self._end(sequence.request, FinishReason.ABORT)
 
     def abort_lapsed(self) -> None:
-        """Abort what nobody waits for any more."""
+        """Abort requests whose leases have lapsed."""
         starts = [slot[Field.STARTS] for slot in self._frontends]
         for request in self._intake.lapsed(self._requests, time.monotonic(), starts):
             self._slot.add(Field.LAPSED)
@@ -338,7 +352,8 @@ class MockEngine:
         self._ends.setdefault(sequence.last_step, {})[request.id] = sequence
         if sequence.generates:
             self._num_generating += 1
-            self._rows[request.detokenizer].add(request.id, self._step)
+            words = allowed_words(request, self._words) if request.allowed else None
+            self._rows[request.detokenizer].add(request.id, self._step, words)
             self._num_context += sequence.num_prompt
 
     def _close(self, sequence: MockSequence, why: FinishReason, last_token: int) -> None:

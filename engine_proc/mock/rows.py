@@ -1,4 +1,7 @@
-"""The texts that the mock engine generates, as columns: nothing is done per sequence in a step."""
+"""The texts that the mock engine generates, as columns.
+
+Nothing is done per sequence in a step, but for those that have words of their own.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +19,16 @@ class Rows:
         self._words = np.concatenate([words, words])  # no text is further ahead than all of them
         self._num_words = len(words)
         self._places: dict[int, int] = {}
+        self._own: dict[int, tuple[Words, int]] = {}  # by sequence, its words and first step
         self.ids = b""  # the sequences, u64, in the order of the columns
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def add(self, id: int, step: int) -> None:
-        """Begin a text in a step."""
+    def add(self, id: int, step: int, words: Words | None = None) -> None:
+        """Begin a text in a step; `words` are its own, at least one."""
+        if words is not None:
+            self._own[id] = (words, step)
         place = len(self._places)
         self._ids[place] = id
         self._leads[place] = -step % self._num_words
@@ -31,6 +37,7 @@ class Rows:
 
     def remove(self, id: int) -> None:
         """End a text. The last one takes its place."""
+        self._own.pop(id, None)
         place, last = self._places.pop(id), len(self._places)
         if place != last:
             self._places[int(self._ids[last])] = place
@@ -45,4 +52,8 @@ class Rows:
     def tokens(self, step: int) -> bytes:
         """Return each text's token of a step, u32."""
         said = self._words[step % self._num_words :]
-        return said.take(self._leads[: len(self._places)]).tobytes()
+        tokens = said.take(self._leads[: len(self._places)])
+        for id, (words, first) in self._own.items():
+            tokens[self._places[id]] = words[(step - first) % len(words)]
+        data: bytes = tokens.tobytes()
+        return data

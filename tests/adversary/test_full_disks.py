@@ -13,7 +13,7 @@ import httpx
 import pytest
 from attack_rounds import attack_rounds
 from mounts import has_mounts
-from servers import RunningServer, wait_until
+from servers import PATIENCE_S, RunningServer, wait_until
 from stream_reader import difference, read_all
 
 SIZE, NUM_FILES = "8m", 64  # of the disk
@@ -80,7 +80,7 @@ def test_full_disk_changes_no_text(filled_server: tuple[RunningServer, Disk]) ->
         assert not difference(answers(server), expected)
         process = server.ring[f"headrace: {name}"]
         process.kill()
-        wait_until(lambda process=process: not process.is_running(), f"{name} has died")  # type: ignore[misc]
+        process.wait(PATIENCE_S)
         wait_until(lambda: is_well(server), "good health again")
 
 

@@ -26,8 +26,12 @@ FUZZ = (
 
 
 @pytest.fixture(scope="module")
-def mock() -> Iterator[RunningServer]:
-    running = RunningServer("--engine", "mock", "--max-model-len", "4096")
+def mock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose steps take no time: answers go up to the end of the context."""
+    profile = tmp_path_factory.mktemp("profile") / "at_once.json"
+    profile.write_text('{"step_ms": [[0, 0]]}')
+    engine = ("--engine", "mock", "--mock-profile", str(profile))
+    running = RunningServer(*engine, "--max-model-len", "1024")
     yield running
     running.close()
 

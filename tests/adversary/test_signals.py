@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_kills_change_no_text(server: RunningServer, undisturbed: list[Any]) -> 
     for rng in attack_rounds("kills", 0.15):
         victims = rng.sample(KILLED, rng.choice((1, 1, 2)))
         acts = {
-            moment: lambda name=name: kill(server, name)  # type: ignore[misc]
+            moment: partial(kill, server, name)
             for name, moment in zip(victims, moments(rng, len(victims)), strict=True)
         }
         answers = asyncio.run(read_all(server.url, Strikes(acts)))
@@ -112,9 +113,8 @@ def test_killed_frontend_takes_only_its_own_streams(
     for rng in attack_rounds("frontend kills", 0.05):
         (moment,) = moments(rng, 1)
         name = f"frontend {rng.randrange(2)}"
-        answers = asyncio.run(
-            read_all(server.url, Strikes({moment: lambda name=name: kill(server, name)}))  # type: ignore[misc]
-        )
+        strikes = Strikes({moment: partial(kill, server, name)})
+        answers = asyncio.run(read_all(server.url, strikes))
         whole = [
             (answer, expected)
             for answer, expected in zip(answers, undisturbed, strict=True)
@@ -133,6 +133,6 @@ def test_stops_shorter_than_the_watchdog_change_nothing(
         titles = rng.sample(sorted(before), rng.choice((1, 1, 2, len(before))))
         seconds = rng.uniform(0.1, LONGEST_STOP_S)
         (moment,) = moments(rng, 1)
-        strikes = Strikes({moment: lambda t=titles, s=seconds: stop_for(server, t, s)})  # type: ignore[misc]
+        strikes = Strikes({moment: partial(stop_for, server, titles, seconds)})
         assert not difference(asyncio.run(read_all(server.url, strikes)), undisturbed)
         assert pids(server) == before

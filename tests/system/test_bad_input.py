@@ -164,7 +164,7 @@ def test_unknown_fields_are_ignored(server: RunningServer) -> None:
 def test_error_of_a_wrong_type_names_the_field(server: RunningServer) -> None:
     response = httpx.post(f"{server.url}{CHAT}", content=body(max_tokens="ten"), headers=JSON)
     assert response.json()["error"] == {
-        "message": "max_tokens: Expected `int | null`, got `str`",
+        "message": "max_tokens: must be an integer or null, not a string",
         "type": "invalid_request_error",
         "param": "max_tokens",
         "code": "invalid_body",

@@ -109,7 +109,7 @@ def test_scored_texts_are_one_to_many_or_in_pairs() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "says"),
     [
-        ("rerank", {"documents": ["a"]}, "Object missing required field `query`"),
+        ("rerank", {"documents": ["a"]}, "query: is required"),
         ("rerank", {"query": "q", "documents": []}, "documents: must not be empty"),
         ("rerank", {"query": "q", "documents": ["x"] * 2048}, "documents: must have at most 2047"),
         ("rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n: must be at least 0"),

@@ -321,7 +321,7 @@ def test_detokenize_is_the_way_back() -> None:
         ("/tokenize", {"prompt": 5}, "prompt: "),
         ("/tokenize", {"prompt": "x", "model": "y"}, "the model 'y' does not exist"),
         ("/detokenize", {"tokens": [256]}, "tokens: 256 is not a token id; they go from 0 to 255"),
-        ("/detokenize", {"tokens": ["x"]}, "tokens[0]: Expected `int`, got `str`"),
+        ("/detokenize", {"tokens": ["x"]}, "tokens[0]: must be an integer, not a string"),
     ],
 )
 def test_bad_texts_and_tokens_are_refused(path: str, fields: dict[str, Any], says: str) -> None:

@@ -5,6 +5,7 @@ Fields that OpenAI knows and this server does not act on are refused when they a
 never dropped in silence. https://platform.openai.com/docs/api-reference
 """
 
+import logging
 import re
 from array import array
 from collections.abc import Collection, Sequence
@@ -14,6 +15,7 @@ import msgspec
 
 from headrace.errors import BAD_JSON, InvalidBody, InvalidValue, Unsupported
 from headrace.ipc.messages import MAX_LOGPROBS
+from headrace.tokenizer_proc.apis.custom_tools import CustomTool
 from headrace.tokenizer_proc.apis.field_names import as_written, refuse
 from headrace.tokenizer_proc.apis.function_calls import NAMES as FUNCTION_NAMES
 from headrace.tokenizer_proc.apis.function_calls import take_called, take_functions
@@ -26,8 +28,18 @@ from headrace.tokenizer_proc.apis.tools import (
     Function,
     Tool,
     ToolFields,
+    as_function,
+    check_offered,
     check_tools,
 )
+from headrace.tokenizer_proc.apis.validation_errors import (
+    MAX_LOGGED,
+    REQUIRED,
+    fault_of,
+    syntax_fault,
+)
+
+log = logging.getLogger(__name__)
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default on /v1/completions
 MAX_EMBEDDING_INPUTS = 2048  # as with OpenAI
@@ -45,8 +57,6 @@ LONE_SURROGATE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|\xed[\xa0-\xbf]"
 )
-ENUM = re.compile(r"^Invalid enum value (.*)$", re.DOTALL)  # msgspec's words
-LOCATION = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<where>.*)`)?$", re.DOTALL)
 MAX_ID_BITS = 63
 NUMBERS_BYTES = 1 << 18  # of JSON, decoded at once
 
@@ -189,12 +199,13 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool | CustomTool] | None = None
 
     @property
     def variables(self) -> dict[str, Any]:
         """What the template is given beside the messages."""
-        given = {"tools": msgspec.to_builtins(self.tools) or None}
+        tools = [as_function(tool) for tool in self.tools or ()]
+        given = {"tools": msgspec.to_builtins(tools) or None}
         return template_variables(self.chat_template_kwargs, given)
 
 
@@ -221,6 +232,7 @@ class BodyDecoder:
     """A decoder for one kind of body."""
 
     def __init__(self, kind: Any) -> None:
+        self._kind = kind
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     def decode(self, body: bytes | memoryview) -> Any:
@@ -232,13 +244,17 @@ class BodyDecoder:
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            parts = LOCATION.match(str(error))
-            assert parts is not None
-            where = parts["where"] or None
-            what = ENUM.sub(r"has no value \1", parts["what"])
-            raise InvalidBody(f"{where}: {what}" if where else what, where) from None
+            raise wrong_type(error, self._kind) from None
         except BAD_JSON as error:
             raise InvalidBody(why_not_json(body, error)) from None
+
+
+def wrong_type(error: msgspec.ValidationError, kind: Any) -> InvalidBody:
+    """Return that a body of some kind has a field of another type."""
+    fault = fault_of(str(error), kind)
+    if not fault.is_known:
+        log.warning("no message is known for what msgspec says: %s", str(error)[:MAX_LOGGED])
+    return InvalidBody(fault.said_of("the body"), fault.where or None)
 
 
 def why_not_json(body: bytes | memoryview, error: Exception) -> str:
@@ -247,7 +263,12 @@ def why_not_json(body: bytes | memoryview, error: Exception) -> str:
         return "the body has half of a surrogate pair in a string; send whole characters"
     if isinstance(error, UnicodeDecodeError):
         return "the body is not valid UTF-8"
-    return f"the body is not valid JSON: {error}"
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply; use fewer levels"
+    fault = syntax_fault(str(error))
+    if not fault:
+        log.warning("no message is known for what msgspec says: %s", str(error)[:MAX_LOGGED])
+    return f"the body is not valid JSON{f': {fault}' if fault else ''}"
 
 
 class TextOrIds:
@@ -269,7 +290,8 @@ class TextOrIds:
             try:
                 return form.decode(body)
             except InvalidBody as error:
-                if error.param is None or not error.param.startswith(self._name):
+                root = re.split(r"[.\[]", error.param or "")[0]
+                if root != self._name or str(error).endswith(REQUIRED):
                     raise
         raise InvalidBody(
             f"{self._name}: must be a string, a list of strings, a list of token ids, or a list "
@@ -298,7 +320,10 @@ def checked_chat(body: dict[str, Any]) -> ChatRequest:
     Raises:
         RequestError: it asks for what there is not. The text names a chat's field.
     """
-    chat = msgspec.convert(body, ChatRequest)
+    try:
+        chat = msgspec.convert(body, ChatRequest)
+    except msgspec.ValidationError as error:
+        raise wrong_type(error, ChatRequest) from None
     check_chat(chat)
     return chat
 
@@ -398,6 +423,7 @@ def decode_tokenize(body: bytes | memoryview) -> TokenizeRequest:
         raise InvalidValue("prompt: there must be either 'prompt' or 'messages'", "prompt")
     read_files(request.messages)
     take_called(request.messages)
+    check_offered(request.tools or [])
     check_continued(request)
     return request
 

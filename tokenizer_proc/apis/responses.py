@@ -300,6 +300,9 @@ def messages_of(request: ResponsesRequest) -> list[Object]:
         raise InvalidValue("input: must not be empty", "input")
     for index, item in enumerate(request.input):
         add(messages, said(item, f"input[{index}]"))
+    for message in messages:
+        if "content" not in message and "tool_calls" not in message:
+            message["content"] = ""  # thoughts that nothing has followed
     return messages
 
 

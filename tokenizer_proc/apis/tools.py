@@ -104,10 +104,15 @@ class ToolFields(SamplingFields, kw_only=True):
 
 def check_tools(request: ToolFields) -> None:
     """Refuse tools that cannot be offered, and the choice of one that is not."""
-    tools = request.tools or []
+    check_choice(request.tool_choice, check_offered(request.tools or []))
+    if request.tools:
+        check_custom(request)
+
+
+def check_offered(tools: list[Tool | CustomTool]) -> set[str]:
+    """Refuse tools that cannot be offered; return the names of those that can."""
     if not tools:  # nearly always
-        check_choice(request.tool_choice, set())
-        return
+        return set()
     if len(tools) > MAX_TOOLS:
         raise InvalidValue(
             f"tools: must have at most {MAX_TOOLS} entries, not {len(tools)}", "tools"
@@ -129,8 +134,7 @@ def check_tools(request: ToolFields) -> None:
         if (tool.function.parameters or {}).get("type", "object") != "object":
             where = f"tools[{index}].function.parameters.type"
             raise InvalidValue(f"{where}: must be 'object'", where)
-    check_choice(request.tool_choice, seen)
-    check_custom(request)
+    return seen
 
 
 def check_custom(request: ToolFields) -> None:

@@ -6,11 +6,12 @@ wrote them; all else of it goes to the log. Pure.
 
 import json
 import re
-from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
 from headrace.tokenizer_proc.apis.constraints import Constraint, Kind
+from headrace.tokenizer_proc.apis.validation_errors import fault_of
 
 MAX_SHOWN = 80  # characters of what the client wrote
 MAX_LOGGED = 400  # characters of what the library says
@@ -106,22 +107,6 @@ REGEX = re.compile(r"regex parse error:\n {4}(?P<shown>.*)\n {4}(?P<before> *)\^
 REASON = re.compile(r"^error: (.*)$", re.MULTILINE)
 LINE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 GBNF_LINE = re.compile(r" at line (\d+), ")
-# Of msgspec, of a structural tag.
-IN_A_TAG: Words = (
-    (r"^Expected `(.*?)`(?: of length.*)?, got `(.*?)`", "must be {0}, not {1}"),
-    (r"missing required field `(.*?)`", "must have '{0}'"),
-    (r"contains unknown field `(.*?)`", "has no field '{0}'"),
-    (r"^Invalid (?:enum )?value (.*)", "cannot be {0}"),
-)
-TAG_PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
-JSON_NAMES = {
-    "str": "a string",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "object": "an object",
-    "array": "an array",
-}
 
 
 def reworded(error: Exception, constraint: Constraint) -> str:
@@ -201,26 +186,17 @@ def place_of(text: str, constraint: Constraint) -> str:
     return f", at line {lark[1]}, column {lark[2]}"
 
 
-def tag_error(error: msgspec.DecodeError) -> GrammarError:
-    """Return what is wrong with a structural tag that cannot be decoded."""
-    text = str(error)
+def tag_error(error: msgspec.DecodeError, kind: Any) -> GrammarError:
+    """Return what is wrong with a structural tag that cannot be decoded as `kind`."""
     if not isinstance(error, msgspec.ValidationError):
         return GrammarError("no structural tag: it is not JSON")
-    place = TAG_PLACE.search(text)
-    what = text[: place.start()] if place else text
-    where = (place[1] if place else "") or "it"
-    for pattern, own in IN_A_TAG:
-        found = re.search(pattern, what)
-        if found is not None:
-            return GrammarError(f"no structural tag: {where} {own.format(*named(found.groups()))}")
-    return GrammarError(f"no structural tag: {where} is not as xgrammar has it")
-
-
-def named(groups: Iterable[str]) -> list[str]:
-    """Return the types of Python in msgspec's text as JSON calls them."""
-    return [" or ".join(JSON_NAMES.get(one, one) for one in group.split(" | ")) for group in groups]
+    fault = fault_of(str(error), kind)
+    if not fault.is_known:
+        return GrammarError(f"no structural tag: {fault.where or 'it'} is not as xgrammar has it")
+    return GrammarError(f"no structural tag: {fault.said_of('it')}")
 
 
 def for_the_log(error: Exception) -> str:
-    """Return what a library says, in a line; empty where the text is this server's."""
-    return "" if isinstance(error, GrammarError) else " ".join(str(error).split())[:MAX_LOGGED]
+    """Return what a library says, in a line; empty where the text is this server's alone."""
+    said = error.__cause__ if isinstance(error, GrammarError) else error
+    return "" if said is None else " ".join(str(said).split())[:MAX_LOGGED]

@@ -186,4 +186,4 @@ def decoded(source: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(source, type=kind)
     except msgspec.DecodeError as error:
-        raise tag_error(error) from None
+        raise tag_error(error, kind) from error

@@ -75,7 +75,7 @@ class ImageProcessor:
     def key(self, source: ImageSource, salt: bytes = b"") -> bytes:
         """Return the key of an image: others are other pixels, or are prepared otherwise.
 
-        With a `salt`, 16 bytes at most, only who has the same one finds it.
+        With a `salt`, 16 bytes at most, only requests that have the same one find it.
         """
         person = b"low" if source.is_low and self._low_detail else b""
         return blake2b(source.data, digest_size=KEY_BYTES, person=person, salt=salt).digest()
@@ -100,8 +100,14 @@ class ImageProcessor:
         image = decoded(source)
         try:
             made = self._process(image, return_tensors="np", **options)
-        except ValueError as error:  # of a shape that the model does not take
-            raise InvalidValue(f"{source.where}: {error}", source.where) from error
+        except ValueError as error:
+            log.info("%s cannot be prepared: %r", source.where, error)
+            size = f"{source.header.width}x{source.header.height}"
+            raise InvalidValue(
+                f"{source.where}: an image of {size} pixels is not taken by this model; "
+                "send one that is nearer to a square, or larger",
+                source.where,
+            ) from error
         tensors = {n: compact(n, array) for n, array in made.items() if n not in NOT_FOR_TOWERS}
         return Prepared(tensors, self.spelling.spell(made), self.spelling.grid(made))
 
@@ -123,8 +129,9 @@ def decoded(source: ImageSource) -> "Image.Image":
     except MemoryError:
         raise
     except Exception as error:  # Pillow's plugins raise whatever they stumble upon
-        log.debug("%s: %r", where, error)
-        raise InvalidValue(f"{where}: cannot be decoded: {error}", where) from error
+        log.info("%s cannot be decoded: %r", where, error)
+        why = f"cannot be decoded as {header.format}; it may be cut off"
+        raise InvalidValue(f"{where}: {why}", where) from error
     raise InvalidValue(f"{where}: {what}", where)
 
 

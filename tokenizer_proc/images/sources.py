@@ -119,8 +119,8 @@ def read_url(url: str, where: str) -> tuple[str, bytes]:
         )
     try:
         return claims[0].removeprefix("data:"), binascii.a2b_base64(text, strict_mode=True)
-    except ValueError as error:
-        raise InvalidValue(f"{where}: is not base64: {error}", where) from None
+    except ValueError:
+        raise InvalidValue(f"{where}: is not base64, padded by '='", where) from None
 
 
 def checked_header(data: bytes, mime_type: str, where: str) -> Header:

@@ -27,6 +27,7 @@ from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
 from headrace.tokenizer_proc.apis.sglang import GenerateBody
 from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
+from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
 
 Object = dict[str, Any]
@@ -234,19 +235,34 @@ def schemas(
         if kind.__name__ not in components:
             continue
         components[kind.__name__]["properties"][name] = deepcopy(TEXT_OR_IDS)
+    kinds_of_bodies = {o.request.__name__ for o in OPERATIONS if o.request is not None}
     for kind_name, schema in components.items():
         ranges = RANGES | OWN_RANGES.get(kind_name, {})
         fields = schema.get("properties", {})
         for name, field in fields.items():
             limit(field, *ranges.get(name, (None, None)))
-            if name == "model":
-                field["examples"] = [card.name]
+            if name == "model" and kind_name in kinds_of_bodies:
+                fields[name] = {"enum": [card.name, None], "default": None}
     if not trusts_templates:
         for schema in components.values():
             schema.get("properties", {}).pop("chat_template", None)
     add_shapes(components)
-    add_needs(components, card.vocab_size, follows_grammars, card.tool_format is not None)
+    add_parts(components, card.image_token is not None)
+    add_needs(
+        components,
+        card.vocab_size,
+        follows_grammars,
+        offers=card.tool_format is not None,
+        absent=absent(card),
+    )
     return components
+
+
+def absent(card: ModelCard) -> dict[str, set[str]]:
+    """Return the fields, by kind of body, that a model or its template has no place for."""
+    found = {} if card.infill_token_ids else {"CompletionRequest": {"suffix"}}
+    has_place = "documents" in (card.chat_template or "")
+    return found if has_place else found | {"ChatRequest": {"documents"}}
 
 
 def plain(kind: Any) -> Any:

@@ -68,21 +68,32 @@ WHERE: dict[str, dict[str, Object]] = {
     "include": {"array": {"items": {"enum": list(responses.INCLUDABLE)}}},
     "tools": {"array": {"maxItems": MAX_TOOLS}},
 }
+NULL, TEXT = {"type": "null"}, {"type": "string"}
+IDS = {"type": "array", "items": {"type": "integer"}}
+OFF = {"enum": [False, None]}
 LOGPROBS = {"minimum": 0, "maximum": MAX_LOGPROBS}  # of a completion, whose field is a number
 
 
-def add_needs(components: Object, vocab_size: int, follows_grammars: bool, offers: bool) -> None:
+def add_needs(
+    components: Object,
+    vocab_size: int,
+    follows_grammars: bool,
+    offers: bool,
+    absent: dict[str, set[str]],
+) -> None:
     """Add to schemas, by name, what a server of one model needs of their fields.
 
     Args:
         vocab_size: of the model.
         follows_grammars: whether the engine does.
         offers: whether the model may be offered tools.
+        absent: by kind of body, fields that this model has no use for.
     """
     for name in sorted({*NEVER, *NOT_EMPTY, *TOKEN_IDS} & components.keys()):
         fields: Object = components[name]["properties"]
-        for gone in never(name, follows_grammars, offers):
-            fields.pop(gone, None)
+        gone = never(name, follows_grammars, offers) | absent.get(name, set())
+        for field in gone:
+            fields.pop(field, None)
         add_limits(name, fields, vocab_size)
         relations = list(relations_of(fields))
         if relations:
@@ -99,6 +110,10 @@ def add_limits(name: str, fields: Object, vocab_size: int) -> None:
     told = WHERE | {"logit_bias": {"object": biases(vocab_size)}}
     if name == "CompletionRequest":
         told["logprobs"] = {"integer": LOGPROBS}
+    if name == "GenerateBody":
+        ids = fields["input_ids"]["anyOf"]
+        number, numbers = ids[0]["items"]["anyOf"]
+        ids[:1] = [{"type": "array", "items": items} for items in (number, numbers)]
     for field in fields.keys() & told.keys():
         narrow(fields[field], told[field])
     for field in TOKEN_IDS.get(name, ()):
@@ -127,12 +142,31 @@ def never(name: str, follows_grammars: bool = True, offers: bool = True) -> set[
 
 def relations_of(fields: Object) -> Iterator[Object]:
     """Yield what fields exclude each other."""
-    streams = {"required": ["stream"], "properties": {"stream": {"const": True}}}
-    if "stream_options" in fields:
-        yield {"anyOf": [{"properties": {"stream_options": {"type": "null"}}}, streams]}
-    if "stream" in fields and "prompt_logprobs" in fields:
-        whole = {"properties": {"stream": {"enum": [False, None]}}}
-        yield {"anyOf": [{"properties": {"prompt_logprobs": {"type": "null"}}}, whole]}
+    if {"stream_options", "prompt_logprobs"} <= fields.keys():
+        streams = {"stream": {"const": True}, "prompt_logprobs": NULL}
+        whole = {"stream": OFF, "stream_options": NULL}
+        yield {"anyOf": [{"required": ["stream"], "properties": streams}, {"properties": whole}]}
+    if {"logprobs", "top_logprobs"} <= fields.keys():
+        told = {"required": ["logprobs"], "properties": {"logprobs": {"const": True}}}
+        yield {"anyOf": [{"properties": {"top_logprobs": {"enum": [0, None]}}}, told]}
+    if {"continue_final_message", "add_generation_prompt"} <= fields.keys():
+        yield excluding(
+            {"continue_final_message": {"const": False}}, {"add_generation_prompt": OFF}
+        )
+    if {"functions", "tools"} <= fields.keys():
+        yield excluding({"functions": NULL}, {"tools": NULL, "tool_choice": NULL})
+    if "suffix" in fields:
+        yield excluding({"suffix": {"enum": ["", None]}}, {"truncate_prompt_tokens": NULL})
+        yield excluding({"suffix": {"enum": ["", None]}}, {"echo": {"const": False}})
+    if "input_ids" in fields:  # what is there for each prompt
+        one = {"not": {"type": "array"}}
+        several = {"text": {"not": TEXT}, "input_ids": {"not": IDS}}
+        yield excluding(dict.fromkeys((*sglang.BY_PROMPT, "rid"), one), several)
+
+
+def excluding(first: Object, second: Object) -> Object:
+    """Return that fields have some forms, or that others have."""
+    return {"anyOf": [{"properties": first}, {"properties": second}]}
 
 
 def biases(vocab_size: int) -> Object:

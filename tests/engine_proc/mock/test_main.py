@@ -118,6 +118,28 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
 
 
+@pytest.mark.parametrize(
+    ("allowed", "ends", "said"),
+    [
+        ([71, 200], [], [71, 71, 71, 71]),
+        ([9, 200, 300], [9], [200, 300, 200, 300]),
+        ([9], [9], [9, 9, 9, 9]),
+    ],
+    ids=["words", "other tokens", "only an end"],
+)
+def test_allowed_tokens_alone_are_said(
+    rig: Rig, allowed: list[int], ends: list[int], said: list[int]
+) -> None:
+    mask = bytearray(64)
+    for id in allowed:
+        mask[id >> 3] |= 1 << (id & 7)
+    rig.add(FIRST, max_tokens=4, allowed=bytes(mask), stop_token_ids=ends)
+    rig.add(SECOND, max_tokens=6)
+    told = [tokens for _, tokens in (rig.step() for _ in range(6))]
+    assert [tokens[0] for tokens in told[:4]] == said
+    assert [tokens[-1] for tokens in told] == [70, 71, 72, 70, 71, 72]
+
+
 def test_images_are_released_when_computed_or_never_needed() -> None:
     arena = Arena.create(1, 1 << 20)
     region = arena.region(0)

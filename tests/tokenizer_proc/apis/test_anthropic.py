@@ -82,7 +82,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"max_tokens": None}, "max_tokens: Expected `int`, got `null`"),
+        ({"max_tokens": None}, "max_tokens: must be an integer, not null"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1, not 0"),
         (
             {"messages": [{"role": "user", "content": "x" * 100}]},
@@ -91,7 +91,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
         ({"messages": []}, "messages: must have at least one message"),
         (
             {"messages": [{"role": "robot", "content": ""}]},
-            "messages[0].role: has no value 'robot'",
+            "messages[0].role: must be 'assistant', 'system' or 'user', not 'robot'",
         ),
         ({"stop_sequences": [""]}, "stop_sequences: must be at most 32 strings"),
         ({"temperature": -1}, "temperature: must be at least 0, not -1"),

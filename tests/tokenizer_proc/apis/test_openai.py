@@ -80,7 +80,9 @@ def test_an_empty_list_of_prompts_is_refused() -> None:
 
 
 def test_error_names_the_wrong_field_not_the_prompt() -> None:
-    with pytest.raises(InvalidBody, match=r"^max_tokens: Expected `int") as refused:
+    with pytest.raises(
+        InvalidBody, match=r"^max_tokens: must be an integer or null, not a"
+    ) as refused:
         completion(prompt=[1, 2], max_tokens="many")
     assert refused.value.param == "max_tokens"
 
@@ -96,12 +98,12 @@ def test_error_names_the_wrong_field_not_the_prompt() -> None:
     ids=["empty", "open", "wrong bracket", "too deep"],
 )
 def test_what_is_not_json_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidBody, match="not valid JSON"):
+    with pytest.raises(InvalidBody, match=r"not valid JSON|nested too deeply"):
         decode_chat(body)
 
 
 def test_unknown_name_is_refused_in_our_words() -> None:
-    with pytest.raises(InvalidBody, match=r"^tool_choice: has no value 'x'$"):
+    with pytest.raises(InvalidBody, match=r"^tool_choice: must be 'auto', .*, not 'x'$"):
         decode_chat(b'{"messages": [], "tool_choice": "x"}')
 
 
@@ -122,21 +124,20 @@ def test_other_faults_are_not_called_surrogates(text: bytes) -> None:
 
 @pytest.mark.parametrize("body", [b"[]", b"1", b'"text"', b"null"])
 def test_what_is_not_an_object_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidBody, match="Expected `object`") as refused:
+    with pytest.raises(InvalidBody, match=r"^the body must be an object, not ") as refused:
         decode_chat(body)
     assert refused.value.param is None
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(InvalidBody, match="`messages`"):
+    with pytest.raises(InvalidBody, match=r"^messages: is required$"):
         decode_chat(b"{}")
 
 
 def test_a_wrong_type_deep_inside_is_located() -> None:
-    with pytest.raises(InvalidBody, match="Expected `str`") as refused:
+    with pytest.raises(InvalidBody, match=r"must be a string, not an integer$") as refused:
         chat(messages=[{"role": 5, "content": "x"}])
-    assert refused.value.param is not None
-    assert refused.value.param.startswith("messages[")
+    assert refused.value.param == "messages[0].role"
 
 
 WORDS = f"strings of 1 to {MAX_WORD_LENGTH} characters, not"

@@ -79,6 +79,15 @@ def test_items_are_messages(fields: dict[str, Any], prompt: str) -> None:
     assert planned(**fields)[0] == prompt
 
 
+@pytest.mark.parametrize("told", [[], [{"type": "summary_text", "text": "Hm."}]])
+def test_thoughts_that_end_an_input_are_a_message(told: list[dict[str, str]]) -> None:
+    prompt, _, _ = planned(input=[{"role": "user", "content": "Hi"}, {"type": "reasoning"}])
+    assert prompt == "[user]Hi[assistant]"
+    thoughts = {"type": "reasoning", "summary": told}
+    prompt, _, _ = planned(input=[thoughts, {"role": "user", "content": "Hi"}])
+    assert prompt == "[assistant][user]Hi"
+
+
 def test_a_response_will_repeat_the_request() -> None:
     form = planned(metadata={"a": "b"}, store=True, instructions="Be kind.", top_p=0.5)[2].form
     assert isinstance(form, ResponsesForm)
@@ -97,7 +106,7 @@ def test_a_response_will_repeat_the_request() -> None:
     ("fields", "says"),
     [
         ({"input": []}, "input: must not be empty"),
-        ({"input": None}, "input: Expected `str | array`"),
+        ({"input": None}, "input: must be a string or an array, not null"),
         ({"input": [{"role": "user"}]}, "input[0]: a message needs 'role' and 'content'"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: 'item_reference' items"),
         (

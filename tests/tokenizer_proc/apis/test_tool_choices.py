@@ -152,7 +152,7 @@ def test_functions_are_tools_by_their_old_name() -> None:
         (
             "chat",
             {"tools": [NOW], "tool_choice": allowed("never", NOW)},
-            "tool_choice.allowed_tools.mode: has no value 'never'",
+            "tool_choice.allowed_tools.mode: must be 'auto' or 'required', not 'never'",
         ),
         (
             "chat",

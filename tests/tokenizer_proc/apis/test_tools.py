@@ -87,8 +87,8 @@ def test_what_is_wrong_with_tools_is_said_by_field(
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools[0]"),
-        ({"tools": [{"function": {"name": "f"}}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "web_search", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [NOW], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
@@ -166,6 +166,21 @@ def test_effort_is_up_to_the_template() -> None:
 def test_a_text_is_counted_with_its_tools() -> None:
     request = decode_tokenize(body(tools=[NOW]))
     assert ChatTemplate(TEMPLATE, {}).render(request) == json.dumps([NOW]) + "Hi"
+
+
+def test_a_text_is_counted_with_its_custom_tools() -> None:
+    custom = {"type": "custom", "custom": {"name": "run"}}
+    prompt, _ = plan(planner(), tools=[custom])
+    request = decode_tokenize(body(tools=[custom]))
+    assert ChatTemplate(TEMPLATE, {}).render(request) == prompt
+
+
+@pytest.mark.parametrize("tool", [{"function": {"name": "f"}}, {**NOW, "function": {"name": "?"}}])
+def test_a_text_is_not_counted_with_what_is_no_tool(tool: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        decode_chat(body(tools=[tool]))
+    with pytest.raises(RequestError):
+        decode_tokenize(body(tools=[tool]))
 
 
 def grammar(**fields: Any) -> str:

@@ -179,7 +179,10 @@ LIBRARY_WORDS = re.compile(
         (Constraint("grammar", "start: <tool>"), "no special token '<tool>'"),
         (Constraint("grammar", "start: <[999999]>"), "only the client's own rules"),
         (Constraint("grammar", 'start: "a" b\nb: /[/'), "'[', at line 2, column 4"),
-        (Constraint("structural_tag", '{"format": 5}'), "format must be an object, not an integer"),
+        (
+            Constraint("structural_tag", '{"format": 5}'),
+            "format: must be an object, not an integer",
+        ),
         (
             Constraint("structural_tag", '{"format": {"type": "regex", "pattern": "("}}'),
             "a group is not closed",

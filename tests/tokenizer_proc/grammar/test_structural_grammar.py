@@ -244,11 +244,14 @@ def test_it_comes_after_thoughts() -> None:
     ("source", "why"),
     [
         ("{", "no structural tag: "),
-        ("{}", "it must have 'format'"),
-        ({"format": {}}, "must have 'type'"),
+        ("{}", "tag: format: is required"),
+        ({"format": {}}, "format.type: is required"),
         ({"format": {"type": "token", "token": 1}}, "'token'"),
         ({"format": {**ANY, "max_tokens": 3}}, "format.max_tokens"),
-        ({"format": {"type": "const_string", "value": "a", "more": 1}}, "has no field 'more'"),
+        (
+            {"format": {"type": "const_string", "value": "a", "more": 1}},
+            "format.more: is not a known field",
+        ),
         ({"format": {"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}}, "qwen_xml"),
         ({"format": {"type": "json_schema", "json_schema": False}}, "false"),
         ({"format": {"type": "json_schema", "json_schema": {"pattern": "(?=a)"}}}, "pattern"),
@@ -260,8 +263,8 @@ def test_it_comes_after_thoughts() -> None:
         ({"format": triggered(tags=[tag("<f=x>", ANY, "")])}, "must have an end"),
         ({"format": {"type": "repeat", "min": 2, "max": 1, "content": NUMBER}}, "no range"),
         ({"format": tag("", ANY, "x<tool_call>")}, "special token"),
-        ({"structures": [{"begin": "a"}], "triggers": []}, "must have 'end'"),
-        ({"structures": []}, "must have 'triggers'"),
+        ({"structures": [{"begin": "a"}], "triggers": []}, "structures[0].end: is required"),
+        ({"structures": []}, "triggers: is required"),
         ({"structures": [{"begin": "a", "end": "b", "schema": "{"}], "triggers": ["a"]}, "tag: "),
     ],
 )
