@@ -449,7 +449,7 @@ class WorkerConfig:
     enforce_eager: bool = False
     attention_backend: str = "auto"
     cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
-    num_guesses: int = 0  # after each sequence's token, as a rule
+    num_drafts: int = 0  # after each sequence's token, as a rule
     profile_dir: str | None = None
     nvtx: bool = False
 
