@@ -351,7 +351,7 @@ SECRETS = ("api_key", "admin_api_key")
 
 @dataclass(frozen=True, kw_only=True)
 class CrashConfig:
-    """For whoever makes crash capsules: where they go, None is nowhere, and the server's flags."""
+    """For whoever makes crash reports: where they go, None is nowhere, and the server's flags."""
 
     directory: str | None
     flags: dict[str, Any]
