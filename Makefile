@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak fuzz adversary ecosystem audit lock licences clean
+.PHONY: serve test check format hooks install bench soak fuzz adversary ecosystem audit lock licences clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -21,6 +21,10 @@ format: .venv/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*')
+
+# ruff, mypy, clang-format and the length of the subject, at every `git commit` from then on.
+hooks: .venv/dev
+	$(BIN)/pre-commit install
 
 bench: .venv/dev
 	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
