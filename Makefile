@@ -4,12 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format hooks install bench soak fuzz adversary ecosystem audit lock licences clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
 test: check
 	$(BIN)/pytest -n 2 $(ARGS)
+
+# Unit tests alone, in a minute: no server, no compiler, no torch, a tenth of hypothesis' examples.
+test-fast: .venv/dev
+	FAST=1 $(BIN)/pytest -n 2 $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff format --check
