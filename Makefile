@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -84,6 +84,10 @@ lock: .venv/lock
 
 licences: .venv/dev
 	$(BIN)/python .ci/licences.py > docs/licences.md
+
+# docs/messages.md anew, after a change of headrace/messages.py or worker_messages.py.
+messages: .venv/installed
+	$(BIN)/python .ci/messages.py > docs/messages.md
 
 install: .venv/installed
 

@@ -11,14 +11,17 @@ from pathlib import Path
 
 SUPPORT = Path(__file__).parent
 FOLDERS = {"system", "adversary", "ecosystem", "cuda"}
-SLOW_IMPORTS = {"torch", "transformers", "sentence_transformers", "sanitized", "gpu_threads"}
-IMPORT = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
+SLOW_IMPORTS = {
+    *("torch", "transformers", "sentence_transformers", "torch_executor"),
+    *("sanitized", "gpu_threads"),  # which compile
+}
+IMPORT = re.compile(r"^\s*(?:from|import) ([\w.]+)", re.MULTILINE)
 
 
 @functools.cache
 def loads_slowly(path: Path) -> bool:
     """Whether a file, or a module of tests/support that it imports, has one of `SLOW_IMPORTS`."""
-    names = set(IMPORT.findall(path.read_text()))
+    names = {part for name in IMPORT.findall(path.read_text()) for part in name.split(".")}
     support = [module for name in names if (module := SUPPORT / f"{name}.py").is_file()]
     return bool(names & SLOW_IMPORTS) or any(map(loads_slowly, support))
 
