@@ -37,7 +37,7 @@ bench: .venv/dev
 # processes end at random, then what is left behind after 100,000 streams cut short.
 CHAOS_S ?= 1800
 soak: .venv/dev
-	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/test_shm_all_reduce.py -k random
+	TEST_S=0 COLLECTIVES=100000 $(BIN)/pytest tests/engine_proc/collectives/test_shm_all_reduce.py -k random
 	TEST_S=0 CHAOS_S=$(CHAOS_S) $(BIN)/pytest tests/system/test_recovery.py -k chaos
 	PYTHONPATH=bench $(BIN)/python bench/abandoned.py --streams 100000 $(ARGS)
 
@@ -55,7 +55,7 @@ fuzz: .venv/fuzz
 			-max_total_time=$(FUZZ_S) -timeout=20 $(ARGS) || exit 1; done
 	EXPLORE=1 $(BIN)/pytest -m hypothesis
 	TEST_S=0 FUZZ_ROUNDS=$(FUZZ_ROUNDS) $(BIN)/pytest \
-		tests/detokenizer_proc/test_texts_fuzz.py tests/frontend/test_streams_fuzz.py
+		tests/detokenizer_proc/test_texts_fuzz.py tests/frontend/http/test_streams_fuzz.py
 	TEST_S=0 FUZZ_BYTES=$(FUZZ_BYTES) $(BIN)/pytest tests/system/test_http_fuzz.py
 
 # Attacks for ADVERSARY_S seconds, other ones each time: raw HTTP, schemathesis, the largest requests,

@@ -13,19 +13,10 @@ from typing import Any
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-PACKAGES = [
-    "headrace",
-    "headrace.bench",
-    "headrace.csrc",  # what NVRTC compiles on the machine that has the GPUs
-    "headrace.detokenizer_proc",
-    "headrace.detokenizer_proc.parsers",
-    "headrace.engine_proc",
-    "headrace.engine_proc.vision",
-    "headrace.engine_proc.worker",
-    "headrace.engine_proc.worker.cuda",
-    "headrace.fetcher_proc",
-    "headrace.frontend",
-    "headrace.tokenizer_proc",
+# `headrace.csrc` has no Python: NVRTC compiles its files on the machine that has the GPUs.
+PACKAGES = ["headrace", "headrace.csrc"] + [
+    os.path.dirname(path).replace("/", ".")
+    for path in sorted(glob("headrace/*/**/__init__.py", recursive=True))
 ]
 
 core = Extension(
@@ -60,8 +51,8 @@ setup(
     include_package_data=False,  # only what is listed here
     package_data={
         "headrace": ["py.typed"],
-        "headrace.engine_proc": ["mock_profiles/*.json"],
-        "headrace.csrc": ["*.cuh"],
+        "headrace.engine_proc.mock": ["profiles/*.json"],
+        "headrace.csrc": ["collectives/*.cuh"],
     },
     ext_modules=[core],
     cmdclass={"build_ext": BuildAtOnce},

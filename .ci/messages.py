@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headrace import messages, worker_messages
+from headrace.ipc import messages, worker_messages
 
 HEAD = """\
 # Messages

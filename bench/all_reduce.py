@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.engine_proc.shm_all_reduce import CollectiveFailed, ShmAllReduce
+from headrace.engine_proc.collectives.shm_all_reduce import CollectiveFailed, ShmAllReduce
 from support.report import Quantity, Report, parser
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from headrace.bench.arrivals import arrival_times
 from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.load import Request, run_load
 from headrace.bench.workload import TokenRates, body_of, random_prompts
-from headrace.config import ServerConfig
+from headrace.config.config import ServerConfig
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
 from support.tiny import encoder_folder

@@ -26,7 +26,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.model.tokenizer_json import read_tokenizer_json
 from support.blocking import Client
 from support.health import PAUSE_S, HealthProbe
 from support.longest_wait import LongestWait

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch
-from headrace.engine_proc.worker.names import weight_shapes
-from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, RopeTable
-from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec, RopeTable
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from support.report import Quantity, Report, parser
 
 SPEC = DecoderSpec(

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from headrace.all_reduce_policy import WORLDS
-from headrace.engine_proc.control_page import ControlPage
+from headrace.engine_proc.collectives.control_page import ControlPage
+from headrace.system.all_reduce_policy import WORLDS
 from support.report import Quantity, Report, parser
 
 KB = 1 << 10
@@ -51,12 +51,12 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
     from cuda.bindings import driver
     from cuda.core import Device
 
-    from headrace.all_reduce_policy import MAX_BYTES
-    from headrace.engine_proc.worker.ipc_all_reduce import Gpu, IpcAllReduce, Parts
-    from headrace.engine_proc.worker.ipc_kernels import CudaKernels, cache_folder, cubin
-    from headrace.engine_proc.worker.ipc_memory import CudaMemory
-    from headrace.engine_proc.worker.torch_collectives import TorchCollectives
-    from headrace.gpu_links import load_nvml, topology
+    from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+    from headrace.engine_proc.worker.parallel.ipc_kernels import CudaKernels, cache_folder, cubin
+    from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
+    from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
+    from headrace.system.all_reduce_policy import MAX_BYTES
+    from headrace.system.gpu_topology import load_nvml, topology
 
     device = Device(rank)
     device.set_current()

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch
-from headrace.engine_proc.worker.model import open_model
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.models.model import open_model
 from support import models
 from support.report import Quantity, Report, parser, peer_version
 

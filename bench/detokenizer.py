@@ -14,10 +14,17 @@ from array import array
 
 import msgspec
 
+from headrace.config.model_card import find_demo_model
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TextStream, Vocabulary, load_vocabulary
-from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, ToDetokenizer, request_id
-from headrace.model_card import find_demo_model
+from headrace.ipc.messages import (
+    Api,
+    FinishReason,
+    ReplyPlan,
+    StepOutput,
+    ToDetokenizer,
+    request_id,
+)
 from support.report import Quantity, Report, parser
 
 BATCHES = (1, 64, 256)

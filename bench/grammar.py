@@ -22,11 +22,11 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from headrace import Engine, SamplingParams
-from headrace.engine_proc.mask_area import MaskArea
-from headrace.engine_proc.matcher import Matcher
-from headrace.grammar import GrammarCompiler
-from headrace.model_card import read_gguf
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.config.model_card import read_gguf
+from headrace.engine_proc.sequence.grammar_matcher import Matcher
+from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.model.grammar_compiler import GrammarCompiler
+from headrace.model.tokenizer_json import read_tokenizer_json
 from support.models import demo_model
 from support.report import Quantity, Report, parser
 

@@ -28,7 +28,7 @@ from PIL import Image
 from burst import ALONE, Result, process
 from burst import ask as ask_burst
 from headrace.bench.pages import page_file
-from headrace.turns import take_long_turns
+from headrace.system.cpu_scheduling import take_long_turns
 from support.blocking import Client
 from support.health import HealthProbe
 from support.report import Quantity, Report, parser

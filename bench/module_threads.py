@@ -13,8 +13,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from headrace.machine import usable_cores
-from headrace.process import WAIT_POLICY
+from headrace.runtime.process import WAIT_POLICY
+from headrace.system.machine import usable_cores
 from support.report import Quantity, Report, parser
 
 ROWS = {"a decoder's step, 1 row": 1, "an encoder's text, 64 rows": 64}

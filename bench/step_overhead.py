@@ -22,18 +22,18 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.engine_proc.batch import build_step
-from headrace.engine_proc.chunk import Chunk
 from headrace.engine_proc.main import step_output
-from headrace.engine_proc.outcome import Outcome
-from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import Limits, Scheduler
-from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.step_channel import StepChannel
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.scheduler import Limits, Scheduler
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.step.step_builder import build_step
 from headrace.engine_proc.worker.main import LOOK_US
-from headrace.messages import GenerateRequest, Sampling, ToDetokenizer, request_id
-from headrace.sockets import Inbox, Outbox, address
-from headrace.worker_messages import FromWorker, Step, StepResult, ToWorker
+from headrace.ipc.messages import GenerateRequest, Sampling, ToDetokenizer, request_id
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.ipc.worker_messages import FromWorker, Step, StepResult, ToWorker
 from support.report import Quantity, Report, parser
 
 BATCHES = (1, 8, 32)

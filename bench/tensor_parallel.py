@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 
 from cpu_step import PAGE_TOKENS, decode_batch, prefill_batch, random_weights, spec_of
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch
-from headrace.engine_proc.worker.peers import Peers
-from headrace.engine_proc.worker.shard import shards
-from headrace.engine_proc.worker.weights import Format
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import shards
 from support.report import Quantity, Report, parser
 
 BATCHES = {

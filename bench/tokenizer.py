@@ -19,15 +19,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from headrace.board import Board, Seat
-from headrace.config import ServerConfig, TokenizerConfig
-from headrace.messages import HttpRequest, ToEngine, ToTokenizer, request_id
-from headrace.model_card import read_card
-from headrace.process import Context
-from headrace.sockets import Frame, Inbox, Outbox, address
-from headrace.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.aborts import Aborts
-from headrace.tokenizer_proc.encode import Fast, HuggingFace, Tokenizer
+from headrace.board.board import Board, Seat
+from headrace.config.config import ServerConfig, TokenizerConfig
+from headrace.config.model_card import read_card
+from headrace.ipc.messages import HttpRequest, ToEngine, ToTokenizer, request_id
+from headrace.ipc.sockets import Frame, Inbox, Outbox, address
+from headrace.model.tokenizer_json import read_tokenizer_json
+from headrace.runtime.process import Context
+from headrace.tokenizer_proc.encoding.encoder import Fast, HuggingFace, Tokenizer
+from headrace.tokenizer_proc.jobs.aborts import Aborts
 from headrace.tokenizer_proc.service import Service
 from support.models import demo_model
 from support.report import Quantity, Report, parser

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.json_slices import SLICE_BYTES
-from headrace.messages import MORE, Head, frontend_of, request_of
+from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES
+from headrace.ipc.messages import MORE, Head, frontend_of, request_of
 
 LONG_BYTES = 1 << 20  # of log probabilities, before they are rendered: five times as much
 

@@ -1,4 +1,4 @@
-"""The texts of all sequences, by `csrc/detokenizer.cpp`: one call per step, no object per row."""
+"""The texts of all sequences, by `csrc/text/detokenizer.cpp`: one call per step."""
 
 import ctypes
 import struct
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from headrace.core import load_core
-from headrace.detokenizer_proc.event_template import EventTemplate
-from headrace.messages import FinishReason, ReplyPlan
-from headrace.token_table import TokenTable
+from headrace.detokenizer_proc.renderers.event_template import EventTemplate
+from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.model.token_table import TokenTable
 
 FIRST = 2
 STOPPED_ROOM = 64

@@ -3,7 +3,7 @@
 from array import array
 
 from headrace.detokenizer_proc.core_texts import NO_FRAMES, CoreFrames
-from headrace.messages import Head, ResponseFrames, request_of
+from headrace.ipc.messages import Head, ResponseFrames, request_of
 
 
 class Frames:

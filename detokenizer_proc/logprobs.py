@@ -7,9 +7,9 @@ nor what a stop string cuts off (as with OpenAI; vLLM tells both).
 
 from typing import Any
 
-from headrace.detokenizer_proc.json_slices import LazyList
+from headrace.detokenizer_proc.delivered_tokens import ToldToken, ToldTokens
+from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.detokenizer_proc.text import Vocabulary
-from headrace.detokenizer_proc.told_tokens import ToldToken, ToldTokens
 
 LOWEST = -9999.0  # OpenAI's number for what cannot be; JSON has no minus infinity
 

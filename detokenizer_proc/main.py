@@ -1,16 +1,16 @@
 """Detokenizer process: token ids in, ready-to-write HTTP bytes out.
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
-from headrace.backlog import detokenizer_backlog
-from headrace.board import Field, Slot, State
-from headrace.config import DetokenizerConfig
-from headrace.cpu_limit import CpuLimit
+from headrace.board.backlog import detokenizer_backlog
+from headrace.board.board import Field, Slot, State
+from headrace.config.config import DetokenizerConfig
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import load_vocabulary
-from headrace.frontend_links import FrontendLinks
-from headrace.messages import ToDetokenizer
-from headrace.process import Context
-from headrace.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
+from headrace.ipc.frontend_links import FrontendLinks
+from headrace.ipc.messages import ToDetokenizer
+from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, Outbox, address
+from headrace.runtime.process import Context
+from headrace.system.cpu_limit import CpuLimit
 
 IDLE_MS = 500
 AWAY_MS = 20  # between looks at whether there is another engine

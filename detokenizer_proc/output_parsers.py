@@ -3,17 +3,13 @@
 import functools
 from collections.abc import Callable
 
-from headrace.detokenizer_proc.custom_tools import CustomToolParser
+from headrace.detokenizer_proc.parsers.custom_tools import CustomToolParser
 from headrace.detokenizer_proc.parsers.deepseek import read_deepseek
 from headrace.detokenizer_proc.parsers.hermes import read_hermes
 from headrace.detokenizer_proc.parsers.json_call import Calls, NewId, new_call_id
 from headrace.detokenizer_proc.parsers.llama3_json import read_llama3_json
 from headrace.detokenizer_proc.parsers.mistral import new_mistral_id, read_mistral
-from headrace.detokenizer_proc.parsers.pythonic import read_pythonic
-from headrace.detokenizer_proc.parsers.qwen3_coder import read_qwen3_coder
-from headrace.detokenizer_proc.parsers.source import Reading, Source, SourceParser
-from headrace.detokenizer_proc.parsers.thinking import read_thinking
-from headrace.detokenizer_proc.pieces import (
+from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
     Content,
     OutputParser,
@@ -22,8 +18,12 @@ from headrace.detokenizer_proc.pieces import (
     Thought,
     ToolCall,
 )
-from headrace.messages import Parsing
-from headrace.output_formats import THOUGHT_MARKS, TOOL_MARKS, ToolFormat
+from headrace.detokenizer_proc.parsers.pythonic import read_pythonic
+from headrace.detokenizer_proc.parsers.qwen3_coder import read_qwen3_coder
+from headrace.detokenizer_proc.parsers.source import Reading, Source, SourceParser
+from headrace.detokenizer_proc.parsers.thinking import read_thinking
+from headrace.ipc.messages import Parsing
+from headrace.model.output_formats import THOUGHT_MARKS, TOOL_MARKS, ToolFormat
 
 READERS: dict[ToolFormat, Callable[[Source, Calls], Reading[None]]] = {
     ToolFormat.HERMES: read_hermes,

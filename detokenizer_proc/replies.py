@@ -12,20 +12,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.cpu_limit import CpuLimitExceeded
 from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, Body
 from headrace.detokenizer_proc.core_texts import CoreTexts
-from headrace.detokenizer_proc.embedding_reply import EmbeddingReply
-from headrace.detokenizer_proc.event_template import template_of
 from headrace.detokenizer_proc.frames import Frames
-from headrace.detokenizer_proc.json_slices import SLICE_BYTES
-from headrace.detokenizer_proc.renderer import EVENT_STREAM, JSON, Choice, Usage
-from headrace.detokenizer_proc.renderers import renderer_of
+from headrace.detokenizer_proc.renderers.embedding_reply import EmbeddingReply
+from headrace.detokenizer_proc.renderers.event_template import template_of
+from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES
+from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, Usage
+from headrace.detokenizer_proc.renderers.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.errors import DeadlyRequest, InternalError, QueueFull, RequestError
-from headrace.logs import log_failure
-from headrace.messages import (
+from headrace.ipc.messages import (
     Abort,
     Api,
     FinishReason,
@@ -39,7 +37,9 @@ from headrace.messages import (
     frontend_of,
     request_of,
 )
-from headrace.sockets import Frame
+from headrace.ipc.sockets import Frame
+from headrace.logs import log_failure
+from headrace.system.cpu_limit import CpuLimitExceeded
 
 log = logging.getLogger(__name__)
 

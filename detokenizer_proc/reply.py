@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
-from headrace.detokenizer_proc.json_slices import LazyList, eager
+from headrace.detokenizer_proc.delivered_tokens import ToldTokens, rows_of
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object
 from headrace.detokenizer_proc.output_parsers import parser_of
-from headrace.detokenizer_proc.pieces import (
+from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
     Content,
     OutputParser,
@@ -18,13 +18,13 @@ from headrace.detokenizer_proc.pieces import (
     gathered,
     joined,
 )
-from headrace.detokenizer_proc.renderer import Choice, Usage
-from headrace.detokenizer_proc.renderers import renderer_of
+from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
+from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderers import renderer_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
-from headrace.detokenizer_proc.told_tokens import ToldTokens, rows_of
 from headrace.errors import RequestError
-from headrace.messages import (
+from headrace.ipc.messages import (
     ENDED,
     Api,
     FinishReason,
@@ -32,7 +32,7 @@ from headrace.messages import (
     StepOutput,
     Times,
 )
-from headrace.tool_readings import reading_of
+from headrace.metrics.tool_calls import reading_of
 
 UNLIMITED: AbstractContextManager[None] = nullcontext()
 

@@ -4,14 +4,14 @@ from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from headrace.detokenizer_proc.delivered_tokens import ToldTokens, rows_of
 from headrace.detokenizer_proc.output_parsers import marks_of
-from headrace.detokenizer_proc.pieces import Piece
-from headrace.detokenizer_proc.renderer import Usage
-from headrace.detokenizer_proc.stops import StopMatcher
+from headrace.detokenizer_proc.parsers.pieces import Piece
+from headrace.detokenizer_proc.parsers.stops import StopMatcher
+from headrace.detokenizer_proc.renderers.renderer import Usage
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
-from headrace.detokenizer_proc.told_tokens import ToldTokens, rows_of
-from headrace.messages import FinishReason, ReplyPlan
-from headrace.token_logprobs import ROW
+from headrace.ipc.messages import FinishReason, ReplyPlan
+from headrace.ipc.token_logprobs import ROW
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers.decoders import DecodeStream
 
 from headrace.errors import ModelError
-from headrace.token_table import TokenTable, read_table, sentence_piece
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.model.token_table import TokenTable, read_table, sentence_piece
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 
 class TextStream(Protocol):

@@ -3,10 +3,10 @@
 So there are as many messages as a detokenizer can take, and each costs two processes to be woken.
 """
 
-from headrace.backlog import detokenizer_backlog
-from headrace.board import MESSAGES_SENT, Board, Field, Slot, State
-from headrace.messages import StepOutput
-from headrace.sockets import STEP_HIGH_WATER, Outbox, address
+from headrace.board.backlog import detokenizer_backlog
+from headrace.board.board import MESSAGES_SENT, Board, Field, Slot, State
+from headrace.ipc.messages import StepOutput
+from headrace.ipc.sockets import STEP_HIGH_WATER, Outbox, address
 
 MAX_BEHIND = 2  # steps that a detokenizer has not handled; it gets no more until it has
 MAX_HELD = STEP_HIGH_WATER  # steps; with more, the engine waits for it

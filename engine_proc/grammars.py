@@ -12,14 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.engine_proc.matcher import Matcher
-from headrace.engine_proc.sequence import Sequence
-from headrace.messages import request_of
+from headrace.engine_proc.sequence.grammar_matcher import Matcher
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.messages import request_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from headrace.grammar import GrammarCompiler
+    from headrace.model.grammar_compiler import GrammarCompiler
 
 MAX_KEPT = 64  # compiled grammars; the one that was used longest ago goes first
 

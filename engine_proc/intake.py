@@ -8,8 +8,8 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from headrace.engine_proc.leases import LEASE_S, Leases
-from headrace.gone import Gone
-from headrace.messages import MAX_STARTS, frontend_of, request_of, start_of
+from headrace.ipc.aborted_ids import AbortedIds
+from headrace.ipc.messages import MAX_STARTS, frontend_of, request_of, start_of
 
 LAPSE_S = 1.0  # between looks at the leases
 
@@ -30,7 +30,7 @@ class Intake:
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._leases = Leases(lease_s)
         self._looked_at = float("-inf")
-        self._gone = Gone()
+        self._gone = AbortedIds()
 
     def judge(self, sequence: int, is_full: bool) -> Verdict:
         """Take a request whole or, where the queue is full, refuse it whole."""

@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from headrace.arena import Arena
-from headrace.board import Field, Slot, Span
-from headrace.config import CPU_KV_BYTES, EngineConfig
-from headrace.engine_proc.accounts import Accounts
-from headrace.engine_proc.batch import build_step, fill_masks
-from headrace.engine_proc.child import WorkerDied
-from headrace.engine_proc.chunk import Chunk
+from headrace.board.board import Field, Slot, Timing
+from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.embedding_area import EmbeddingArea
-from headrace.engine_proc.embedding_pool import EmbeddingPool
 from headrace.engine_proc.grammars import Grammars
-from headrace.engine_proc.images import Images
+from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_queue import Images
 from headrace.engine_proc.intake import Intake, Verdict
-from headrace.engine_proc.legacy import Legacy
-from headrace.engine_proc.outcome import Outcome
-from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import Limits, News, Scheduler
-from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.speculation import PromptLookup
-from headrace.engine_proc.step_limit import StepLimit
-from headrace.engine_proc.step_time import StepTime
-from headrace.engine_proc.vision_worker import VisionWorker, num_area_rows
-from headrace.engine_proc.waiting_queue import Policy
-from headrace.engine_proc.workers import Workers
+from headrace.engine_proc.resume_cache import Legacy
+from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
+from headrace.engine_proc.scheduling.oom_backoff import StepLimit
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.scheduler import Limits, News, Scheduler
+from headrace.engine_proc.scheduling.step_time_model import StepTime
+from headrace.engine_proc.scheduling.waiting_queue import Policy
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence_stats import Accounts
+from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.step.step_builder import build_step, fill_masks
+from headrace.engine_proc.workers.child_process import WorkerDied
+from headrace.engine_proc.workers.vision_client import VisionWorker, num_area_rows
+from headrace.engine_proc.workers.worker_group import Workers
 from headrace.errors import ConfigError
 from headrace.exit_status import ExitStatus
-from headrace.messages import (
+from headrace.ipc.arena import Arena
+from headrace.ipc.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
@@ -50,12 +50,12 @@ from headrace.messages import (
     detokenizer_of,
     request_of,
 )
-from headrace.process import Context
-from headrace.sockets import Frame, Inbox, address
-from headrace.worker_messages import ITEM_BYTES, Step, StepFailed, WorkerReady
+from headrace.ipc.sockets import Frame, Inbox, address
+from headrace.ipc.worker_messages import ITEM_BYTES, Step, StepFailed, WorkerReady
+from headrace.runtime.process import Context
 
 if TYPE_CHECKING:
-    from headrace.grammar import GrammarCompiler
+    from headrace.model.grammar_compiler import GrammarCompiler
 
 IDLE_MS = 500
 LOADING_MS = 20  # between looks at whether new workers are ready
@@ -73,7 +73,7 @@ log = logging.getLogger(__name__)
 def main(config: EngineConfig, context: Context) -> None:
     """Run until SIGTERM, or until workers die one after the other."""
     if config.engine == "mock":
-        pkgutil.resolve_name("headrace.engine_proc.mock:main")(config, context)
+        pkgutil.resolve_name("headrace.engine_proc.mock.main:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
     arena, area, vision, workers = None, None, None, None
@@ -472,7 +472,7 @@ class Engine:
         if self._sent:
             self._make_masks(workers)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
-        self._slot.histogram(Span.STEP).observe(num_tokens)
+        self._slot.histogram(Timing.STEP).observe(num_tokens)
         self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
         ended = [n.sequence for n in news if n.finished is not None]
         self._slot.add(Field.FINISHED, len(ended))
@@ -548,7 +548,7 @@ class Engine:
 
 def load_compiler(config: EngineConfig) -> "GrammarCompiler":
     """Load what compiles grammars."""
-    from headrace.grammar import GrammarCompiler
+    from headrace.model.grammar_compiler import GrammarCompiler
 
     return GrammarCompiler(config.model_path, config.vocab_size, config.eos_token_ids)
 

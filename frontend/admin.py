@@ -1,37 +1,37 @@
 """`/admin`: what operators see and do, with a key of their own.
 
 What is told comes from the board and the kernel; what is asked for is noted on the board, for the
-supervisor and the workers (`wishes.py`). Names have no characters that JSON would escape.
+supervisor and the workers (`admin_requests.py`). Names have no characters that JSON would escape.
 """
 
 import time
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from headrace.board import Board, Field, Slot, State
-from headrace.frontend.keyring import Keyring
-from headrace.frontend.refusals import Refusal
-from headrace.vitals import vitals_of
-from headrace.wishes import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
+from headrace.board.admin_requests import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
+from headrace.board.board import Board, Field, Slot, State
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.http.rejections import Rejection
+from headrace.system.procfs import vitals_of
 
 PREFIX = "/admin/"
 PROCESSES, RESTART, DRAIN = "/admin/processes", "/admin/restart", "/admin/drain"
 PROFILES = {"/start_profile": START_PROFILE, "/stop_profile": STOP_PROFILE}  # vLLM's and SGLang's
 METHODS = {PROCESSES: "GET", RESTART: "POST", DRAIN: "POST", **dict.fromkeys(PROFILES, "POST")}
 
-NO_PROFILES = Refusal(
+NO_PROFILES = Rejection(
     404,
     "this server keeps no profiles; start it with --profile-dir",
     "invalid_request_error",
     "no_profile_dir",
 )
-CLOSED = Refusal(
+CLOSED = Rejection(
     403,
     "this server has no key for /admin; start it with --admin-api-key",
     "permission_error",
     "no_admin_key",
 )
-WRONG_KEY = Refusal(
+WRONG_KEY = Rejection(
     401,
     "/admin needs the key of --admin-api-key: send the header Authorization: Bearer KEY",
     "authentication_error",
@@ -61,7 +61,7 @@ class Admin:
     """
 
     def __init__(
-        self, keyring: Keyring, board: Board, slot: Slot, supervisor: int, profiles: bool
+        self, keyring: ApiKeyAuth, board: Board, slot: Slot, supervisor: int, profiles: bool
     ) -> None:
         self._profiles = profiles
         self._keyring = keyring
@@ -69,7 +69,7 @@ class Admin:
         self._slot = slot
         self._supervisor = supervisor
 
-    def answer(self, method: str, path: str, query: bytes, key: bytes | None) -> Done | Refusal:
+    def answer(self, method: str, path: str, query: bytes, key: bytes | None) -> Done | Rejection:
         """Do what is asked for, or say why not."""
         if not self._keyring:
             return CLOSED
@@ -107,9 +107,9 @@ class Admin:
         return f'{{"processes":[{",".join(told)}]}}'.encode("ascii")
 
 
-def invalid(status: int, message: str, allow: str = "") -> Refusal:
+def invalid(status: int, message: str, allow: str = "") -> Rejection:
     """Return the refusal of what cannot be asked."""
-    return Refusal(status, message, "invalid_request_error", "invalid_request", allow=allow)
+    return Rejection(status, message, "invalid_request_error", "invalid_request", allow=allow)
 
 
 def process_of(slot: Slot, now_ns: int) -> str:

@@ -7,20 +7,20 @@ that are not let in.
 
 import time
 
-from headrace.awake import Awake
-from headrace.board import Board
+from headrace.board.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
-from headrace.frontend.conformance import head_fault
-from headrace.frontend.cors import Cors
-from headrace.frontend.door import Door
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.health import PATHS, PING, health_of
-from headrace.frontend.refusals import Refusal
-from headrace.frontend.request import HEAD, JSON, Request
-from headrace.frontend.request_head import RequestHead
+from headrace.frontend.http.conformance import head_fault
+from headrace.frontend.http.cors import Cors
+from headrace.frontend.http.rejections import Rejection
+from headrace.frontend.http.request import HEAD, JSON, Request
+from headrace.frontend.http.request_head import RequestHead
+from headrace.runtime.wake_clock import WakeClock
 
 GET = "GET"
-ONLY_ASKED = Refusal(
+ONLY_ASKED = Rejection(
     405,
     "this path takes GET",
     "invalid_request_error",
@@ -35,9 +35,9 @@ class App:
     def __init__(
         self,
         board: Board,
-        awake: Awake,
+        awake: WakeClock,
         forwarder: Forwarder,
-        door: Door,
+        door: Gate,
         admin: Admin,
         cors: Cors | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class App:
 
     def _administer(self, request: Request, head: RequestHead) -> None:
         answer = self._admin.answer(request.method, request.path, request.query, head.key)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Rejection):
             request.refuse(answer)
         else:
             request.answer(answer.status, [(b"content-type", JSON)], answer.body)

@@ -9,22 +9,22 @@ from typing import Any
 
 from starlette.types import Receive
 
-from headrace.board import Field, Slot
+from headrace.board.board import Field, Slot
+from headrace.board.http_counts import HttpCounts, HttpRow
 from headrace.errors import ANTHROPIC_PATHS
-from headrace.frontend.door import Door
-from headrace.frontend.exchanges import Exchange, Exchanges
-from headrace.frontend.long_bodies import LongBodies
-from headrace.frontend.passage import Passage
-from headrace.frontend.refusals import Refusal, anthropic_body, error_body, too_large
-from headrace.frontend.request import Request
-from headrace.frontend.request_head import RequestHead
-from headrace.http_counts import HttpCounts, HttpRow
-from headrace.links import LONG_BODY_BYTES, READS, Links
-from headrace.messages import Head, share_key
-from headrace.sent import Sent
+from headrace.frontend.admission.body_throttle import BodyThrottle
+from headrace.frontend.admission.gate import Gate
+from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body, too_large
+from headrace.frontend.http.request import Request
+from headrace.frontend.http.request_head import RequestHead
+from headrace.frontend.open_requests import OpenRequest, OpenRequests
+from headrace.frontend.request_proxy import RequestProxy
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import Head, share_key
+from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
 
 JSON = "application/json"
-DEADLY = Refusal(
+DEADLY = Rejection(
     500,
     "the server failed at this request; its log says why",
     "server_error",
@@ -39,7 +39,7 @@ class ClientLeft(Exception):
 class BodyRefused(Exception):
     """There is no room for the rest of a body."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Rejection) -> None:
         self.refusal = refusal
 
 
@@ -48,10 +48,10 @@ class Forwarder:
 
     def __init__(
         self,
-        exchanges: Exchanges,
-        links: Links,
+        exchanges: OpenRequests,
+        links: Router,
         slot: Slot,
-        door: Door,
+        door: Gate,
         max_body_bytes: int,
         pages: dict[str, bytes] | None = None,
         anthropic_pages: dict[str, bytes] | None = None,
@@ -64,7 +64,7 @@ class Forwarder:
         self._slot = slot
         self._door = door
         self._max_body_bytes = max_body_bytes
-        self._long_bodies = LongBodies(links)
+        self._long_bodies = BodyThrottle(links)
         self._too_large = too_large(max_body_bytes)
         self._counts = HttpCounts(slot.http_words)
         self._counts.settle()
@@ -86,7 +86,7 @@ class Forwarder:
             request.answer(200, [(b"content-type", JSON.encode())], page)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
             return
-        passage = Passage(
+        passage = RequestProxy(
             request,
             self._exchanges.open(head.wants_timing),
             self._links,
@@ -107,13 +107,13 @@ class Forwarder:
         pages = self._anthropic_pages if head.is_anthropic else self._pages
         return pages.get(request.path) if request.method in READS else None
 
-    def _enter(self, passage: Passage, body: bytes, key: int) -> None:
+    def _enter(self, passage: RequestProxy, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:
             passage.refuse(self._too_large)
         else:
             passage.enter(body, key)
 
-    def _end(self, row: HttpRow, length: int, request: Request, exchange: Exchange) -> None:
+    def _end(self, row: HttpRow, length: int, request: Request, exchange: OpenRequest) -> None:
         """Take note that a request has been answered, or given up."""
         self._exchanges.close(exchange)
         duration_ns = time.monotonic_ns() - request.received_at
@@ -124,7 +124,7 @@ class Forwarder:
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _read(self, request: Request, length: int, passage: Passage, key: int) -> None:
+    async def _read(self, request: Request, length: int, passage: RequestProxy, key: int) -> None:
         """Wait for a body that is on its way; a long one waits for its turn."""
         try:
             if length >= LONG_BODY_BYTES:
@@ -169,7 +169,7 @@ class Forwarder:
         """Send again what processes had that have died and been replaced."""
         self._links.resend(self._exchanges.sent, self._exchanges.renumber, self._give_up)
 
-    def _give_up(self, sent: Sent) -> None:
+    def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die, whichever it is sent to."""
         if sent.request.path.startswith(ANTHROPIC_PATHS):
             body = anthropic_body(DEADLY)

@@ -6,8 +6,8 @@ there when nothing else answers. Names have no characters that JSON would escape
 
 from dataclasses import dataclass
 
-from headrace.board import Board, Field, Slot, State
-from headrace.details import details_of
+from headrace.board.board import Board, Field, Slot, State
+from headrace.board.process_status import process_status
 
 LIVE, READY, STARTUP = "/health", "/ready", "/startup"
 PING = "/ping"  # as /health; SageMaker asks so, vLLM and SGLang answer
@@ -29,7 +29,7 @@ def health_of(board: Board, path: str, is_draining: bool, now_ns: int, since_ns:
     requests since it stops; `/startup` only until all processes have been ready.
 
     Args:
-        since_ns: since when whoever answers has been awake (`awake.py`).
+        since_ns: since when whoever answers has been awake (`wake_clock.py`).
     """
     found = [slot.illness(now_ns, since_ns) for slot in board.slots]
     reasons = [why for why in found if why is not None]
@@ -55,7 +55,7 @@ def has_started(slot: Slot) -> bool:
 def process_of(board: Board, slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
     restarts = max(slot[Field.STARTS], 1) - 1
-    found = details_of(board, slot, now_ns)
+    found = process_status(board, slot, now_ns)
     details = "".join(f',"{name}":{value}' for name, value in found.items())
     return (
         f'{{"process":"{slot.seat}","state":"{State(slot[Field.STATE]).name.lower()}",'

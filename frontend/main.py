@@ -12,29 +12,29 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from headrace.awake import Awake
-from headrace.backlog import frontend_backlog
-from headrace.board import Field
-from headrace.config import FrontendConfig
-from headrace.file_limit import files_besides, raise_file_limit
+from headrace.board.backlog import frontend_backlog
+from headrace.board.board import Field
+from headrace.config.config import FrontendConfig
 from headrace.frontend.admin import Admin
-from headrace.frontend.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
-from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import PATIENCE_S, READER_PATIENCE_S, Connection
-from headrace.frontend.cors import Cors
-from headrace.frontend.deadlines import Deadlines
-from headrace.frontend.delivery import Delivery
-from headrace.frontend.door import Door
-from headrace.frontend.exchanges import Exchanges
+from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.keyring import Keyring
+from headrace.frontend.http.connection import PATIENCE_S, READER_PATIENCE_S, Connection
+from headrace.frontend.http.cors import Cors
+from headrace.frontend.http.deadlines import Deadlines
+from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.loop_lag import LoopLag
-from headrace.heap import return_large
-from headrace.links import Links
-from headrace.messages import ToFrontend
-from headrace.process import DRAIN, LEAVE, Context
-from headrace.sockets import STEP_HIGH_WATER, Inbox, address
+from headrace.frontend.open_requests import OpenRequests
+from headrace.ipc.messages import ToFrontend
+from headrace.ipc.router import Router
+from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
+from headrace.runtime.process import DRAIN, LEAVE, Context
+from headrace.runtime.wake_clock import WakeClock
+from headrace.system.file_limit import files_besides, raise_file_limit
+from headrace.system.malloc import return_large
 
 HEARTBEAT_S = 0.1
 # Who sends into a connection that is just being closed gets no answer: proxies close theirs first,
@@ -71,15 +71,15 @@ class Frontend:
             STEP_HIGH_WATER,
             context.tee,
         )
-        self._links = Links(config.run_dir, config.num_tokenizers, context.board, context.slot)
-        self._exchanges = Exchanges(context.index, context.slot)
+        self._links = Router(config.run_dir, config.num_tokenizers, context.board, context.slot)
+        self._exchanges = OpenRequests(context.index, context.slot)
         limits = AdmissionLimits(
             num_requests=config.max_num_requests,
             num_waiting_tokens=config.max_queued_tokens,
             num_body_bytes=config.max_kept_bytes,
         )
-        keyring = Keyring(config.api_key_digests)
-        self._door = Door(
+        keyring = ApiKeyAuth(config.api_key_digests)
+        self._door = Gate(
             keyring,
             Admission(limits),
             config.max_body_bytes,
@@ -90,10 +90,10 @@ class Frontend:
             *(self._exchanges, self._links, context.slot, self._door, config.max_body_bytes),
             *(config.pages, config.anthropic_pages),
         )
-        admins = Keyring(config.admin_key_digests)
+        admins = ApiKeyAuth(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
-        self._awake = Awake()
+        self._awake = WakeClock()
         app = App(context.board, self._awake, self._forwarder, self._door, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
@@ -107,7 +107,7 @@ class Frontend:
             Connection,
             self._deadlines,
             self._readers,
-            Arrivals(after=self._links.flush),
+            StartQueue(after=self._links.flush),
             max_connections,
             is_leaving=lambda: self._is_leaving,
             on_parting=partial(self._slot.add, Field.PARTINGS),
@@ -132,7 +132,7 @@ class Frontend:
     async def serve(self) -> None:
         """Take connections from the socket the supervisor has bound."""
         loop = asyncio.get_running_loop()
-        delivery = Delivery(loop, self._exchanges, self._slot)
+        delivery = Dispatcher(loop, self._exchanges, self._slot)
         self._inbox.attach(loop, delivery.take)
         lag = LoopLag(loop, self._slot, lambda: len(self._exchanges) > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
@@ -147,7 +147,7 @@ class Frontend:
         self._inbox.close()
         self._links.close()
 
-    async def _beat(self, loop: asyncio.AbstractEventLoop, delivery: Delivery) -> None:
+    async def _beat(self, loop: asyncio.AbstractEventLoop, delivery: Dispatcher) -> None:
         """Keep the board current; retry what a full link has refused; look at the clock."""
         backlog = frontend_backlog(self._context.board, self._context.index)
         backlog.settle()

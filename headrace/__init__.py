@@ -4,11 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.calls import RequestOutput
-    from headrace.client import AsyncClient, Client
-    from headrace.engine import AsyncEngine, Engine
+    from headrace.client.client import AsyncClient, Client
     from headrace.errors import ApiConnectionError, ApiError, ApiTimeoutError, EngineDied
-    from headrace.sampling_params import SamplingParams
+    from headrace.offline.engine import AsyncEngine, Engine
+    from headrace.offline.requests import RequestOutput
+    from headrace.offline.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,13 +29,13 @@ HOMES = {
     "ApiConnectionError": "headrace.errors",
     "ApiError": "headrace.errors",
     "ApiTimeoutError": "headrace.errors",
-    "AsyncClient": "headrace.client",
-    "AsyncEngine": "headrace.engine",
-    "Client": "headrace.client",
-    "Engine": "headrace.engine",
+    "AsyncClient": "headrace.client.client",
+    "AsyncEngine": "headrace.offline.engine",
+    "Client": "headrace.client.client",
+    "Engine": "headrace.offline.engine",
     "EngineDied": "headrace.errors",
-    "RequestOutput": "headrace.calls",
-    "SamplingParams": "headrace.sampling_params",
+    "RequestOutput": "headrace.offline.requests",
+    "SamplingParams": "headrace.offline.sampling_params",
 }
 
 

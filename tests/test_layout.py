@@ -11,10 +11,76 @@ from pathlib import Path
 import pytest
 
 from headrace import __version__
-from headrace.config import ServerConfig, flag_name
+from headrace.config.config import ServerConfig, flag_name
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc", "fetcher_proc"]
+PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
+# Packages of headrace, each with those that it may import. Modules of `headrace/` itself are leaves
+# that all may import; a folder of a process may import itself and SHARED, and its own packages as
+# WITHIN says.
+PACKAGES = {
+    "system": "",
+    "model": "",
+    "board": "",
+    "ipc": "board model",
+    "config": "board model",
+    "runtime": "board config ipc system",
+    "supervision": "board config ipc runtime system",
+    "metrics": "board config ipc system",
+    "launch": "board config runtime supervision system",
+    "client": "launch",
+    "offline": "board client config ipc launch system",
+    "cli": "board client config ipc runtime supervision system",
+    "bench": "config offline runtime",
+}
+SHARED = {"system", "model", "board", "ipc", "config", "runtime"}
+FURTHER = {  # than SHARED, of processes
+    "engine_proc.workers": {"supervision"},
+    "tokenizer_proc": {"metrics"},
+    "tokenizer_proc.openapi": {"client"},  # its responses
+    "detokenizer_proc": {"metrics"},
+}
+WITHIN = {
+    "frontend": {"": "admission http", "http": "", "admission": "http"},
+    "tokenizer_proc": {
+        "": "apis encoding grammar images jobs openapi",
+        "apis": "",
+        "jobs": "",
+        "encoding": "apis jobs",
+        "grammar": "apis jobs",
+        "images": "apis encoding jobs",
+        "openapi": "apis",
+        "fetcher": "",
+    },
+    "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},
+    "engine_proc": {
+        "": "images scheduling sequence shm step workers",
+        "shm": "",
+        "collectives": "",
+        "sequence": "shm",
+        "images": "sequence",
+        "scheduling": "images sequence",
+        "step": "sequence shm",
+        "workers": "collectives images scheduling shm",
+        "mock": "",
+        "vision": "shm worker worker.cuda",
+        "worker": "collectives shm worker.cuda worker.cuda.kernels worker.execution worker.hf "
+        "worker.models worker.parallel",
+        "worker.checkpoints": "",
+        "worker.models": "worker.checkpoints",
+        "worker.parallel": "collectives worker.checkpoints worker.models",
+        "worker.execution": "collectives worker.checkpoints worker.models worker.parallel",
+        "worker.reference": "worker.checkpoints worker.execution worker.models",
+        "worker.hf": "collectives worker.checkpoints worker.execution worker.parallel "
+        "worker.reference",
+        "worker.cuda": "collectives step worker.checkpoints worker.cuda.kernels "
+        "worker.cuda.matrices worker.execution worker.models worker.parallel",
+        "worker.cuda.kernels": "worker.models worker.reference",
+        "worker.cuda.matrices": "worker.checkpoints worker.cuda.kernels worker.models",
+    },
+}
+SEES_ROOT = {"engine_proc.mock"}  # packages that import modules of the process's own folder
+MAX_MODULES = 20
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
 HEAVY = {"torch", "transformers", "tokenizers", "fastokens", "llguidance"}
@@ -63,6 +129,62 @@ def python_files(folder: str) -> list[Path]:
     return [path for path in tracked("*.py") if path.relative_to(ROOT).parts[0] == folder]
 
 
+@functools.cache
+def package_of(path: Path) -> str:
+    """Return the package of headrace that a file is in, as "engine_proc.worker"; "" is headrace."""
+    folder = str(path.relative_to(ROOT).parent).replace("/", ".")
+    return folder.removeprefix("headrace").removeprefix(".")
+
+
+def imported_packages(path: Path) -> set[str]:
+    """Return the packages of headrace that a file imports; not its own, nor headrace itself."""
+    packages = {package_of(other) for other in sources()}
+    found = set()
+    for name in imports(path):
+        parts = name.split(".")
+        if parts[0] == "headrace":
+            prefixes = (".".join(parts[1:end]) for end in range(len(parts), 0, -1))
+            found.add(next((prefix for prefix in prefixes if prefix in packages), ""))
+    return found - {"", package_of(path)}
+
+
+def sources() -> list[Path]:
+    """Return the Python files of the product."""
+    return [path for folder in ("headrace", *PROCESSES) for path in python_files(folder)]
+
+
+def test_packages_import_only_those_below_them() -> None:
+    for path in sources():
+        package = package_of(path)
+        process, _, inner = package.partition(".")
+        if process in WITHIN:
+            within = {f"{process}.{name}" for name in WITHIN[process][inner].split()}
+            allowed = SHARED | within | FURTHER.get(package, set())
+            if package in SEES_ROOT:
+                allowed.add(process)
+        elif package:
+            allowed = set(PACKAGES[package].split())
+        else:
+            allowed = {"cli", "client", "offline", "launch"}  # of `__init__` and the like
+        assert imported_packages(path) <= allowed, path
+
+
+def test_packages_import_in_no_cycle() -> None:
+    edges: dict[str, set[str]] = {}
+    for path in sources():
+        if package_of(path):
+            edges.setdefault(package_of(path), set()).update(imported_packages(path))
+    while ends := {package for package in edges if not edges[package] & edges.keys()}:
+        for package in ends:
+            del edges[package]
+    assert not edges
+
+
+def test_packages_have_few_modules() -> None:
+    modules = [package_of(path) for path in sources() if path.stem != "__init__"]
+    assert {package for package in modules if modules.count(package) > MAX_MODULES} == set()
+
+
 @pytest.mark.parametrize("folder", PROCESSES)
 def test_process_imports_no_other_process(folder: str) -> None:
     files = python_files(folder)
@@ -73,33 +195,28 @@ def test_process_imports_no_other_process(folder: str) -> None:
 
 def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
     for path in python_files("headrace"):
-        if path.name != "grammar.py":  # which only those import who need it
+        if path.name != "grammar_compiler.py":  # which only those import who need it
             assert not {name.split(".")[0] for name in imports(path)} & HEAVY, path
         assert not imported_processes(path), path
 
 
 def test_only_some_executors_import_torch() -> None:
-    files = [path for path in tracked("*.py") if not is_test(path) and path.parent.name != "cuda"]
-    users = {path.name for path in files if uses(path, "torch")}
-    assert users == {
-        "classifier.py",
-        "encoder_executor.py",
-        "torch_attention.py",
-        "torch_collectives.py",
-        "torch_executor.py",
-        "torch_profile.py",
-        "tower.py",
-        "transformers_check.py",
-        "transformers_executor.py",
-        "transformers_hook.py",
-        "transformers_model.py",
-        "transformers_shard.py",
+    worker = "engine_proc.worker"
+    whole = {f"{worker}.{name}" for name in ("cuda", "cuda.kernels", "cuda.matrices", "hf")}
+    users = {(package_of(path), path.stem) for path in sources() if uses(path, "torch")}
+    assert {user for user in users if user[0] not in whole} == {
+        (worker, "torch_profile"),
+        (f"{worker}.parallel", "torch_collectives"),
+        (f"{worker}.reference", "torch_attention"),
+        (f"{worker}.reference", "torch_executor"),
+        ("engine_proc.vision", "tower"),
     }
 
 
 def test_only_kernels_import_triton() -> None:
     users = [path for path in tracked("*.py") if uses(path, "triton") and not is_test(path)]
-    assert {path.parent.name for path in users} == {"cuda"}
+    cuda = "engine_proc.worker.cuda"
+    assert {package_of(path) for path in users} == {cuda, f"{cuda}.kernels", f"{cuda}.matrices"}
 
 
 def test_a_worker_that_needs_no_torch_loads_none() -> None:
@@ -152,7 +269,7 @@ def reachable(module: str, seen: set[str]) -> set[str]:
 
 def test_nothing_the_frontend_imports_has_a_json_codec() -> None:
     modules = reachable("headrace.frontend.main", set())
-    assert {"headrace.frontend.app", "headrace.messages", "headrace.sockets"} <= modules
+    assert {"headrace.frontend.app", "headrace.ipc.messages", "headrace.ipc.sockets"} <= modules
     for path in python_files("frontend"):
         assert not imports(path) & JSON_CODECS, path
         assert "json." not in path.read_text(), path
@@ -199,21 +316,19 @@ def test_every_file_has_a_noun() -> None:
 
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
-    mains = [path for path in tracked("*/main.py") if not is_test(path)]
-    assert len(mains) == 7
+    mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
+    assert len(mains) == 8
     for path in mains:
         lines = path.read_text().splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path
         assert re.match(r"In: .+\.  Out: .+\.\"\"\"$", lines[1]), path
 
 
-def test_links_and_package_map_agree() -> None:
-    setup = (ROOT / "setup.py").read_text()
+def test_links_lead_to_the_folders_of_processes() -> None:
     for folder in PROCESSES:
         link = ROOT / "headrace" / folder
         assert link.is_symlink()
         assert link.readlink() == Path("..") / folder
-        assert f'"headrace.{folder}"' in setup
     assert (ROOT / "src/headrace").readlink() == Path("../headrace")
 
 

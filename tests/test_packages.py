@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 from headrace import ApiError, AsyncClient, AsyncEngine, Client, Engine, SamplingParams
-from headrace.answers import ChatCompletion, Completion
+from headrace.client.responses import ChatCompletion, Completion
 
 def chat(client: Client) -> ChatCompletion:
     try:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace.config import ModelCard
+from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue
-from headrace.messages import (
+from headrace.ipc.messages import (
     EmbeddingPlan,
     GenerateRequest,
     HttpRequest,
@@ -14,13 +14,22 @@ from headrace.messages import (
     SimilarityPlan,
     detokenizer_of,
 )
-from headrace.tokenizer_proc.openai_requests import (
+from headrace.tokenizer_proc.apis.openai import (
     MAX_EMBEDDING_INPUTS,
     EmbeddingRequest,
     decode_embedding,
     prompt_list,
 )
-from headrace.tokenizer_proc.pairs import pair
+from headrace.tokenizer_proc.apis.rerank import (
+    RerankRequest,
+    ScoreRequest,
+    decode_rerank,
+    decode_score,
+    text_list,
+)
+from headrace.tokenizer_proc.apis.sampling import check_length
+from headrace.tokenizer_proc.encoding.pairs import pair
+from headrace.tokenizer_proc.jobs.stages import Body, Encoding, Ids, Sequences, Stages, Text
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     Vocabulary,
@@ -28,15 +37,6 @@ from headrace.tokenizer_proc.prompts import (
     key_of,
     public_id,
 )
-from headrace.tokenizer_proc.sampling_fields import check_length
-from headrace.tokenizer_proc.similarity_requests import (
-    RerankRequest,
-    ScoreRequest,
-    decode_rerank,
-    decode_score,
-    text_list,
-)
-from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text
 
 Embedded = EmbeddingRequest | RerankRequest | ScoreRequest
 

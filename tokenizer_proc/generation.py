@@ -7,9 +7,9 @@ from functools import partial
 
 import msgspec
 
-from headrace.config import ModelCard
+from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
-from headrace.messages import (
+from headrace.ipc.messages import (
     Api,
     GenerateForm,
     GenerateRequest,
@@ -20,31 +20,15 @@ from headrace.messages import (
     Sampling,
     detokenizer_of,
 )
-from headrace.tokenizer_proc.chat import ChatTemplate
-from headrace.tokenizer_proc.field_names import as_written
-from headrace.tokenizer_proc.generate_requests import (
-    GENERATE_MAX_TOKENS,
-    continuations_of,
-    decode_generate,
-    form_of,
-)
-from headrace.tokenizer_proc.grammar_fields import constraint_of
-from headrace.tokenizer_proc.grammars import Grammars
-from headrace.tokenizer_proc.images import Images, none_of
-from headrace.tokenizer_proc.infilling import infilling_of
-from headrace.tokenizer_proc.logprob_limit import (
-    check_logprobs,
-    entries_of,
-    num_entries,
-    room_of,
-)
-from headrace.tokenizer_proc.messages_requests import CHAT_NAMES as MESSAGES_NAMES
-from headrace.tokenizer_proc.messages_requests import (
+from headrace.tokenizer_proc.apis.anthropic import CHAT_NAMES as MESSAGES_NAMES
+from headrace.tokenizer_proc.apis.anthropic import (
     chat_of_messages,
     decode_count,
     decode_messages,
 )
-from headrace.tokenizer_proc.openai_requests import (
+from headrace.tokenizer_proc.apis.constraints import constraint_of
+from headrace.tokenizer_proc.apis.field_names import as_written
+from headrace.tokenizer_proc.apis.openai import (
     COMPLETION_MAX_TOKENS,
     ChatRequest,
     CompletionRequest,
@@ -52,7 +36,47 @@ from headrace.tokenizer_proc.openai_requests import (
     decode_completion,
     prompt_list,
 )
-from headrace.tokenizer_proc.parsing import parsing_of
+from headrace.tokenizer_proc.apis.responses import CHAT_NAMES as RESPONSES_NAMES
+from headrace.tokenizer_proc.apis.responses import (
+    chat_of_responses,
+    decode_responses,
+    echo_of,
+)
+from headrace.tokenizer_proc.apis.sampling import (
+    MAX_SEQUENCES_PER_REQUEST,
+    allowed_mask,
+    bias_of,
+    check_token_ids,
+    stated,
+)
+from headrace.tokenizer_proc.apis.sglang import (
+    GENERATE_MAX_TOKENS,
+    continuations_of,
+    decode_generate,
+    form_of,
+)
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.infilling import infilling_of
+from headrace.tokenizer_proc.grammar.grammars import Grammars
+from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
+from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls, or_calls_of
+from headrace.tokenizer_proc.images.images import Images, none_of
+from headrace.tokenizer_proc.jobs.stages import (
+    Body,
+    Encoding,
+    Ids,
+    Sequences,
+    Stages,
+    Text,
+    json_answer,
+)
+from headrace.tokenizer_proc.logprob_limit import (
+    check_logprobs,
+    entries_of,
+    num_entries,
+    room_of,
+)
+from headrace.tokenizer_proc.output_parsing import parsing_of
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     Vocabulary,
@@ -61,22 +85,6 @@ from headrace.tokenizer_proc.prompts import (
     last_tokens,
     public_id,
 )
-from headrace.tokenizer_proc.responses_requests import CHAT_NAMES as RESPONSES_NAMES
-from headrace.tokenizer_proc.responses_requests import (
-    chat_of_responses,
-    decode_responses,
-    echo_of,
-)
-from headrace.tokenizer_proc.sampling_fields import (
-    MAX_SEQUENCES_PER_REQUEST,
-    allowed_mask,
-    bias_of,
-    check_token_ids,
-    stated,
-)
-from headrace.tokenizer_proc.stages import Body, Encoding, Ids, Sequences, Stages, Text, json_answer
-from headrace.tokenizer_proc.thought_grammar import thoughts_of
-from headrace.tokenizer_proc.tool_grammar import demanded_calls, or_calls_of
 
 SEED_MASK = 2**64 - 1
 SALT_BYTES = 16

@@ -7,8 +7,8 @@ kept until they are rendered (8 bytes each), rendered in 2 to 4 us and sent as s
 from collections.abc import Iterable
 
 from headrace.errors import InvalidValue
-from headrace.messages import Api, GenerateRequest, ReplyPlan
-from headrace.tokenizer_proc.stages import Ids
+from headrace.ipc.messages import Api, GenerateRequest, ReplyPlan
+from headrace.tokenizer_proc.jobs.stages import Ids
 
 MAX_ENTRIES = 1 << 22  # 32 MB, and an answer of some 300 MB
 MAX_REPEATED_ENTRIES = 1 << 16  # where one event of a stream may tell all of them

@@ -5,15 +5,15 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from headrace.backlog import tokenizer_backlog
-from headrace.config import TokenizerConfig
-from headrace.heap import give_back, keep_freed
-from headrace.machine import usable_cores
-from headrace.messages import ToTokenizer
-from headrace.process import Context
-from headrace.sockets import HIGH_WATER, Inbox, address
-from headrace.tokenizer_proc.aborts import Aborts
-from headrace.turns import take_long_turns, take_turns
+from headrace.board.backlog import tokenizer_backlog
+from headrace.config.config import TokenizerConfig
+from headrace.ipc.messages import ToTokenizer
+from headrace.ipc.sockets import HIGH_WATER, Inbox, address
+from headrace.runtime.process import Context
+from headrace.system.cpu_scheduling import take_long_turns, take_turns
+from headrace.system.machine import usable_cores
+from headrace.system.malloc import give_back, keep_freed
+from headrace.tokenizer_proc.jobs.aborts import Aborts
 
 if TYPE_CHECKING:
     from headrace.tokenizer_proc.service import LoadImages, Service
@@ -68,7 +68,7 @@ def serve_about(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
     """Answer GETs. It has little to do, and a core at once where tokenizers have all of them."""
-    from headrace.tokenizer_proc.about_lane import AboutLane
+    from headrace.tokenizer_proc.info_lane import AboutLane
 
     lane = AboutLane(config, context, inbox)
     context.ready()
@@ -102,7 +102,7 @@ def serve_images(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
     """Handle requests with images one by one."""
-    from headrace.tokenizer_proc.image_lane import load_images
+    from headrace.tokenizer_proc.images.lane import load_images
 
     os.nice(LONG_NICENESS)
     take_long_turns()

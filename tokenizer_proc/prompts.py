@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Protocol
 
-from headrace.config import ModelCard
+from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, ModelNotFound, WrongKind
-from headrace.messages import HttpRequest, share_key
-from headrace.tokenizer_proc.pairs import PairMarks
-from headrace.tokenizer_proc.sampling_fields import check_token_ids
-from headrace.tokenizer_proc.stages import Encoding, Ids, Text, ids_of
-from headrace.tokenizer_proc.token_bytes import TokenBytes
+from headrace.ipc.messages import HttpRequest, share_key
+from headrace.tokenizer_proc.apis.sampling import check_token_ids
+from headrace.tokenizer_proc.encoding.pairs import PairMarks
+from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
+from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Text, ids_of
 
 
 class Vocabulary(Protocol):

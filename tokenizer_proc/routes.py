@@ -1,15 +1,15 @@
 """What each path does. Early answers are made here; generation goes on to the engine."""
 
-from headrace.board import Board
-from headrace.config import TokenizerConfig
+from headrace.board.board import Board
+from headrace.board.http_counts import GET, HEAD
+from headrace.config.config import TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound
-from headrace.http_counts import GET, HEAD
-from headrace.messages import HttpRequest
-from headrace.tokenizer_proc.about_routes import AboutRoutes
+from headrace.ipc.messages import HttpRequest
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
-from headrace.tokenizer_proc.stages import Answer, Body, Handler, Stages
-from headrace.tokenizer_proc.tokens import TokenRoutes
+from headrace.tokenizer_proc.info_routes import AboutRoutes
+from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages
+from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
 
 class Routes:

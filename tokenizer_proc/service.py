@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from headrace.backlog import tokenizer_backlog
-from headrace.board import Field, Span
-from headrace.config import TokenizerConfig
-from headrace.frontend_links import FrontendLinks
-from headrace.messages import (
+from headrace.board.backlog import tokenizer_backlog
+from headrace.board.board import Field, Timing
+from headrace.config.config import TokenizerConfig
+from headrace.ipc.frontend_links import FrontendLinks
+from headrace.ipc.messages import (
     GenerateRequest,
     Head,
     HttpRequest,
@@ -25,20 +25,20 @@ from headrace.messages import (
     ToTokenizer,
     frontend_of,
 )
-from headrace.output_formats import ToolFormat
-from headrace.process import Context
-from headrace.sockets import Inbox, Outbox, address
-from headrace.tokenizer_proc.aborts import Aborts
-from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.model.output_formats import ToolFormat
+from headrace.runtime.process import Context
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
-from headrace.tokenizer_proc.encode import Encoder
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.generation import GenerationPlanner
-from headrace.tokenizer_proc.grammars import Grammars
-from headrace.tokenizer_proc.images import Images
-from headrace.tokenizer_proc.job import Dropped, Job
+from headrace.tokenizer_proc.grammar.grammars import Grammars
+from headrace.tokenizer_proc.images.images import Images
+from headrace.tokenizer_proc.jobs.aborts import Aborts
+from headrace.tokenizer_proc.jobs.job import Dropped, Job
+from headrace.tokenizer_proc.jobs.stages import Answer, Body, Ids, Sequences
 from headrace.tokenizer_proc.routes import Routes
-from headrace.tokenizer_proc.stages import Answer, Body, Ids, Sequences
-from headrace.tokenizer_proc.tokens import TokenRoutes
+from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
 LOOK_MS = 1  # between looks at what is laid aside
 LoadImages = Callable[[TokenizerConfig, Context, Encoder, Aborts], Images]
@@ -212,7 +212,7 @@ class Service:
                 case Sequences():
                     slot.add(Field.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
                     for _, same in itertools.groupby(outcome.prompts, key=id):
-                        slot.histogram(Span.N).observe(len(list(same)))
+                        slot.histogram(Timing.N).observe(len(list(same)))
                 case Dropped():
                     slot.add(Field.ABANDONED)
         slot.add(Field.HANDLED, len(jobs))

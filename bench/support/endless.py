@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 
 from headrace.bench.load import Request, Sender, Target
-from headrace.process import die_with_parent
+from headrace.runtime.process import die_with_parent
 from support.serving import body_of, num_load_processes
 
 PROGRAM = (sys.executable, "-m", "support.endless")

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType as Quantization
 
-from headrace.model_card import HOW_TO_GET_ONE, find_demo_model
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.config.model_card import HOW_TO_GET_ONE, find_demo_model
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 NAME = "smollm2-135m"
 ROOT = Path(__file__).parents[2]

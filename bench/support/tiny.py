@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.model_card import read_gguf
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.config.model_card import read_gguf
+from headrace.model.tokenizer_json import read_tokenizer_json
 from support.models import CACHE, demo_model
 
 MAX_POSITIONS = 131072

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.model.tokenizer_json import read_tokenizer_json
 from support.models import demo_model
 
 SPECIAL = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")

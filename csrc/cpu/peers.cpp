@@ -1,5 +1,5 @@
 #include "cpu/peers.h"
-#include "shm_all_reduce.h"
+#include "collectives/shm_all_reduce.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // StopMatcher: stop strings, which may begin in one token and end in another.
-//   The same as detokenizer_proc/stops.py, on UTF-8: text comes in whole characters, so bytes match
-//   where characters do.
+//   The same as detokenizer_proc/parsers/stops.py, on UTF-8: text comes in whole characters, so
+//   bytes match where characters do.
 
 #pragma once
 

@@ -1,7 +1,7 @@
 """Text beside calls."""
 
+from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Content
 
 
 def read_content(source: Source, *marks: str, after_call: bool) -> Reading[str]:

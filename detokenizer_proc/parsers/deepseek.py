@@ -8,8 +8,8 @@ import re
 
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls, read_arguments
+from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Content
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

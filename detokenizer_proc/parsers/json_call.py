@@ -8,9 +8,9 @@ import re
 import secrets
 from collections.abc import Callable
 
+from headrace.detokenizer_proc.parsers.pieces import Arguments, ToolCall
 from headrace.detokenizer_proc.parsers.shape import Shape
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Arguments, ToolCall
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = ("name", "type", "id", *ARGUMENTS)

@@ -3,8 +3,8 @@ with semicolons between."""
 
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import CallReader, Calls
+from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Content
 
 TAG = "<|python_tag|>"
 

@@ -7,8 +7,8 @@ import string
 
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import CallReader, Calls, read_arguments
+from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Content
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 WORD = re.compile(r"[\w.\-]*")

@@ -9,9 +9,9 @@ from typing import Any
 
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls
+from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.shape import PYTHON, Shape
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Content
 
 START, END = "<|python_start|>", "<|python_end|>"
 WORD = re.compile(r"[\w.]*")

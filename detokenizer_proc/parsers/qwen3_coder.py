@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls
+from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Content
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from headrace.detokenizer_proc.pieces import Piece, Thought
-from headrace.detokenizer_proc.stops import overlap
+from headrace.detokenizer_proc.parsers.pieces import Piece, Thought
+from headrace.detokenizer_proc.parsers.stops import overlap
 
 T = TypeVar("T")
 Reading = Generator[Piece | None, None, T]  # None asks for more text

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from headrace.detokenizer_proc.parsers.pieces import Thought
 from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
-from headrace.detokenizer_proc.pieces import Thought
 
 
 def read_thinking(

@@ -3,16 +3,16 @@ In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
 from typing import TYPE_CHECKING
 
-from headrace.arena import Arena
-from headrace.board import Field
-from headrace.config import VisionConfig
-from headrace.engine_proc.embedding_area import EmbeddingArea
-from headrace.engine_proc.step_channel import StepChannel
-from headrace.engine_proc.vision.berth import berth_of
-from headrace.engine_proc.vision.encoding import encode
-from headrace.heap import give_back, keep_freed
-from headrace.messages import FromVision, ToVision, TowerReady
-from headrace.process import Context
+from headrace.board.board import Field
+from headrace.config.config import VisionConfig
+from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.vision.encoder import encode
+from headrace.engine_proc.vision.placement import berth_of
+from headrace.ipc.arena import Arena
+from headrace.ipc.messages import FromVision, ToVision, TowerReady
+from headrace.runtime.process import Context
+from headrace.system.malloc import give_back, keep_freed
 
 if TYPE_CHECKING:
     from headrace.engine_proc.vision.tower import Tower

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.device_memory import fitting
 from headrace.errors import ModelError
-from headrace.machine import usable_cores
-from headrace.vision import FAMILIES
+from headrace.model.vision_families import FAMILIES
+from headrace.system.machine import usable_cores
 
 SLACK_BYTES = 64 << 20  # beyond that, for small tensors: torch takes memory in pieces of 2 MiB
 

@@ -1,35 +1,48 @@
 """Loads a model, or a worker's share of it, into what runs it."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.config import CPU_KV_BYTES, WorkerConfig
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor, KVDtype, WeightDtype, page_bytes
-from headrace.engine_proc.worker.devices import IN_MODULES, beyond_kernels, check_on_cpu, place
-from headrace.engine_proc.worker.embedder import Embedder
-from headrace.engine_proc.worker.executor import Executor, Floats
-from headrace.engine_proc.worker.model import Model, NotLowered
-from headrace.engine_proc.worker.opener import open_for
-from headrace.engine_proc.worker.peers import Peers
-from headrace.engine_proc.worker.runner import EmbeddingRunner, GenerationRunner, Runner
-from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
-from headrace.engine_proc.worker.shard import shard_spec, shards
-from headrace.engine_proc.worker.spec import DecoderSpec
+from headrace.config.config import CPU_KV_BYTES, WorkerConfig
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.device_selection import (
+    IN_MODULES,
+    beyond_kernels,
+    check_on_cpu,
+    place,
+)
+from headrace.engine_proc.worker.execution.cpu_executor import (
+    CpuExecutor,
+    KVDtype,
+    WeightDtype,
+    page_bytes,
+)
+from headrace.engine_proc.worker.execution.embedder import Embedder
+from headrace.engine_proc.worker.execution.executor import Executor, Floats
+from headrace.engine_proc.worker.execution.loaded_model import (
+    PAGE_TOKENS,
+    LoadedModel,
+    Progress,
+    threads_of_rank,
+)
+from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
+from headrace.engine_proc.worker.execution.sampler import MAX_THREADS, Sampler
+from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.model import Model, NotLowered
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.errors import ConfigError, ModelError
-from headrace.machine import memory_limit, usable_cores
-from headrace.pooling import Pooling
+from headrace.model.pooling import Pooling
+from headrace.system.machine import memory_limit
 
 if TYPE_CHECKING:
-    from headrace.engine_proc.worker.classifier import Classifier
-    from headrace.engine_proc.worker.transformers_model import TransformersModel
+    from headrace.engine_proc.worker.hf.classifier import Classifier
+    from headrace.engine_proc.worker.hf.model import TransformersModel
 
-PAGE_TOKENS = 32
 ENCODER_PAGES = 1 << 16  # an encoder keeps nothing; its pages are numbers
 # --dtype auto and float32 execute weights as they are stored, quantized blocks included; float32
 # does so without rounding anything else, which is exact. The others multiply bf16 by bf16.
@@ -50,19 +63,7 @@ KV = {
 
 NAMES = {"cpu": "the CPU", "cuda": "GPUs"}
 
-Progress = Callable[[int, int], None]
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model, ready."""
-
-    runner: Runner
-    num_pages: int
-    whole_prompts: bool = False
-    looks_ahead: bool = False  # as in `WorkerReady`
-    can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
 
 
 def load(
@@ -70,7 +71,7 @@ def load(
     progress: Progress,
     group: ShmAllReduce | None = None,
     embeds: Floats | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Load the model that a worker runs; its share, if it is one of a group.
 
     Args:
@@ -119,7 +120,7 @@ def in_core(
     progress: Progress,
     group: ShmAllReduce | None,
     embeds: Floats | None,
-) -> Loaded:
+) -> LoadedModel:
     """Load a model into the C++ core."""
     check_memory(config.cpu_kv_bytes, memory_limit())
     peers = None
@@ -142,7 +143,7 @@ def in_core(
         progress=progress,
     )
     runner = decoder_runner(executor, model.pooling, model.spec.vocab_size, num_threads, embeds)
-    return Loaded(runner, num_pages)
+    return LoadedModel(runner, num_pages)
 
 
 def check_memory(kv_bytes: int, memory_bytes: int) -> None:
@@ -169,18 +170,13 @@ def sum_over(group: ShmAllReduce | None, number: int) -> int:
     return int(numbers.sum())
 
 
-def threads_of_rank(num_ranks: int) -> int:
-    """Return how many threads a worker computes with: an equal part of the cores."""
-    return max(1, usable_cores() // num_ranks)
-
-
 def in_transformers(
     config: WorkerConfig, model: "TransformersModel | Classifier", group: ShmAllReduce | None
-) -> Loaded:
+) -> LoadedModel:
     """Run a model in its own modules. Only here is torch loaded."""
-    from headrace.engine_proc.worker.classifier import Classifier
-    from headrace.engine_proc.worker.encoder_executor import EncoderExecutor
-    from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
+    from headrace.engine_proc.worker.hf.classifier import Classifier
+    from headrace.engine_proc.worker.hf.encoder_executor import EncoderExecutor
+    from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 
     if config.quantization != "none":
         raise ModelError(
@@ -196,11 +192,11 @@ def in_transformers(
     )
     if isinstance(model, Classifier):
         runner = EmbeddingRunner(Embedder(model, normalize=False))
-        return Loaded(runner, ENCODER_PAGES, whole_prompts=True)
+        return LoadedModel(runner, ENCODER_PAGES, whole_prompts=True)
     pooling = model.pooling
     if pooling is not None and not model.is_causal:
         embedder = Embedder(EncoderExecutor(model, pooling.kind), normalize=pooling.normalize)
-        return Loaded(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
+        return LoadedModel(EmbeddingRunner(embedder), ENCODER_PAGES, whole_prompts=True)
     check_memory(config.cpu_kv_bytes, memory_limit())
     kv_dtype = KV[config.kv_cache_dtype]
     own_bytes = model.page_bytes(PAGE_TOKENS, kv_dtype)
@@ -209,7 +205,7 @@ def in_transformers(
         model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
     )
     num_threads = threads_of_rank(config.num_ranks)
-    return Loaded(decoder_runner(executor, pooling, model.vocab_size, num_threads), num_pages)
+    return LoadedModel(decoder_runner(executor, pooling, model.vocab_size, num_threads), num_pages)
 
 
 def decoder_runner(

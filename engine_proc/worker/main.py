@@ -5,21 +5,22 @@ import os
 
 import numpy as np
 
-from headrace.board import Field
-from headrace.config import WorkerConfig
-from headrace.engine_proc.embedding_area import EmbeddingArea
-from headrace.engine_proc.mask_area import MaskArea
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.step_channel import StepChannel
-from headrace.engine_proc.worker.answers import Answers
-from headrace.engine_proc.worker.attempts import Attempts
-from headrace.engine_proc.worker.executor import Floats
-from headrace.engine_proc.worker.loader import PAGE_TOKENS, load
-from headrace.engine_proc.worker.profiles import Profiles
-from headrace.engine_proc.worker.sampler import Masks
-from headrace.process import Context
-from headrace.wishes import PROFILE, Wishes
-from headrace.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
+from headrace.board.admin_requests import PROFILE, AdminRequests
+from headrace.board.board import Field
+from headrace.config.config import WorkerConfig
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
+from headrace.engine_proc.worker.execution.sampler import Masks
+from headrace.engine_proc.worker.loader import load
+from headrace.engine_proc.worker.profiler import Profiles
+from headrace.engine_proc.worker.result_sender import Answers
+from headrace.engine_proc.worker.step_runner import Attempts
+from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
+from headrace.runtime.process import Context
 
 IDLE_S = 0.5
 POLL_S = 1e-4  # while a GPU computes and no other step has come
@@ -53,7 +54,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     can_rejoin = group if loaded.can_rejoin else None
     attempts = Attempts(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
     answers = Answers(results.send)
-    wishes = Wishes(context.board, PROFILE)
+    wishes = AdminRequests(context.board, PROFILE)
     profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
     heart.end()
     context.ready()

@@ -24,7 +24,7 @@ import uvloop
 
 from headrace.bench.connection import Connection, Record
 from headrace.errors import HeadraceError
-from headrace.process import die_with_parent
+from headrace.runtime.process import die_with_parent
 
 PROGRESS_S = 0.2
 START_S = 0.05  # from all being ready to the first request

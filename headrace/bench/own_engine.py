@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from headrace.bench.serve import check_folder
-from headrace.engine import Engine, embedded_config
+from headrace.config.flags import parse
+from headrace.config.model_card import read_card
 from headrace.errors import ConfigError, HeadraceError
-from headrace.flags import parse
-from headrace.model_card import read_card
-from headrace.sampling_params import SamplingParams
+from headrace.offline.engine import Engine, embedded_config
+from headrace.offline.sampling_params import SamplingParams
 
 MAX_ID = 10_000  # random prompts have ids below it, as vLLM's
 Bench = Callable[[argparse.Namespace, dict[str, Any]], None]

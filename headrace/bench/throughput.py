@@ -20,8 +20,8 @@ from headrace.bench.own_engine import (
     save,
 )
 from headrace.bench.workload import around
-from headrace.calls import RequestOutput
 from headrace.errors import ConfigError
+from headrace.offline.requests import RequestOutput
 
 
 def parser() -> argparse.ArgumentParser:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.model_card import find_demo_model
+from headrace.config.model_card import find_demo_model
 from support.tiny import write_tiny
 
 

@@ -11,10 +11,10 @@ from byte_replies import TABLE, ByteVocabulary, make_plan
 
 from headrace.detokenizer_proc import bodies as bodies_module
 from headrace.detokenizer_proc import replies as replies_module
-from headrace.detokenizer_proc.json_slices import SLICE_BYTES, slices
+from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES, slices
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
-from headrace.messages import (
+from headrace.ipc.messages import (
     MORE,
     Api,
     EmbeddingPlan,
@@ -24,7 +24,7 @@ from headrace.messages import (
     StepOutput,
     request_id,
 )
-from headrace.token_logprobs import TokenLogprob
+from headrace.ipc.token_logprobs import TokenLogprob
 
 LONG, OTHER, STREAM = (request_id(0, counter) for counter in (1, 2, 3))
 NUM_TOKENS = 3000
@@ -68,7 +68,7 @@ def test_sliced_reply_is_the_unsliced_one(api: Api, monkeypatch: pytest.MonkeyPa
     for num_bytes in (SLICE_BYTES, 1 << 30):
         monkeypatch.setattr(bodies_module, "SLICE_BYTES", num_bytes)
         monkeypatch.setattr(
-            "headrace.detokenizer_proc.openai_renderer.slices",
+            "headrace.detokenizer_proc.renderers.openai.slices",
             partial(slices, num_bytes=num_bytes),
         )
         replies = Replies(ByteVocabulary(), 1)

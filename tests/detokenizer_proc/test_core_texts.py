@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import ByteStream, TableVocabulary, TextStream, Vocabulary
-from headrace.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id, request_of
-from headrace.token_table import TokenTable
+from headrace.ipc.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id, request_of
+from headrace.model.token_table import TokenTable
 
 SPECIAL = 300
 WORDS = [b"a", b"ab", b" b", b"b\n", b'"', b"\\", b"\x00\x1f\x7f", "é".encode(), "世".encode()]

@@ -6,20 +6,20 @@ import msgspec
 import pytest
 from byte_replies import TABLE, ByteVocabulary, make_plan, take
 
-from headrace.cpu_limit import CpuLimit
 from headrace.detokenizer_proc import reply as reply_module
-from headrace.detokenizer_proc.pieces import Content, Piece
+from headrace.detokenizer_proc.parsers.pieces import Content, Piece
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
-from headrace.messages import (
+from headrace.ipc.messages import (
     Abort,
     FinishReason,
     Parsing,
     StepOutput,
     request_id,
 )
-from headrace.output_formats import ToolFormat
-from headrace.token_logprobs import TokenLogprob
+from headrace.ipc.token_logprobs import TokenLogprob
+from headrace.model.output_formats import ToolFormat
+from headrace.system.cpu_limit import CpuLimit
 
 LENGTH, ABORT = FinishReason.LENGTH, FinishReason.ABORT
 

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from byte_replies import ByteVocabulary, make_plan
 
-from headrace.board import Board, Field, Seat, State
-from headrace.config import DetokenizerConfig, ModelCard
+from headrace.board.board import Board, Field, Seat, State
+from headrace.config.config import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
-from headrace.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
-from headrace.process import Context
-from headrace.sockets import Inbox, Outbox, address
+from headrace.ipc.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.runtime.process import Context
 
 DEADLINE_MS = 120_000
 OLD, NEW = request_id(0, 1), request_id(0, 2)

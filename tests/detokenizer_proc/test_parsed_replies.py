@@ -10,11 +10,11 @@ from byte_replies import make_plan, take
 
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
-from headrace.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
-from headrace.output_formats import ThoughtFormat, ToolFormat
-from headrace.token_table import TokenTable
-from headrace.tokenizer_proc.event_schemas import ChatEvent
-from headrace.tool_readings import READINGS
+from headrace.ipc.messages import Api, FinishReason, Parsing, ResponsesForm, StepOutput, request_id
+from headrace.metrics.tool_calls import READINGS
+from headrace.model.output_formats import ThoughtFormat, ToolFormat
+from headrace.model.token_table import TokenTable
+from headrace.tokenizer_proc.openapi.event_schemas import ChatEvent
 
 # Ids are bytes, but for the last ones, special tokens.
 SPECIAL = ["<|end|>", "[TOOL_CALLS]", "<pad>"]

@@ -16,7 +16,7 @@ from headrace.detokenizer_proc.text import (
     TableVocabulary,
     Vocabulary,
 )
-from headrace.messages import (
+from headrace.ipc.messages import (
     Api,
     EmbeddingPlan,
     FinishReason,
@@ -28,7 +28,7 @@ from headrace.messages import (
     request_id,
     request_of,
 )
-from headrace.token_logprobs import TokenLogprob, packed
+from headrace.ipc.token_logprobs import TokenLogprob, packed
 
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 REFUSED = FinishReason.REFUSED

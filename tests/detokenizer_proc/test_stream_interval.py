@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from byte_replies import TABLE, ByteVocabulary, make_plan, take
 
-from headrace.detokenizer_proc.pieces import (
+from headrace.detokenizer_proc.parsers.pieces import (
     Arguments,
     Content,
     Piece,
@@ -18,7 +18,7 @@ from headrace.detokenizer_proc.pieces import (
 )
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
-from headrace.messages import (
+from headrace.ipc.messages import (
     Api,
     FinishReason,
     GenerateForm,
@@ -27,8 +27,8 @@ from headrace.messages import (
     StepOutput,
     request_id,
 )
-from headrace.output_formats import ThoughtFormat, ToolFormat
-from headrace.token_logprobs import TokenLogprob
+from headrace.ipc.token_logprobs import TokenLogprob
+from headrace.model.output_formats import ThoughtFormat, ToolFormat
 
 ID = request_id(0, 1)
 LENGTH = FinishReason.LENGTH

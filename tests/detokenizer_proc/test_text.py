@@ -9,6 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.config.model_card import find_demo_model
 from headrace.detokenizer_proc.text import (
     LibraryVocabulary,
     TableVocabulary,
@@ -16,9 +17,8 @@ from headrace.detokenizer_proc.text import (
     load_vocabulary,
 )
 from headrace.errors import ModelError
-from headrace.model_card import find_demo_model
-from headrace.token_table import TokenTable, byte_characters, read_table
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.model.token_table import TokenTable, byte_characters, read_table
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 TEXT = "Grüße, 世界! 🦊👩‍🚀 naïve \u0e01\u0e33  x\n\n\tdef f(): return 1"
 

@@ -6,4 +6,4 @@ from sanitized import fuzz
 
 
 def test_the_core_keeps_to_its_memory(tmp_path: Path) -> None:
-    fuzz(Path(__file__).with_name("texts_fuzz.cpp"), "detokenizer.cpp", tmp_path)
+    fuzz(Path(__file__).with_name("texts_fuzz.cpp"), "text/detokenizer.cpp", tmp_path)

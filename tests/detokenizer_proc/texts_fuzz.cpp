@@ -1,5 +1,5 @@
 // texts_fuzz: any calls of the detokenizer's core, in any order, with any columns.
-//   Run:  texts_fuzz SEED ROUNDS, built with csrc/detokenizer.cpp and -fsanitize=address,undefined,
+//   Run:  texts_fuzz SEED ROUNDS, built with csrc/text/detokenizer.cpp and -fsanitize=address,undefined,
 //   which end it where memory is touched that is not its own. Each round is a vocabulary and 400
 //   calls. What it renders is read to the last byte.
 
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-struct FramesView { // csrc/detokenizer.cpp, as the next two
+struct FramesView { // csrc/text/detokenizer.cpp, as the next two
     const char *data;
     uint64_t num_bytes;
     const uint64_t *ids;

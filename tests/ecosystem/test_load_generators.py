@@ -11,8 +11,8 @@ import clients
 import pytest
 from servers import RunningServer
 
-from headrace.model_card import find_demo_model
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.config.model_card import find_demo_model
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 NUM_REQUESTS = 6
 CONCURRENCY = 2

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.grammar import GrammarCompiler
-from headrace.model_card import find_demo_model, read_gguf
-from headrace.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.grammar_checker import grammar_of
-from headrace.tokenizer_proc.grammar_errors import reworded
-from headrace.tokenizer_proc.grammar_fields import SOME_SPACE, of_schema
+from headrace.config.model_card import find_demo_model, read_gguf
+from headrace.model.grammar_compiler import GrammarCompiler
+from headrace.model.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.apis.constraints import SOME_SPACE, of_schema
+from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
+from headrace.tokenizer_proc.grammar.grammar_errors import reworded
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / ".venv" / "schema-suite" / "tests"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.board import Board, Field, Seat
+from headrace.board.board import Board, Field, Seat
 from headrace.engine_proc.detokenizer_links import MAX_BEHIND, MAX_HELD, DetokenizerLinks
-from headrace.messages import StepOutput, ToDetokenizer
-from headrace.sockets import Inbox, address
+from headrace.ipc.messages import StepOutput, ToDetokenizer
+from headrace.ipc.sockets import Inbox, address
 
 DEADLINE_MS = 120_000
 

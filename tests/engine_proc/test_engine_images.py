@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from engine_rig import FIRST, IMAGE_TOKEN, Rig, Sevens, generate
 
-from headrace.board import Field
-from headrace.messages import (
+from headrace.board.board import Field
+from headrace.ipc.messages import (
     Abort,
     Encoded,
     FinishReason,

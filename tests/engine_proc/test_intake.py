@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from headrace.engine_proc.intake import LAPSE_S, Intake, Verdict
-from headrace.gone import MAX_GONE
-from headrace.messages import first_counter, request_id
+from headrace.ipc.aborted_ids import MAX_GONE
+from headrace.ipc.messages import first_counter, request_id
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)
 

@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.grammar import GrammarCompiler
-from headrace.model_card import find_demo_model, read_gguf
-from headrace.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.grammar_checker import grammar_of
-from headrace.tokenizer_proc.grammar_fields import of_schema
+from headrace.config.model_card import find_demo_model, read_gguf
+from headrace.model.grammar_compiler import GrammarCompiler
+from headrace.model.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.apis.constraints import of_schema
+from headrace.tokenizer_proc.grammar.grammar_checker import grammar_of
 
 # By keyword: a schema, then what is to be told apart by it.
 CASES: dict[str, tuple[Any, list[Any]]] = {

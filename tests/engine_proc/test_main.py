@@ -11,14 +11,13 @@ import pytest
 from engine_configs import engine_config
 from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
-from headrace.board import Field, Span
+from headrace.board.board import Field, Timing
 from headrace.engine_proc.grammars import Grammars
 from headrace.engine_proc.intake import LAPSE_S
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
 from headrace.errors import ConfigError
-from headrace.grammar import GrammarCompiler
-from headrace.messages import (
+from headrace.ipc.messages import (
     Abort,
     FinishReason,
     GenerateRequest,
@@ -28,8 +27,9 @@ from headrace.messages import (
     Stop,
     request_id,
 )
-from headrace.token_logprobs import TokenLogprob
-from headrace.worker_messages import StepFailed, StepResult, WorkerReady
+from headrace.ipc.token_logprobs import TokenLogprob
+from headrace.ipc.worker_messages import StepFailed, StepResult, WorkerReady
+from headrace.model.grammar_compiler import GrammarCompiler
 
 
 @pytest.fixture
@@ -40,17 +40,17 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
-    def told(*spans: Span) -> list[int]:
+    def told(*spans: Timing) -> list[int]:
         return [sum(rig.slot.histogram(span).counts) for span in spans]
 
     rig.take(generate())
     rig.step()
-    assert (told(Span.STEP), rig.slot[Field.PREFILLED_TOKENS]) == ([1], 0)
+    assert (told(Timing.STEP), rig.slot[Field.PREFILLED_TOKENS]) == ([1], 0)
     rig.step()
     assert rig.slot[Field.PREFILLED_TOKENS] == 3
-    assert told(Span.GENERATED, Span.BETWEEN) == [0, 0]
+    assert told(Timing.GENERATED, Timing.BETWEEN) == [0, 0]
     rig.take(Stop(FIRST))  # nothing is left to do
-    assert told(Span.GENERATED, Span.BETWEEN, Span.WAITED, Span.STEP) == [1, 1, 1, 2]
+    assert told(Timing.GENERATED, Timing.BETWEEN, Timing.WAITED, Timing.STEP) == [1, 1, 1, 2]
     assert rig.slot[Field.ENDED + FinishReason.LENGTH] == 1
     assert rig.slot[Field.PAGE_TOKENS] == READY.page_tokens
 
@@ -60,7 +60,7 @@ def test_a_sequence_that_a_stop_string_ends_is_told_of_at_once(rig: Rig) -> None
     rig.step()
     rig.take(Stop(FIRST))
     assert rig.slot[Field.ENDED + FinishReason.STOP] == rig.slot[Field.FINISHED] == 1
-    assert rig.slot.histogram(Span.GENERATED).sum == 1
+    assert rig.slot.histogram(Timing.GENERATED).sum == 1
 
 
 def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:

@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from headrace.api_keys import digest
-from headrace.board import Board, Field, Seat, State
+from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
+from headrace.board.board import Board, Field, Seat, State
+from headrace.config.api_keys import digest
 from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
-from headrace.frontend.keyring import Keyring
-from headrace.frontend.refusals import Refusal
-from headrace.wishes import RENEWABLE, STOP, WISHES, Wishes
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.http.rejections import Rejection
 
 KEY = b"key"
 
@@ -21,13 +21,13 @@ class Rig:
     def __init__(self, *keys: bytes, profiles: bool = True) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
         self.slot = self.board.slot("frontend")
-        self.wishes = Wishes(self.board, WISHES)
-        keyring = Keyring(map(digest, keys))
+        self.wishes = AdminRequests(self.board, WISHES)
+        keyring = ApiKeyAuth(map(digest, keys))
         self._admin = Admin(keyring, self.board, self.slot, os.getppid(), profiles)
 
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
-    ) -> Done | Refusal:
+    ) -> Done | Rejection:
         return self._admin.answer(method, path, query, key)
 
 
@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, 
 def test_what_cannot_be_asked_is_refused(method: str, path: str, query: bytes, status: int) -> None:
     rig = Rig(KEY)
     answer = rig.ask(method, path, query)
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Rejection)
     assert (answer.status, bool(answer.allow)) == (status, status == 405)
     assert not rig.wishes.take()
 
@@ -86,7 +86,7 @@ def test_what_cannot_be_asked_is_refused(method: str, path: str, query: bytes, s
 def test_a_server_without_a_place_for_profiles_says_so() -> None:
     rig = Rig(KEY, profiles=False)
     answer = rig.ask("POST", "/start_profile")
-    assert isinstance(answer, Refusal)
+    assert isinstance(answer, Rejection)
     assert (answer.status, "--profile-dir" in answer.message) == (404, True)
     assert not rig.wishes.take()
 

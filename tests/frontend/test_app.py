@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from fake_links import FakeLinks
 
-from headrace.api_keys import digest
-from headrace.awake import Awake
-from headrace.board import Board, Field, Seat, Slot, Span, State
+from headrace.board.board import Board, Field, Seat, Slot, State, Timing
+from headrace.board.http_counts import CLIENT_LEFT, HttpCounts
+from headrace.config.api_keys import digest
 from headrace.frontend.admin import Admin
-from headrace.frontend.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.admission import Admission, AdmissionLimits
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
-from headrace.frontend.cors import Cors
-from headrace.frontend.door import Door
-from headrace.frontend.exchanges import MAX_UNSENT_BYTES, Exchanges
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.keyring import Keyring
-from headrace.frontend.request import Headers, Request, nobody
-from headrace.http_counts import CLIENT_LEFT, HttpCounts
-from headrace.messages import Head, HttpRequest, Times
-from headrace.sockets import Frame
+from headrace.frontend.http.cors import Cors
+from headrace.frontend.http.request import Headers, Request, nobody
+from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
+from headrace.ipc.messages import Head, HttpRequest, Times
+from headrace.ipc.sockets import Frame
+from headrace.runtime.wake_clock import WakeClock
 
 LIMIT = 100  # bytes of a body
 DEADLINE_S = 120
@@ -151,15 +151,15 @@ class Site:
 
     def __init__(self, *keys: bytes, cors: Cors | None = None) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
-        self.exchanges = Exchanges(0, self.slot)
+        self.exchanges = OpenRequests(0, self.slot)
         self.links = FakeLinks()
         admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
-        keyring = Keyring(map(digest, keys))
-        door = Door(keyring, admission, LIMIT, self.board, self.slot)
+        keyring = ApiKeyAuth(map(digest, keys))
+        door = Gate(keyring, admission, LIMIT, self.board, self.slot)
         forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
         self.door = door
-        admin = Admin(Keyring([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
-        self.app = App(self.board, Awake(), forwarder, door, admin, cors)
+        admin = Admin(ApiKeyAuth([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
+        self.app = App(self.board, WakeClock(), forwarder, door, admin, cors)
 
     @property
     def slot(self) -> Slot:
@@ -533,7 +533,7 @@ async def test_what_the_engine_had_no_part_in_counts_as_no_request_of_it(site: S
     site.ask(Client(b"", method="GET", path="/v1/models"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(200, "application/json"))
-    assert not sum(site.slot.histogram(Span.WHOLE).counts)
+    assert not sum(site.slot.histogram(Timing.WHOLE).counts)
 
 
 TIMES = [10, 21, 33, 46, 60, 75, 91]
@@ -553,10 +553,10 @@ async def test_hops_are_counted_and_told_on_demand(site: Site, is_asked: bool) -
         "queue;dur=14.000, prefill;dur=15.000, render;dur=16.000"
     )
     assert client.head.get(b"server-timing") == (expected.encode() if is_asked else None)
-    for span in Span:
-        if Span.LOOP_LAG < span <= Span.WHOLE:
+    for span in Timing:
+        if Timing.LOOP_LAG < span <= Timing.WHOLE:
             assert sum(site.slot.histogram(span).counts) == 1, span
-    assert site.slot.histogram(Span.FIRST_TOKEN).sum == pytest.approx(0.091)
+    assert site.slot.histogram(Timing.FIRST_TOKEN).sum == pytest.approx(0.091)
 
 
 ORIGIN = (b"origin", b"https://a.example")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace.awake import Awake
-from headrace.board import MESSAGES_SENT, Board, Field, Seat, State
+from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State
 from headrace.frontend.app import App
 from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
+from headrace.runtime.wake_clock import WakeClock
 
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
 
@@ -97,7 +97,7 @@ def test_who_asks_after_a_pause_gives_everybody_time_to_be_heard() -> None:
 def test_a_frontend_that_was_not_awake_calls_nobody_ill(monkeypatch: pytest.MonkeyPatch) -> None:
     board, statuses = make_board(), []
     others: Any = SimpleNamespace(is_closed=False)
-    app = App(board, Awake(), others, others, others)
+    app = App(board, WakeClock(), others, others, others)
     request: Any = SimpleNamespace(
         path=LIVE, method="GET", version="1.1", headers=[(b"host", b"x")]
     )

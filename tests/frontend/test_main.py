@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import headrace.frontend.main as module
-from headrace.board import Board, Field, Seat
-from headrace.config import FrontendConfig
+from headrace.board.board import Board, Field, Seat
+from headrace.config.config import FrontendConfig
 from headrace.frontend.main import Frontend
-from headrace.links import Links
-from headrace.process import Context
+from headrace.ipc.router import Router
+from headrace.runtime.process import Context
 
 DEADLINE_S = 120
 PROXY_S = 60  # for which nginx and load balancers keep idle connections
@@ -58,10 +58,10 @@ async def frontend(board: Board, tmp_path: Path) -> AsyncIterator[Frontend]:
 async def test_a_beat_that_fails_ends_the_server(
     frontend: Frontend, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Links) -> None:
+    def fail(self: Router) -> None:
         raise LookupError("not foreseen")
 
-    monkeypatch.setattr(Links, "flush", fail)
+    monkeypatch.setattr(Router, "flush", fail)
     monkeypatch.setattr(Context, "ready", lambda self: None)  # it changes the whole process
     with pytest.raises(ExceptionGroup) as failed:
         await asyncio.wait_for(frontend.serve(), DEADLINE_S)

@@ -9,11 +9,17 @@ from typing import Any, NamedTuple
 import msgspec
 from tokenizers import Tokenizer
 
-from headrace.grammar import GrammarCompiler
-from headrace.model_card import find_demo_model, read_gguf
-from headrace.token_table import SENTENCE_PIECE, STRIP, TokenTable, byte_characters, read_table
-from headrace.tokenizer_json import QWEN2, read_tokenizer_json, split
-from headrace.tokenizer_json import byte_level as bytes_step
+from headrace.config.model_card import find_demo_model, read_gguf
+from headrace.model.grammar_compiler import GrammarCompiler
+from headrace.model.token_table import (
+    SENTENCE_PIECE,
+    STRIP,
+    TokenTable,
+    byte_characters,
+    read_table,
+)
+from headrace.model.tokenizer_json import QWEN2, read_tokenizer_json, split
+from headrace.model.tokenizer_json import byte_level as bytes_step
 
 ENDS = ["<|im_end|>", "<|endoftext|>"]
 DEEPSEEK = ["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"]

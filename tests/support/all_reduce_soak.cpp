@@ -1,4 +1,4 @@
-// all_reduce_soak: csrc/all_reduce.cuh on CPU threads.
+// all_reduce_soak: csrc/collectives/all_reduce.cuh on CPU threads.
 //   As a library, `run_kernel` is how tests launch a kernel. As a program, it makes a number of
 //   calls of all kinds, sizes and grids, overwriting inputs as soon as a call is done, and ends
 //   with 1 if any bit of any rank's result is not that of a plain sum; with -fsanitize=thread, also
@@ -6,7 +6,7 @@
 
 #include "gpu_threads.h"
 
-#include "../../csrc/all_reduce.cuh"
+#include "../../csrc/collectives/all_reduce.cuh"
 
 #include <cstdio>
 #include <cstdlib>

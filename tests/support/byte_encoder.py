@@ -3,9 +3,9 @@
 from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
-from headrace.tokenizer_proc.pairs import PairMarks
-from headrace.tokenizer_proc.stages import Ids, Text, ids_of
-from headrace.tokenizer_proc.token_bytes import TokenBytes
+from headrace.tokenizer_proc.encoding.pairs import PairMarks
+from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
+from headrace.tokenizer_proc.jobs.stages import Ids, Text, ids_of
 
 
 class ByteEncoder:

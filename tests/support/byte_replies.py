@@ -5,8 +5,8 @@ from typing import Any
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import ByteStream, TextStream
-from headrace.messages import Abort, Api, ReplyPlan, StepOutput, Stop
-from headrace.token_table import TokenTable
+from headrace.ipc.messages import Abort, Api, ReplyPlan, StepOutput, Stop
+from headrace.model.token_table import TokenTable
 
 END = 0
 

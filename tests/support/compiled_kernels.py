@@ -16,20 +16,20 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from headrace.engine_proc.worker.cuda import cuda_executor
-from headrace.engine_proc.worker.cuda.attention import Tiling
-from headrace.engine_proc.worker.cuda.bias import add_biases
-from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3, Fp8Matrix
-from headrace.engine_proc.worker.cuda.gate import act_mul
-from headrace.engine_proc.worker.cuda.gated_linear import gated_linear
-from headrace.engine_proc.worker.cuda.gumbel import Draws, draw
-from headrace.engine_proc.worker.cuda.int4_matrix import Int4Matrix
-from headrace.engine_proc.worker.cuda.linear import ENOUGH_PROGRAMS, linear
-from headrace.engine_proc.worker.cuda.norm import square_sums
-from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
-from headrace.engine_proc.worker.cuda.reports import report
-from headrace.engine_proc.worker.cuda.token_mask import apply_mask
-from headrace.engine_proc.worker.cuda.turns import new_turns
-from headrace.engine_proc.worker.spec import Activation, LayerSpec, QKNorm
+from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
+from headrace.engine_proc.worker.cuda.kernels.gate import act_mul
+from headrace.engine_proc.worker.cuda.kernels.gated_linear import gated_linear
+from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
+from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
+from headrace.engine_proc.worker.cuda.kernels.linear import ENOUGH_PROGRAMS, linear
+from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
+from headrace.engine_proc.worker.cuda.kernels.logprobs import report
+from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
+from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
+from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3, Fp8Matrix
+from headrace.engine_proc.worker.cuda.matrices.int4 import Int4Matrix
+from headrace.engine_proc.worker.models.decoder_spec import Activation, LayerSpec, QKNorm
 
 OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 DECODER = dataclasses.replace(  # of sizes that make few variants

@@ -10,11 +10,11 @@ from typing import Any
 
 import uvicorn
 
-from headrace.frontend.arrivals import Arrivals
-from headrace.frontend.connection import Connection
-from headrace.frontend.deadlines import Deadlines
+from headrace.frontend.http.connection import Connection
+from headrace.frontend.http.deadlines import Deadlines
+from headrace.frontend.http.request import Request
+from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.main import KEEP_ALIVE_S
-from headrace.frontend.request import Request
 
 DEADLINE_S = 120
 PATIENCE_S = 20.0
@@ -67,7 +67,7 @@ class Site:
                 site.num_heard += len(data)
 
         http: Any = partial(
-            *(Counted, self.deadlines, self.readers, Arrivals(), max_connections),
+            *(Counted, self.deadlines, self.readers, StartQueue(), max_connections),
             is_leaving=lambda: self.is_leaving,
         )
         self._server = uvicorn.Server(

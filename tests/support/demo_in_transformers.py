@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from headrace.model_card import find_demo_model
+from headrace.config.model_card import find_demo_model
 
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from headrace.config import CrashConfig, EngineConfig
+from headrace.config.config import CrashConfig, EngineConfig
 
 CONFIG = EngineConfig(
     run_dir="",

@@ -8,16 +8,16 @@ from typing import Protocol
 
 from engine_configs import engine_config
 
-from headrace.board import Board, Seat
-from headrace.engine_proc.child import WorkerDied
+from headrace.board.board import Board, Seat
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.embedding_pool import EmbeddingPool
 from headrace.engine_proc.grammars import Grammars
-from headrace.engine_proc.images import Images, Losses
+from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_queue import Images, Losses
 from headrace.engine_proc.main import Engine, make_pool, make_scheduler
-from headrace.engine_proc.mask_area import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.workers.child_process import WorkerDied
 from headrace.exit_status import ExitStatus
-from headrace.messages import (
+from headrace.ipc.messages import (
     Encode,
     Encoded,
     GenerateRequest,
@@ -27,9 +27,9 @@ from headrace.messages import (
     ToEngine,
     request_id,
 )
-from headrace.sockets import Inbox, Outbox, address
-from headrace.token_logprobs import ROW
-from headrace.worker_messages import Step, StepFailed, StepResult, WorkerReady
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.ipc.token_logprobs import ROW
+from headrace.ipc.worker_messages import Step, StepFailed, StepResult, WorkerReady
 
 WAIT_MS = 60_000
 READY = WorkerReady(num_pages=16, page_tokens=16)

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from headrace.links import Links
-from headrace.messages import HttpRequest
-from headrace.sent import Sent
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import HttpRequest
+from headrace.ipc.router import Router
 
 
-class FakeLinks(Links):
+class FakeLinks(Router):
     """Keeps what is sent. `full` refuses."""
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class FakeLinks(Links):
         self.aborted: list[int] = []
         self.full = False
 
-    def forward(self, sent: Sent) -> bool:
+    def forward(self, sent: InflightRequest) -> bool:
         if not self.full:
             self.forwarded.put_nowait((sent.request, sent.body))
         return not self.full
@@ -23,5 +23,5 @@ class FakeLinks(Links):
     def flush(self) -> None:
         pass
 
-    def abort(self, sent: Sent) -> None:
+    def abort(self, sent: InflightRequest) -> None:
         self.aborted.append(sent.request.id)

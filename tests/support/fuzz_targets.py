@@ -21,20 +21,20 @@ from mutations import Pieces
 from PIL import Image
 from random_decoders import NUM_PAGES, SPEC, cpu
 
+from headrace.config.model_card import read_gguf
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.engine_proc.intake import Intake
-from headrace.engine_proc.legacy import Legacy
-from headrace.engine_proc.outcome import Outcome
-from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.worker import gguf as gguf_weights
-from headrace.engine_proc.worker import safetensors
-from headrace.engine_proc.worker.runner import GenerationRunner
-from headrace.engine_proc.worker.sampler import Sampler
-from headrace.engine_proc.worker.weights import StoredTensor
+from headrace.engine_proc.resume_cache import Legacy
+from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.worker.checkpoints import gguf as gguf_weights
+from headrace.engine_proc.worker.checkpoints import safetensors
+from headrace.engine_proc.worker.checkpoints.weights import StoredTensor
+from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.engine_proc.worker.execution.sampler import Sampler
 from headrace.errors import InvalidValue, ModelError, RequestError
-from headrace.gguf import read_metadata
-from headrace.messages import (
+from headrace.ipc.messages import (
     Abort,
     Api,
     Encode,
@@ -60,14 +60,14 @@ from headrace.messages import (
     ToVision,
     request_id,
 )
-from headrace.model_card import read_gguf
-from headrace.token_table import TokenTable
-from headrace.tokenizer_proc.chat import ChatTemplate
-from headrace.tokenizer_proc.image_header import format_of
-from headrace.tokenizer_proc.image_processor import decoded
-from headrace.tokenizer_proc.image_sources import Source, checked_header
-from headrace.tokenizer_proc.openai_requests import ChatMessage, ChatRequest
-from headrace.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult, ToWorker
+from headrace.ipc.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult, ToWorker
+from headrace.model.gguf import read_metadata
+from headrace.model.token_table import TokenTable
+from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.images.header import format_of
+from headrace.tokenizer_proc.images.processor import decoded
+from headrace.tokenizer_proc.images.sources import Source, checked_header
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)

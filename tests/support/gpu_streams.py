@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from headrace.engine_proc.worker.gpu import Region
-from headrace.engine_proc.worker.ipc_kernels import CudaKernels, compile_cubin
-from headrace.engine_proc.worker.ipc_memory import CudaMemory
+from headrace.engine_proc.worker.parallel.gpu import Region
+from headrace.engine_proc.worker.parallel.ipc_kernels import CudaKernels, compile_cubin
+from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
 
 T = TypeVar("T")
 ARENA_BYTES = 32 << 20

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from headrace.engine_proc.worker.gpu import Argument, Region
+from headrace.engine_proc.worker.parallel.gpu import Argument, Region
 
 T = TypeVar("T")
 SOAK = Path(__file__).with_name("all_reduce_soak.cpp")
 SHIM = SOAK.with_name("gpu_threads.h")
-KERNELS = SOAK.parents[2] / "csrc" / "all_reduce.cuh"
+KERNELS = SOAK.parents[2] / "csrc" / "collectives" / "all_reduce.cuh"
 FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -ffp-contract=off -pthread"
 DEADLINE_S = 300.0
 PAGE_BYTES = 4096

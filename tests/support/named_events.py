@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from headrace.detokenizer_proc.pieces import Arguments, Content, Piece, Thought, ToolCall
+from headrace.detokenizer_proc.parsers.pieces import Arguments, Content, Piece, Thought, ToolCall
 
 PIECES: list[Piece] = [
     Thought("The sea"),

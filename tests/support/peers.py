@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.board import Board, State
-from headrace.config import ServerConfig
-from headrace.embedded import EmbeddedServer, Failed, Ready
-from headrace.messages import (
+from headrace.board.board import Board, State
+from headrace.config.config import ServerConfig
+from headrace.ipc.messages import (
     Abort,
     Head,
     HttpRequest,
@@ -19,8 +18,9 @@ from headrace.messages import (
     ToEngine,
     ToTokenizer,
 )
-from headrace.sockets import Inbox, Outbox, address
-from headrace.supervisor import seats_of
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.launch.embedded import EmbeddedServer, Failed, Ready
+from headrace.supervision.supervisor import seats_of
 
 DEADLINE_MS = 120_000
 JSON = Head(200, "application/json")

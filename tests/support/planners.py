@@ -4,17 +4,17 @@ from typing import Any
 
 from byte_encoder import ByteEncoder, finish
 
-from headrace.config import ModelCard
-from headrace.messages import HttpRequest, request_id
-from headrace.output_formats import ThoughtFormat, ToolFormat
-from headrace.pooling import Pooling, PoolingKind
-from headrace.sampling_defaults import OPENAI, SamplingDefaults
-from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.config.config import ModelCard
+from headrace.ipc.messages import HttpRequest, request_id
+from headrace.model.output_formats import ThoughtFormat, ToolFormat
+from headrace.model.pooling import Pooling, PoolingKind
+from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
+from headrace.tokenizer_proc.apis.constraints import Constraint
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
 from headrace.tokenizer_proc.generation import GenerationPlanner
-from headrace.tokenizer_proc.grammar_fields import Constraint
-from headrace.tokenizer_proc.stages import Encoding, Outcome, Sequences
-from headrace.tokenizer_proc.token_bytes import TokenBytes
+from headrace.tokenizer_proc.jobs.stages import Encoding, Outcome, Sequences
 
 ID = request_id(0, 5)
 HTTP = HttpRequest(ID, "POST", "/v1/completions", 1234.75)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch, Floats
-from headrace.engine_proc.worker.names import weight_shapes
-from headrace.engine_proc.worker.spec import (
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     LayerSpec,
@@ -18,7 +18,7 @@ from headrace.engine_proc.worker.spec import (
     QKNorm,
     RopeTable,
 )
-from headrace.engine_proc.worker.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
 
 NUM_PAGES = 80
 LENGTH = 300  # more than one attention segment

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 
 import torch
 
-from headrace.all_reduce_policy import Topology
-from headrace.engine_proc.collectives import CollectiveFailed
-from headrace.engine_proc.control_page import ControlPage
-from headrace.engine_proc.worker.ipc_all_reduce import Gpu, IpcAllReduce, Parts
-from headrace.engine_proc.worker.ipc_group import Trial
+from headrace.engine_proc.collectives.base import CollectiveFailed
+from headrace.engine_proc.collectives.control_page import ControlPage
+from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+from headrace.engine_proc.worker.parallel.ipc_group import Trial
+from headrace.system.all_reduce_policy import Topology
 
 LENGTH = struct.Struct("=I")
 GATHER, SAY = b"g", b"s"
@@ -121,8 +121,8 @@ class CudaGpu:
         from cuda.bindings import driver
         from gpu_streams import code
 
-        from headrace.engine_proc.worker.ipc_kernels import CudaKernels
-        from headrace.engine_proc.worker.ipc_memory import CudaMemory
+        from headrace.engine_proc.worker.parallel.ipc_kernels import CudaKernels
+        from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
 
         torch.zeros(1, device="cuda")
         self.memory: Any = CudaMemory(driver)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine_proc.shm_all_reduce import WATCHER, CollectiveFailed, ShmAllReduce
+from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, CollectiveFailed, ShmAllReduce
 
 T = TypeVar("T")
 

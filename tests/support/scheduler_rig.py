@@ -5,16 +5,16 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.engine_proc.batch import build_step
-from headrace.engine_proc.chunk import Chunk
-from headrace.engine_proc.outcome import Outcome
-from headrace.engine_proc.page_pool import PagePool
-from headrace.engine_proc.scheduler import Limits, News, Scheduler
-from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.step_limit import StepLimit
-from headrace.messages import FinishReason, GenerateRequest, Sampling, request_id
-from headrace.token_logprobs import PAIR, ROW
-from headrace.worker_messages import SAMPLING_ROW, Step, StepResult
+from headrace.engine_proc.scheduling.oom_backoff import StepLimit
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.scheduler import Limits, News, Scheduler
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.step.step_builder import build_step
+from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling, request_id
+from headrace.ipc.token_logprobs import PAIR, ROW
+from headrace.ipc.worker_messages import SAMPLING_ROW, Step, StepResult
 
 VOCABULARY = 11
 END = 0

@@ -8,8 +8,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.model_card import find_demo_model
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.config.model_card import find_demo_model
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 
 def make_folder(folder: Path, model_type: str, **fields: Any) -> Any:

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.output_formats import ToolFormat
-from headrace.tokenizer_proc.tool_requests import Tool
+from headrace.model.output_formats import ToolFormat
+from headrace.tokenizer_proc.apis.tools import Tool
 
 FORECAST = {
     "name": "forecast",

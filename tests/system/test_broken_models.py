@@ -10,9 +10,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from servers import PATIENCE_S
 
+from headrace.config.model_card import find_demo_model
 from headrace.exit_status import ExitStatus
-from headrace.model_card import find_demo_model
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 NORM = "model.norm.weight"
 

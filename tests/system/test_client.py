@@ -12,7 +12,7 @@ import pytest
 from examples import run_examples
 from servers import PATIENCE_S, RunningServer, survivors, wait_until
 
-import headrace.client
+import headrace.client.client
 from headrace import AsyncClient, Client
 from headrace.errors import ApiError, ConfigError
 
@@ -33,7 +33,7 @@ def children() -> set[psutil.Process]:
 
 def test_the_examples_of_the_docstrings_are_true(server: RunningServer) -> None:
     with Client(server.url) as client:
-        assert run_examples(headrace.client, client=client, Client=Client) > 10
+        assert run_examples(headrace.client.client, client=client, Client=Client) > 10
 
 
 def test_a_stream_is_canceled_while_another_thread_waits_for_it(server: RunningServer) -> None:

@@ -10,7 +10,7 @@ import pytest
 from servers import RunningServer
 from tiny_models import make_byte_folder
 
-from headrace.machine import has_gpus
+from headrace.system.machine import has_gpus
 
 TIMEOUT_S = 300
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")

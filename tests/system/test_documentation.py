@@ -1,4 +1,4 @@
-"""What the pages show works, as it stands there. Those about tools are in `test_tools.py`."""
+"""What the pages show works, as it stands there. Those about tools are in `test_tool_docs.py`."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import yaml
 from examples import ROOT, blocks, needs_curl, run_command, run_program
 from servers import HELD, RunningServer
 
-from headrace.flags import from_flags
+from headrace.config.flags import from_flags
 from headrace.frontend.health import PATHS as HEALTH_PATHS
 from headrace.frontend.health import PING
 

@@ -18,11 +18,11 @@ from embedding_models import LAST, TEXTS, add_modules, minilm
 from examples import blocks, needs_curl, run_command, run_examples
 from servers import RunningServer
 
-import headrace.client
+import headrace.client.client
 from headrace import Client, Engine
-from headrace.model_card import find_demo_model
-from headrace.tokenizer_json import read_tokenizer_json
-from headrace.tokenizer_proc.answer_schemas import Embedded
+from headrace.config.model_card import find_demo_model
+from headrace.model.tokenizer_json import read_tokenizer_json
+from headrace.tokenizer_proc.openapi.response_schemas import Embedded
 
 Vectors = npt.NDArray[np.float32]
 RECORDED = Path(__file__).parent / "recorded"
@@ -68,7 +68,7 @@ def test_the_commands_about_embeddings_work(server: RunningServer, command: str)
 
 def test_the_examples_of_the_client_are_true(server: RunningServer) -> None:
     with Client(server.url) as client:
-        assert run_examples(headrace.client, embedder=client) > 2
+        assert run_examples(headrace.client.client, embedder=client) > 2
 
 
 def test_floats_and_base64_are_the_same_numbers(server: RunningServer) -> None:

@@ -21,7 +21,7 @@ from mutants.mutants import mutants
 from servers import PATIENCE_S, START_S, RunningServer, StartFailed, wait_until
 
 from headrace.exit_status import ExitStatus
-from headrace.run_directory import is_alive
+from headrace.runtime.run_directory import is_alive
 from support.ports import reserved_port
 
 LAUNCH = str(Path(sys.executable).parent / "launch_server")

@@ -11,7 +11,7 @@ import pytest
 from reference import NUM_TOKENS, Expected
 from servers import RunningServer, wait_until
 
-from headrace.answers import Usage
+from headrace.client.responses import Usage
 
 CONCURRENT = 32
 TIMEOUT_S = 300

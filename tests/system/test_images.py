@@ -30,9 +30,9 @@ from PIL import Image
 from servers import HELD, PATIENCE_S, RunningServer, wait_until
 from tiny_vision import make_vision_folder, picture
 
-from headrace.board import Seat
+from headrace.board.board import Seat
+from headrace.cli.replay import read_burst
 from headrace.errors import HeadraceError
-from headrace.replay import read_burst
 
 PATH = "/v1/chat/completions"
 LANES = ("headrace: tokenizer 2", "headrace: tokenizer 3")

@@ -229,7 +229,7 @@ def test_broken_model_file_is_named(tmp_path: Path) -> None:
 
 def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
     code = (
-        "import headrace.model_card as m, headrace.launch_server as l; "
+        "import headrace.config.model_card as m, headrace.launch.serve as l; "
         "m.find_demo_model = lambda: None; l.main([])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -21,8 +21,8 @@ from mutants.mutants import DEADLY_TOKEN, DEADLY_WORD, mutants
 from servers import RunningServer, wait_until
 from stream_reader import CHAT, COMPLETION, TALK, TIMEOUT_S, difference, read_all
 
+from headrace.config.model_card import find_demo_model
 from headrace.exit_status import ExitStatus
-from headrace.model_card import find_demo_model
 from support.ports import reserved_port
 
 OPERATOR = {"Authorization": "Bearer operator"}

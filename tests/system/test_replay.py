@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from servers import RunningServer
 
-from headrace import replay as replay_module
-from headrace.board import Seat
+from headrace.board.board import Seat
+from headrace.cli import replay as replay_module
+from headrace.cli.replay import read_burst, replay, seat_named
 from headrace.errors import HeadraceError
-from headrace.replay import read_burst, replay, seat_named
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 REQUESTS: list[tuple[str, dict[str, object]]] = [

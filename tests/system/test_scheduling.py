@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 from servers import HELD, RunningServer, wait_until
 
-from headrace.engine_proc.waiting_queue import AGE_TOKENS
+from headrace.engine_proc.scheduling.waiting_queue import AGE_TOKENS
 
 SHARED = list(range(1000, 1320))  # whole pages that all but one begin with
 STRANGE = [7] * 20

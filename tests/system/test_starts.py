@@ -14,7 +14,7 @@ from servers import PATIENCE_S, RunningServer, survivors, wait_until
 
 from headrace import __version__
 from headrace.exit_status import ExitStatus
-from headrace.run_directory import is_alive
+from headrace.runtime.run_directory import is_alive
 
 MOCK = ("--engine", "mock")
 CLOSED = [fds for num in range(1, 4) for fds in combinations(range(3), num)]

@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 from servers import RunningServer
 
-from headrace.model_card import find_demo_model
-from headrace.tokenizer_json import read_tokenizer_json
+from headrace.config.model_card import find_demo_model
+from headrace.model.tokenizer_json import read_tokenizer_json
 
 CONCURRENT = 256
 TIMEOUT_S = 300

@@ -17,7 +17,7 @@ from examples import blocks
 from servers import RunningServer
 from weather_tool import TEMPLATE, WEATHER, check_weather
 
-from headrace.client import Client
+from headrace.client.client import Client
 
 MODEL = "SmolLM2-135M-Instruct"
 AT_ONCE = {"chat_template_kwargs": {"enable_thinking": False}}  # it would think for long

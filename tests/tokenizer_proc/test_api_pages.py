@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from headrace.tokenizer_proc import messages_requests, openai_requests, responses_requests
-from headrace.tokenizer_proc.generate_requests import GenerateBody, SamplingParams
-from headrace.tokenizer_proc.grammar_fields import GrammarFields
-from headrace.tokenizer_proc.messages_requests import MessagesRequest
-from headrace.tokenizer_proc.openai_requests import (
+from headrace.tokenizer_proc.apis import anthropic, openai, responses
+from headrace.tokenizer_proc.apis.anthropic import MessagesRequest
+from headrace.tokenizer_proc.apis.constraints import GrammarFields
+from headrace.tokenizer_proc.apis.openai import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     TokenizeRequest,
 )
-from headrace.tokenizer_proc.responses_requests import ResponsesRequest
-from headrace.tokenizer_proc.sampling_fields import RANGES
-from headrace.tokenizer_proc.similarity_requests import RerankRequest, ScoreRequest
+from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
+from headrace.tokenizer_proc.apis.responses import ResponsesRequest
+from headrace.tokenizer_proc.apis.sampling import RANGES
+from headrace.tokenizer_proc.apis.sglang import GenerateBody, SamplingParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = {
@@ -30,9 +30,9 @@ KINDS = {
     "tokenize": (TokenizeRequest, DetokenizeRequest),
 }
 NOT_READ = {
-    "completions": openai_requests.NOT_READ,
-    "responses": responses_requests.NOT_READ,
-    "messages": messages_requests.NOT_READ,
+    "completions": openai.NOT_READ,
+    "responses": responses.NOT_READ,
+    "messages": anthropic.NOT_READ,
 }
 POWERS = {2**63: "2^63", 2**31: "2^31"}
 

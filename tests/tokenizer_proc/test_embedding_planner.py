@@ -9,8 +9,8 @@ from byte_encoder import FramedEncoder
 from planners import HTTP, ID, LongTokens, make_planner
 
 from headrace.errors import ContextLengthExceeded, RequestError
-from headrace.messages import EmbeddingPlan, SimilarityPlan
-from headrace.tokenizer_proc.stages import Sequences
+from headrace.ipc.messages import EmbeddingPlan, SimilarityPlan
+from headrace.tokenizer_proc.jobs.stages import Sequences
 
 
 def embedding(**fields: Any) -> Sequences:

@@ -13,7 +13,8 @@ from headrace.errors import (
     ModelNotFound,
     WrongKind,
 )
-from headrace.messages import (
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import (
     Api,
     GenerateRequest,
     HttpRequest,
@@ -21,10 +22,9 @@ from headrace.messages import (
     Sampling,
     request_id,
 )
-from headrace.sampling_defaults import SamplingDefaults
-from headrace.sent import Sent
+from headrace.model.sampling_defaults import SamplingDefaults
 from headrace.tokenizer_proc import logprob_limit
-from headrace.tokenizer_proc.stages import Sequences
+from headrace.tokenizer_proc.jobs.stages import Sequences
 
 
 def chat(planner: Planner | None = None, **fields: Any) -> Sequences:
@@ -269,7 +269,7 @@ def test_every_response_has_an_id_of_its_own() -> None:
 
 def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     first = HttpRequest(request_id(0, 1), "POST", "/v1/completions", 5)
-    sent = Sent(first, b'{"prompt": "Hi", "n": 2}')
+    sent = InflightRequest(first, b'{"prompt": "Hi", "n": 2}')
     sent.told = {1: 4}
     sent.renew(request_id(0, 9), is_reply_suspect=True)
     old, new = (

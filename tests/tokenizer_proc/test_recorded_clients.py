@@ -12,7 +12,7 @@ import pytest
 from planners import HTTP, make_planner
 from weather_tool import TEMPLATE
 
-from headrace.output_formats import ToolFormat
+from headrace.model.output_formats import ToolFormat
 
 RECORDED = Path(__file__).parent / "recorded" / "clients.jsonl"
 KINDS = {

@@ -9,20 +9,27 @@ import pytest
 from byte_encoder import ByteEncoder, finish
 
 from headrace import __version__
-from headrace.board import Board, Field, Seat
-from headrace.config import ModelCard, TokenizerConfig
+from headrace.board.board import Board, Field, Seat
+from headrace.board.http_counts import NOT_COUNTED, SERVED, STATUSES
+from headrace.config.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
-from headrace.http_counts import NOT_COUNTED, SERVED, STATUSES
-from headrace.messages import HttpRequest
-from headrace.pooling import Pooling, PoolingKind
-from headrace.tokenizer_proc.chat import ChatTemplate
+from headrace.ipc.messages import HttpRequest
+from headrace.model.pooling import Pooling, PoolingKind
+from headrace.tokenizer_proc.apis.sampling import UNSUPPORTED
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.generation import GenerationPlanner
-from headrace.tokenizer_proc.openapi import openapi
+from headrace.tokenizer_proc.jobs.stages import (
+    Answer,
+    Outcome,
+    Sequences,
+    Stages,
+    Text,
+    error_answer,
+)
+from headrace.tokenizer_proc.openapi.openapi import openapi
 from headrace.tokenizer_proc.routes import Routes
-from headrace.tokenizer_proc.sampling_fields import UNSUPPORTED
-from headrace.tokenizer_proc.stages import Answer, Outcome, Sequences, Stages, Text, error_answer
-from headrace.tokenizer_proc.tokens import TokenRoutes
+from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
 PLANNED = Sequences([], [])
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from byte_encoder import ByteEncoder
 
-from headrace.board import Board, Field, Seat, Span
-from headrace.config import ModelCard, TokenizerConfig
-from headrace.messages import (
+from headrace.board.board import Board, Field, Seat, Timing
+from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.ipc.messages import (
     Abort,
     HttpRequest,
     Message,
@@ -20,13 +20,13 @@ from headrace.messages import (
     ToTokenizer,
     request_id,
 )
-from headrace.process import Context
-from headrace.sockets import Inbox, Outbox, address
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.runtime.process import Context
 from headrace.tokenizer_proc import service as service_module
-from headrace.tokenizer_proc.aborts import Aborts
-from headrace.tokenizer_proc.grammar_fields import Constraint
+from headrace.tokenizer_proc.apis.constraints import Constraint
+from headrace.tokenizer_proc.jobs.aborts import Aborts
+from headrace.tokenizer_proc.jobs.stages import Check, Encoding, Ids, Text
 from headrace.tokenizer_proc.service import Service
-from headrace.tokenizer_proc.stages import Check, Encoding, Ids, Text
 
 DEADLINE_MS = 120_000
 PATH = "/v1/completions"
@@ -173,7 +173,7 @@ def test_requests_that_wait_are_encoded_together_up_to_the_limit(bench: Bench) -
     assert len(bench.batches) < len(names)
     assert bench.prompts(9) == [name.encode() for name in names]
     assert bench.slot[Field.PROMPT_TOKENS] == sum(len(name) + 1 for name in names)
-    assert sum(bench.slot.histogram(Span.N).counts) == bench.slot.histogram(Span.N).sum == 9
+    assert sum(bench.slot.histogram(Timing.N).counts) == bench.slot.histogram(Timing.N).sum == 9
 
 
 def test_a_batch_that_has_waited_goes(bench: Bench) -> None:

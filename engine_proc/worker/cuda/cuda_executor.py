@@ -12,28 +12,34 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.collectives import Collectives
-from headrace.engine_proc.worker.cuda.attention import TILING, Stretches, Tiling, attend
+from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
-from headrace.engine_proc.worker.cuda.dense_matrix import DenseMatrix
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, is_for
-from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
-from headrace.engine_proc.worker.cuda.gate import act_mul
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
-from headrace.engine_proc.worker.cuda.matrices import load_weights
-from headrace.engine_proc.worker.cuda.norm import add_norm, norm
-from headrace.engine_proc.worker.cuda.numbers import INTERPRETED, Scaling
-from headrace.engine_proc.worker.cuda.rope_store import HeadNorm, Rotations, rope_store
+from headrace.engine_proc.worker.cuda.kernels.attention import TILING, Stretches, Tiling, attend
+from headrace.engine_proc.worker.cuda.kernels.gate import act_mul
+from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
+from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
+from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
+from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
+from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
+from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
+from headrace.engine_proc.worker.cuda.shard_group import Team
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
-from headrace.engine_proc.worker.cuda.team import Team
-from headrace.engine_proc.worker.cuda.turns import new_turns
-from headrace.engine_proc.worker.executor import Batch, Floats
-from headrace.engine_proc.worker.peers import Peers
-from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec, Norm, Placement, QKNorm
-from headrace.engine_proc.worker.weights import Weights
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.decoder_spec import (
+    DecoderSpec,
+    LayerSpec,
+    Norm,
+    Placement,
+    QKNorm,
+)
+from headrace.engine_proc.worker.parallel.peers import Peers
 
 SCALINGS = {
     Norm.RMS: Scaling.RMS,

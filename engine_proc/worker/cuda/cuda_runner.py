@@ -8,12 +8,12 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
+from headrace.engine_proc.worker.cuda.kernels.logprobs import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
-from headrace.engine_proc.worker.cuda.reports import HEAD_NUMBERS
-from headrace.engine_proc.worker.cuda.team import Team
-from headrace.engine_proc.worker.executor import Floats
-from headrace.engine_proc.worker.runner import MaskSource, batch_of, no_masks, optional
-from headrace.worker_messages import Step, StepResult
+from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.execution.runner import MaskSource, batch_of, no_masks, optional
+from headrace.ipc.worker_messages import Step, StepResult
 
 
 class Copied:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from headrace.engine_proc.worker.attempts import is_out_of_memory
 from headrace.engine_proc.worker.cuda.memory_plan import Figures, graph_bytes
+from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.errors import ConfigError
 
 SMALLER_STEP = "lower --max-num-batched-tokens or --max-num-seqs, or raise --tp"

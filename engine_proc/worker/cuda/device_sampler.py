@@ -11,15 +11,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.bias import add_biases
-from headrace.engine_proc.worker.cuda.penalties import Penalties, penalize
-from headrace.engine_proc.worker.cuda.reports import report
+from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
+from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
+from headrace.engine_proc.worker.cuda.kernels.logprobs import report
+from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
-from headrace.engine_proc.worker.cuda.token_mask import apply_mask
-from headrace.engine_proc.worker.executor import Floats, Int32s
-from headrace.engine_proc.worker.runner import MaskSource
-from headrace.engine_proc.worker.sampler import NO_MASKS, NO_TOKENS, ROW, Masks, Sampler
-from headrace.worker_messages import Step
+from headrace.engine_proc.worker.execution.executor import Floats, Int32s
+from headrace.engine_proc.worker.execution.runner import MaskSource
+from headrace.engine_proc.worker.execution.sampler import NO_MASKS, NO_TOKENS, ROW, Masks, Sampler
+from headrace.ipc.worker_messages import Step
 
 Rows = npt.NDArray[np.void]
 

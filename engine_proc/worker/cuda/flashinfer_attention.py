@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.sender import Event
-from headrace.engine_proc.worker.executor import Batch, Int32s
-from headrace.engine_proc.worker.spec import DecoderSpec
+from headrace.engine_proc.worker.execution.executor import Batch, Int32s
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 
 HEAD_DIMS = (64, 128, 256)  # that there are kernels of for every GPU it knows
 WORKSPACE_BYTES = 128 << 20  # as its documentation has it

@@ -8,15 +8,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
-from headrace.all_reduce_policy import MAX_BYTES, Topology
-from headrace.engine_proc.control_page import ControlPage
-from headrace.engine_proc.worker.gpu import Kernels, Memory
-from headrace.engine_proc.worker.host_peers import HostPeers
-from headrace.engine_proc.worker.ipc_all_reduce import Gpu, IpcAllReduce, Parts
-from headrace.engine_proc.worker.joint_steps import Peers
-from headrace.engine_proc.worker.torch_collectives import TorchCollectives
+from headrace.engine_proc.collectives.control_page import ControlPage
+from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory
+from headrace.engine_proc.worker.parallel.host_peers import HostPeers
+from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+from headrace.engine_proc.worker.parallel.joint_steps import Peers
+from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
-from headrace.gpu_links import load_nvml, topology
+from headrace.system.all_reduce_policy import MAX_BYTES, Topology
+from headrace.system.gpu_topology import load_nvml, topology
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +70,18 @@ def parts(device: torch.device, world: int) -> Parts:
     def open_memory() -> Memory:
         from cuda.bindings import driver
 
-        from headrace.engine_proc.worker.ipc_memory import CudaMemory
+        from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
 
         return CudaMemory(driver)
 
     def load_kernels() -> Kernels:
         from cuda.core import Device
 
-        from headrace.engine_proc.worker.ipc_kernels import CudaKernels, cache_folder, cubin
+        from headrace.engine_proc.worker.parallel.ipc_kernels import (
+            CudaKernels,
+            cache_folder,
+            cubin,
+        )
 
         Device(device.index).set_current()  # torch's context, which is the primary one
         major, minor = torch.cuda.get_device_capability(device)

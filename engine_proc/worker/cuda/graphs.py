@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from headrace.engine_proc.worker.graph_inputs import Recapture
+from headrace.engine_proc.worker.parallel.graph_inputs import Recapture
 
 K = TypeVar("K", bound=Hashable)
 Run = Callable[[], object]  # launches work that reads and writes what stays where it is

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.execution.executor import Batch
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from headrace.engine_proc.sampling_rows import pack
-from headrace.messages import MAX_LOGPROBS, Sampling
-from headrace.worker_messages import Step
+from headrace.engine_proc.step.sampling_metadata import pack
+from headrace.ipc.messages import MAX_LOGPROBS, Sampling
+from headrace.ipc.worker_messages import Step
 
 # All that takes memory at once: a row's tokens in order, what it has had, the likeliest.
 ALL_AT_ONCE = Sampling(

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from headrace.config import WorkerConfig
-from headrace.engine_proc.collectives import Collectives
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
+from headrace.config.config import WorkerConfig
+from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
@@ -24,27 +24,32 @@ from headrace.engine_proc.worker.cuda.device_memory import (
 )
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, why_not
-from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
 from headrace.engine_proc.worker.cuda.gpu_group import open_group
-from headrace.engine_proc.worker.cuda.gpus import has_fp8
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
+from headrace.engine_proc.worker.cuda.kernels.gpus import has_fp8
+from headrace.engine_proc.worker.cuda.kernels.linear import TILE_ROWS
+from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
-from headrace.engine_proc.worker.cuda.linear import TILE_ROWS
+from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
-from headrace.engine_proc.worker.cuda.numbers import INTERPRETED
 from headrace.engine_proc.worker.cuda.phases import phases
-from headrace.engine_proc.worker.devices import dtype_on_gpus
-from headrace.engine_proc.worker.embedder import Embedder
-from headrace.engine_proc.worker.executor import Floats
-from headrace.engine_proc.worker.host_peers import HostPeers
-from headrace.engine_proc.worker.loader import PAGE_TOKENS, Loaded, Progress, threads_of_rank
-from headrace.engine_proc.worker.model import Model
-from headrace.engine_proc.worker.peers import Peers
-from headrace.engine_proc.worker.runner import EmbeddingRunner, Runner
-from headrace.engine_proc.worker.sampler import MAX_THREADS, Sampler
-from headrace.engine_proc.worker.shard import shards
+from headrace.engine_proc.worker.execution.embedder import Embedder
+from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.execution.loaded_model import (
+    PAGE_TOKENS,
+    LoadedModel,
+    Progress,
+    threads_of_rank,
+)
+from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Runner
+from headrace.engine_proc.worker.execution.sampler import MAX_THREADS, Sampler
+from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
+from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.parallel.host_peers import HostPeers
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import shards
 from headrace.errors import ModelError
-from headrace.worker_messages import Step
+from headrace.ipc.worker_messages import Step
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 KV_DTYPES = {"fp8": E4M3}  # others are those of the weights
@@ -56,7 +61,7 @@ def load_on_gpu(
     progress: Progress,
     group: ShmAllReduce | None,
     embeds: Floats | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Load a model that `devices.why_not_on_gpus` has nothing against.
 
     Args:
@@ -113,7 +118,7 @@ def load_on_gpu(
             around = nullcontext if peers is None else peers.group.capture
             executor.capture(buckets, CudaGraphs, around, part(progress, 1))
     is_generating = isinstance(runner, CudaRunner)
-    return Loaded(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
+    return LoadedModel(runner, num_pages, looks_ahead=is_generating, can_rejoin=memory is None)
 
 
 def part(progress: Progress, index: int) -> Progress:

@@ -34,7 +34,7 @@ def room_for(device: torch.device) -> MakeRoom:
         from cuda.bindings import driver
     except ImportError:
         return partial(torch.zeros, dtype=torch.int32, pin_memory=True)
-    from headrace.engine_proc.worker.ipc_memory import CudaMemory
+    from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
 
     return partial(pinned, memory=CudaMemory(driver))
 

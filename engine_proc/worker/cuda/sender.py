@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from headrace.engine_proc.worker.cuda.pinned_memory import MakeRoom, room_for
-from headrace.engine_proc.worker.executor import Int32s
+from headrace.engine_proc.worker.execution.executor import Int32s
 
 NUM_PIECES = 2
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.sender import Sender
 from headrace.engine_proc.worker.cuda.step_inputs import pack, packed_size
-from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.execution.executor import Batch
 
 
 class StepBuffers:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.buckets import Sizes
-from headrace.engine_proc.worker.executor import Batch, Int32s
+from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 
 HEADER = tl.constexpr(4)
 BLOCK = 128

@@ -24,25 +24,25 @@ from tiny_vision import (
     prepare,
 )
 
-from headrace.arena import Arena
-from headrace.engine_proc.batch import build_step
-from headrace.engine_proc.chunk import Chunk
-from headrace.engine_proc.embedding_area import EmbeddingArea
-from headrace.engine_proc.embedding_pool import EmbeddingPool
-from headrace.engine_proc.images import Images, Losses
-from headrace.engine_proc.sequence import Sequence
-from headrace.engine_proc.vision.encoding import encode
+from headrace.config.model_card import read_folder
+from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.vision.encoder import encode
 from headrace.engine_proc.vision.tower import Tensors, Tower, load
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Executor, Floats
-from headrace.engine_proc.worker.model import open_model
-from headrace.engine_proc.worker.runner import GenerationRunner, batch_of
-from headrace.engine_proc.worker.sampler import Sampler
-from headrace.engine_proc.worker.transformers_executor import TransformersExecutor
-from headrace.engine_proc.worker.transformers_model import open_transformers
-from headrace.messages import Encode, GenerateRequest, Image, Sampling, Tensor, request_id
-from headrace.model_card import read_folder
-from headrace.worker_messages import Step, StepResult, WorkerReady
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Executor, Floats
+from headrace.engine_proc.worker.execution.runner import GenerationRunner, batch_of
+from headrace.engine_proc.worker.execution.sampler import Sampler
+from headrace.engine_proc.worker.hf.executor import TransformersExecutor
+from headrace.engine_proc.worker.hf.model import open_transformers
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.ipc.arena import Arena
+from headrace.ipc.messages import Encode, GenerateRequest, Image, Sampling, Tensor, request_id
+from headrace.ipc.worker_messages import Step, StepResult, WorkerReady
 
 PAGE_TOKENS = 16
 NUM_PAGES = 64

@@ -8,20 +8,20 @@ from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace import vigil
-from headrace.board import Field, Slot, State
-from headrace.config import (
+from headrace.board.board import Field, Slot, State
+from headrace.config.config import (
     DetokenizerConfig,
     EngineConfig,
     FetcherConfig,
     TokenizerConfig,
     WorkerConfig,
 )
-from headrace.engine_proc.worker.cpu_executor import CpuExecutor
-from headrace.engine_proc.worker.executor import Batch, Logits
-from headrace.messages import HttpRequest
-from headrace.process import Context
-from headrace.tokenizer_proc.stages import Body, Stages
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Logits
+from headrace.ipc.messages import HttpRequest
+from headrace.runtime.process import Context
+from headrace.supervision import hang_watchdog
+from headrace.tokenizer_proc.jobs.stages import Body, Stages
 
 if TYPE_CHECKING:
     from headrace.detokenizer_proc.frames import Frames
@@ -41,8 +41,8 @@ def mutants(which: str) -> dict[str, str]:
 
 def impatient(config: EngineConfig, context: Context) -> None:
     """Be an engine that waits for the first process in a seat until `SEEN` exists, not longer."""
-    patience_s, seen = vigil.patience_s, Path(os.environ["SEEN"])
-    vigil.patience_s = lambda slot, stuck_s: (
+    patience_s, seen = hang_watchdog.patience_s, Path(os.environ["SEEN"])
+    hang_watchdog.patience_s = lambda slot, stuck_s: (
         IMPATIENCE_S if is_first(slot) and seen.exists() else patience_s(slot, stuck_s)
     )
     pkgutil.resolve_name("headrace.engine_proc.main:main")(config, context)
@@ -97,11 +97,11 @@ def short_of_memory(config: WorkerConfig, context: Context) -> None:
 
 def patient(config: FetcherConfig, context: Context) -> None:
     """Be a fetcher that waits for an image for as long as a test may be held up."""
-    from headrace.fetcher_proc.download import Downloads
+    from headrace.tokenizer_proc.fetcher.download import Downloads
 
     init = Downloads.__init__
     Downloads.__init__ = partialmethod(init, time_s=PATIENCE_S)  # type: ignore[assignment]
-    pkgutil.resolve_name("headrace.fetcher_proc.main:main")(config, context)
+    pkgutil.resolve_name("headrace.tokenizer_proc.fetcher.main:main")(config, context)
 
 
 def glutton(config: DetokenizerConfig, context: Context) -> None:

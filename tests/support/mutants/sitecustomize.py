@@ -7,15 +7,15 @@ is `tireless` never gives up.
 import dataclasses
 import os
 
-from headrace import restarts
-from headrace.ceilings import SHARES
-from headrace.machine import memory_limit
-from headrace.roles import ROLES
-from headrace.toil import CEILINGS_S
+from headrace.runtime.roles import ROLES
+from headrace.supervision import restart_backoff
+from headrace.supervision.memory_watchdog import SHARES
+from headrace.supervision.spin_watchdog import CEILINGS_S
+from headrace.system.machine import memory_limit
 
 rules = dict(rule.split("=") for rule in os.environ["MUTANTS"].split(","))
 if rules.pop("supervisor", None) == "tireless":
-    restarts.DELAYS_S = (0.1,) * 1_000_000
+    restart_backoff.DELAYS_S = (0.1,) * 1_000_000
 for role, main in rules.items():
     ROLES[role] = dataclasses.replace(ROLES[role], main=f"mutants:{main}")
 if "detokenizer" in rules:

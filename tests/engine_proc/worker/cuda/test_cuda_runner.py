@@ -9,18 +9,18 @@ import torch
 from random_decoders import NUM_PAGES, SPEC, cpu, random_weights
 from recorded_graphs import RecordedGraphs, device_tensors
 
-from headrace.engine_proc.sampling_rows import pack
+from headrace.engine_proc.step.sampling_metadata import pack
 from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-from headrace.engine_proc.worker.executor import Int32s
-from headrace.engine_proc.worker.runner import GenerationRunner
-from headrace.engine_proc.worker.sampler import Sampler
-from headrace.engine_proc.worker.spec import LayerSpec
-from headrace.messages import Sampling
-from headrace.worker_messages import Step
+from headrace.engine_proc.worker.execution.executor import Int32s
+from headrace.engine_proc.worker.execution.runner import GenerationRunner
+from headrace.engine_proc.worker.execution.sampler import Sampler
+from headrace.engine_proc.worker.models.decoder_spec import LayerSpec
+from headrace.ipc.messages import Sampling
+from headrace.ipc.worker_messages import Step
 
 TINY = dataclasses.replace(
     SPEC,

@@ -9,18 +9,18 @@ import pytest
 import torch
 from random_decoders import SPEC
 
-from headrace.engine_proc.outcome import Outcome
+from headrace.engine_proc.scheduling.result_reader import Outcome
 from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
+from headrace.engine_proc.worker.cuda.shard_group import Team
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
-from headrace.engine_proc.worker.cuda.team import Team
-from headrace.engine_proc.worker.executor import Batch, Floats, Logits
-from headrace.engine_proc.worker.runner import GenerationRunner, MaskSource, no_masks
-from headrace.engine_proc.worker.sampler import ROW, Masks, Sampler
-from headrace.token_logprobs import TokenLogprob
-from headrace.worker_messages import Step, StepResult
+from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
+from headrace.engine_proc.worker.execution.runner import GenerationRunner, MaskSource, no_masks
+from headrace.engine_proc.worker.execution.sampler import ROW, Masks, Sampler
+from headrace.ipc.token_logprobs import TokenLogprob
+from headrace.ipc.worker_messages import Step, StepResult
 
 VOCAB_SIZE = 150
 ALONE = Team(SPEC, None)

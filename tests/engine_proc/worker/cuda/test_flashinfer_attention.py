@@ -20,9 +20,9 @@ from headrace.engine_proc.worker.cuda.flashinfer_attention import (
     is_for,
     why_not,
 )
-from headrace.engine_proc.worker.cuda.fp8_matrix import E4M3
-from headrace.engine_proc.worker.spec import DecoderSpec, LayerSpec
-from headrace.engine_proc.worker.torch_attention import Reach, attend
+from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.reference.torch_attention import Reach, attend
 from headrace.errors import ModelError
 
 TINY = dataclasses.replace(

@@ -9,14 +9,14 @@ import torch.distributed as dist
 from ranks import as_threads
 from torch.distributed import ProcessGroupGloo
 
-from headrace.all_reduce_policy import Topology
-from headrace.engine_proc.control_page import ControlPage
-from headrace.engine_proc.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.collectives.control_page import ControlPage
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda import gpu_group
 from headrace.engine_proc.worker.cuda.gpu_group import meeting_place, open_group, worst_link
-from headrace.engine_proc.worker.host_peers import HostPeers
-from headrace.engine_proc.worker.torch_collectives import TorchCollectives
+from headrace.engine_proc.worker.parallel.host_peers import HostPeers
+from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
+from headrace.system.all_reduce_policy import Topology
 
 
 def test_ranks_meet_in_a_file_that_has_no_name() -> None:

@@ -11,15 +11,16 @@ import transformers
 from embedding_models import LAST, add_modules
 from tiny_models import make_byte_folder
 
-from headrace.config import WorkerConfig
+from headrace.config.config import WorkerConfig
+from headrace.engine_proc.worker.backend_selection import foresee
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
 from headrace.engine_proc.worker.cuda.buckets import Buckets
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
-from headrace.engine_proc.worker.loader import PAGE_TOKENS, in_transformers, load
-from headrace.engine_proc.worker.prognosis import foresee
-from headrace.engine_proc.worker.runner import EmbeddingRunner
+from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
+from headrace.engine_proc.worker.execution.runner import EmbeddingRunner
+from headrace.engine_proc.worker.loader import in_transformers, load
 from headrace.errors import ConfigError, HeadraceError, ModelError
-from headrace.worker_messages import Step, StepResult
+from headrace.ipc.worker_messages import Step, StepResult
 
 PAGE_BYTES = 2 * PAGE_TOKENS * 16 * 4  # of one layer and one KV head, in fp32
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from headrace.engine_proc.worker.cuda.step_inputs import (
     prepare_inputs,
     reference,
 )
-from headrace.engine_proc.worker.executor import Batch
+from headrace.engine_proc.worker.execution.executor import Batch
 
 PAGE_TOKENS = 16
 MAX_PAGES = 15

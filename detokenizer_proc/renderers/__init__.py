@@ -1,0 +1,1 @@
+"""Response bodies and events, one module for each API."""

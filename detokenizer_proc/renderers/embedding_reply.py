@@ -1,0 +1,82 @@
+"""One answer made of embeddings, of one or more texts: the vectors, or how alike they are.
+
+https://platform.openai.com/docs/api-reference/embeddings
+"""
+
+import base64
+import math
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.detokenizer_proc.renderers.json_slices import LazyList, slices
+from headrace.detokenizer_proc.renderers.renderer import JSON
+from headrace.detokenizer_proc.renderers.similarities import Similarities
+from headrace.ipc.messages import EmbeddingPlan, SimilarityPlan, Times
+
+VectorPlan = EmbeddingPlan | SimilarityPlan
+Object = dict[str, Any]
+
+
+class EmbeddingReply:
+    """Collects the vectors of a request, whose plans are all of one kind."""
+
+    content_type = JSON
+
+    def __init__(self, plan: VectorPlan) -> None:
+        self._plan = plan
+        self._num_tokens = 0
+        self._num_found = 0
+        self._vectors: dict[int, array[float]] = {}
+        self._similarities = Similarities(plan) if isinstance(plan, SimilarityPlan) else None
+        self.times: Times | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all texts have their vector."""
+        return self._num_found == self._plan.num_sequences
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes of vectors the answer is made of."""
+        return sum(4 * len(vector) for vector in self._vectors.values())
+
+    def take(self, plan: VectorPlan, vector: bytes) -> None:
+        """Take a text's embedding, f32."""
+        self._num_found += 1
+        self._num_tokens += plan.num_prompt_tokens
+        if self._similarities is not None and isinstance(plan, SimilarityPlan):
+            self._similarities.take(plan, array("f", vector))
+        else:
+            self._vectors[plan.index] = array("f", vector)
+
+    def whole(self) -> Iterator[bytes]:
+        """Return the body of the answer, complete now, in slices."""
+        if self._similarities is not None:
+            body = self._similarities.body()
+        else:
+            assert isinstance(self._plan, EmbeddingPlan)
+            body = embedding_body(self._plan, self._vectors)
+        body["usage"] = {"prompt_tokens": self._num_tokens, "total_tokens": self._num_tokens}
+        return slices(body)
+
+
+def embedding_body(plan: EmbeddingPlan, vectors: "dict[int, array[float]]") -> Object:
+    """Return the vectors in OpenAI's shape, but for the usage."""
+
+    def form(index: int) -> Object:
+        numbers = shortened(vectors[index], plan.dimensions)
+        form = base64.b64encode(numbers.tobytes()).decode() if plan.base64 else numbers.tolist()
+        return {"object": "embedding", "index": index, "embedding": form}
+
+    data = LazyList(range(len(vectors)), form)
+    return {"object": "list", "data": data, "model": plan.model}
+
+
+def shortened(vector: "array[float]", dimensions: int | None) -> "array[float]":
+    """Return the first `dimensions` of a vector, of length 1 again (Matryoshka)."""
+    if dimensions is None or dimensions >= len(vector):
+        return vector
+    vector = vector[:dimensions]
+    length = math.hypot(*vector) or 1.0
+    return array("f", (number / length for number in vector))

@@ -1,0 +1,73 @@
+"""A sequence's events but for their text, so that the core can write them.
+
+What differs from request to request is an id and a time: the rest is rendered once.
+"""
+
+import functools
+from typing import NamedTuple
+
+from headrace.detokenizer_proc.parsers.pieces import Content
+from headrace.detokenizer_proc.renderers.openai import DONE, OpenAIRenderer
+from headrace.ipc.messages import Api, FinishReason, ReplyPlan
+
+TEXT = "\x01"  # renders as no other text does
+ID = "\x02"
+CREATED = 9_007_199_254_740_991
+TEXT_JSON, ID_JSON, CREATED_JSON = b'"\\u0001"', b"\\u0002", str(CREATED).encode()
+
+
+class EventTemplate(NamedTuple):
+    """The parts of a stream's events: `prefix`, the text as JSON, then `tail` or an end."""
+
+    opening: bytes
+    prefix: bytes
+    tail: bytes
+    stop: bytes  # in a chat, an event of its own; else the tail of the last one
+    length: bytes
+    closing: bytes = DONE
+
+
+NOTHING = EventTemplate(b"", b"", b"", b"", b"", b"")
+
+
+@functools.lru_cache(maxsize=1024)
+def pattern(model: str, api: Api, include_usage: bool, index: int) -> EventTemplate:
+    """Return the template of all requests of a kind, with `ID` and `CREATED` for theirs."""
+    plan = ReplyPlan(
+        response_id=ID,
+        model=model,
+        created=CREATED,
+        api=api,
+        stream=True,
+        include_usage=include_usage,
+        num_sequences=1,
+        num_prompt_tokens=1,
+        index=index,
+        stop=[],
+        include_stop=False,
+        skip_special_tokens=True,
+    )
+    renderer = OpenAIRenderer(plan)
+    prefix, tail = renderer.delta(index, [Content(TEXT)], None).split(TEXT_JSON)
+    ends = [
+        renderer.delta(index, [], reason)
+        if api is Api.CHAT
+        else renderer.delta(index, [Content(TEXT)], reason).split(TEXT_JSON)[1]
+        for reason in (FinishReason.STOP, FinishReason.LENGTH)
+    ]
+    return EventTemplate(renderer.opening(index), prefix, tail, *ends)
+
+
+def template_of(plan: ReplyPlan) -> EventTemplate:
+    """Return the template of a sequence; one that does not stream has no events."""
+    if not plan.stream:
+        return NOTHING
+    response_id, created = plan.response_id.encode(), str(plan.created).encode()
+    kind = pattern(plan.model, plan.api, plan.include_usage, plan.index)
+    found = EventTemplate(
+        *(part.replace(ID_JSON, response_id).replace(CREATED_JSON, created) for part in kind)
+    )
+    if not plan.echo:
+        return found
+    echo = OpenAIRenderer(plan).delta(plan.index, [Content(plan.echo)], None)
+    return found._replace(opening=found.opening + echo)

@@ -1,0 +1,99 @@
+"""What all forms of an answer have in common."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headrace.detokenizer_proc.parsers.pieces import Call, Piece
+from headrace.detokenizer_proc.renderers.json_slices import LazyList
+from headrace.errors import RequestError
+from headrace.ipc.messages import FinishReason
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+
+Object = dict[str, Any]
+
+
+class Usage(NamedTuple):
+    """How many tokens a request took."""
+
+    num_prompt: int
+    num_completion: int
+    num_cached: int  # of the prompt, found in the prefix cache
+    num_thought: int | None = None  # of the completion; None where no thoughts are looked for
+
+
+class Choice(NamedTuple):
+    """A whole answer, one of `n`."""
+
+    text: str
+    finished: FinishReason
+    logprobs: Object | None = None
+    prompt_logprobs: LazyList | Object | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: "array[int] | None" = None
+    thought: str = ""
+    calls: Sequence[Call] = ()
+    stopped_by: str | int | None = None  # the stop string, or the stop token
+    usage: Usage | None = None  # of this answer alone
+
+
+class Answers(Protocol):
+    """A list of `Choice`; maybe each is made when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, place: int, /) -> Choice: ...
+    def __iter__(self) -> Iterator[Choice]: ...
+
+
+class Renderer(Protocol):
+    """Renders one reply, whose sequences share a plan but for their index."""
+
+    @property
+    def content_type(self) -> str:
+        """The content type of the response."""
+        ...
+
+    def opening(
+        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+    ) -> bytes:
+        """Return a sequence's first events."""
+        ...
+
+    def delta(
+        self,
+        index: int,
+        pieces: list[Piece],
+        finished: FinishReason | None,
+        logprobs: Object | None = None,
+        usage: Usage | None = None,
+        token_ids: list[int] | None = None,
+        stopped_by: str | int | None = None,
+    ) -> bytes:
+        """Return the events of new text or tokens, of the end, or of both.
+
+        `usage` is the sequence's so far, where every event has it; `stopped_by` is the stop string
+        or the stop token, in the last.
+        """
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last events of a stream."""
+        ...
+
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """Return the last events of a stream that fails."""
+        ...
+
+
+def event(body: Object, name: str = "") -> bytes:
+    """Return one server-sent event, of a type where the API names them."""
+    kind = f"event: {name}\n".encode() if name else b""
+    return kind + b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,0 +1,211 @@
+"""SGLang's `/generate`: text and what there is to know of it, per sequence.
+
+https://docs.sglang.ai/basic_usage/native_api.html. As there, each event of a stream has all of the
+text so far.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headrace.detokenizer_proc.parsers.pieces import Content, Piece
+from headrace.detokenizer_proc.renderers.json_slices import LazyList, parts, slices
+from headrace.detokenizer_proc.renderers.renderer import (
+    EVENT_STREAM,
+    JSON,
+    Answers,
+    Choice,
+    Object,
+    Usage,
+    event,
+)
+from headrace.errors import RequestError
+from headrace.ipc.messages import FinishReason, GenerateForm, ReplyPlan
+
+DONE = b"data: [DONE]\n\n"
+NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
+Columns = dict[str, Any]  # of JSON values
+
+
+@dataclass(slots=True)
+class Grown:
+    """A JSON string or list that grows. It is encoded once, however often it is said."""
+
+    marks: bytes  # the first and the last
+    data: bytearray = field(default_factory=bytearray)
+
+    def extend(self, value: Any) -> None:
+        """Add a text or a list."""
+        data = b"".join(parts(value))[1:-1]
+        if self.data and data and self.marks == b"[]":
+            self.data += b","
+        self.data += data
+
+    @property
+    def raw(self) -> msgspec.Raw:
+        """All of it."""
+        return msgspec.Raw(self.marks[:1] + self.data + self.marks[1:])
+
+
+@dataclass(slots=True)
+class SoFar:
+    """What a stream has said of a sequence."""
+
+    text: Grown = field(default_factory=lambda: Grown(b'""'))
+    token_ids: Grown = field(default_factory=lambda: Grown(b"[]"))
+    columns: dict[str, Grown] = field(default_factory=dict)  # of its log probabilities
+
+
+class GenerateRenderer:
+    """A `Renderer`."""
+
+    def __init__(self, plan: ReplyPlan, clock: Callable[[], float]) -> None:
+        """`clock` tells seconds since the epoch."""
+        assert isinstance(plan.form, GenerateForm)
+        self._plan = plan
+        self._form = plan.form
+        self._clock = clock
+        self._said: dict[int, SoFar] = {}
+
+    @property
+    def content_type(self) -> str:
+        """The content type of the response."""
+        return EVENT_STREAM if self._plan.stream else JSON
+
+    def opening(
+        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+    ) -> bytes:
+        """Return nothing: there is nothing to say before the first token."""
+        self._said[index] = SoFar()
+        return b""
+
+    def delta(
+        self,
+        index: int,
+        pieces: list[Piece],
+        finished: FinishReason | None,
+        logprobs: Object | None = None,
+        usage: Usage | None = None,
+        token_ids: list[int] | None = None,
+        stopped_by: str | int | None = None,
+    ) -> bytes:
+        """Return the event of new text or tokens, of the end, or of both."""
+        assert usage is not None, "every event has it"
+        said = self._said[index]
+        said.text.extend("".join(piece.text for piece in pieces if isinstance(piece, Content)))
+        said.token_ids.extend(token_ids or [])
+        num_top = self._of(self._form.num_logprobs, index)
+        if num_top is not None:
+            new = self._columns("output", logprobs or NO_LOGPROBS, num_top)
+            for name, column in new.items():
+                said.columns.setdefault(name, Grown(b"[]")).extend(column)
+        told = {name: grown.raw for name, grown in said.columns.items()}
+        body = self._body(index, said.text.raw, said.token_ids.raw, told)
+        body["meta_info"] |= self._ending(finished, stopped_by, usage)
+        if self._form.is_list:
+            body["index"] = index
+        return event(body)
+
+    def closing(self, usage: Usage) -> bytes:
+        """Return the last event of a stream."""
+        return DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        """Return the last events of a stream that fails."""
+        return event(error.body()) + DONE
+
+    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+        """Return the body of an answer that does not stream, in slices."""
+        if not self._form.is_list:
+            return slices(self._answer(0, answers[0]))
+        return slices(
+            LazyList(range(len(answers)), lambda index: self._answer(index, answers[index]), True)
+        )
+
+    def _answer(self, index: int, answer: Choice) -> Object:
+        assert answer.usage is not None and answer.token_ids is not None
+        num_top = self._of(self._form.num_logprobs, index)
+        columns: Columns = {}
+        if num_top is not None:
+            columns = self._columns("output", answer.logprobs or NO_LOGPROBS, num_top)
+        body = self._body(index, answer.text, answer.token_ids, columns)
+        meta = body["meta_info"]
+        if num_top is not None:
+            of_prompt = self._of_prompt(index, answer.prompt_logprobs)
+            meta |= self._columns("input", of_prompt, num_top)
+        meta |= self._ending(answer.finished, answer.stopped_by, answer.usage)
+        return body
+
+    def _body(self, index: int, text: Any, token_ids: Any, columns: Columns) -> Object:
+        """Return what is told of a sequence, but for its end."""
+        meta: Object = {"id": self._id(index)}
+        return {"text": text, "output_ids": token_ids, "meta_info": meta | columns}
+
+    def _id(self, index: int) -> str:
+        """Return the client's id of a sequence; those of several are told apart."""
+        form = self._form
+        id = form.ids[index // form.num_each] if form.ids else self._plan.response_id
+        number = index % form.num_each if form.ids else index
+        return f"{id}_{number}" if form.is_list and (not form.ids or form.num_each > 1) else id
+
+    def _ending(
+        self, finished: FinishReason | None, stopped_by: str | int | None, usage: Usage
+    ) -> Object:
+        """Return why a sequence has ended, and what it took."""
+        count = usage.num_completion
+        reason: Object | None = None
+        if finished is not None:
+            reason = {"type": "stop", "matched": stopped_by}
+            if finished is FinishReason.LENGTH:
+                reason = {"type": "length", "length": count}
+        ending: Object = {
+            "finish_reason": reason,
+            "prompt_tokens": usage.num_prompt,
+            "completion_tokens": count,
+            "cached_tokens": usage.num_cached,
+        }
+        if finished is not None:
+            ending["e2e_latency"] = max(0.0, self._clock() - self._form.received_at)
+        return ending
+
+    def _of(self, values: list[int | None], index: int) -> int | None:
+        """Return what is asked for the prompt of a sequence."""
+        return values[index // self._form.num_each if len(values) > 1 else 0]
+
+    def _of_prompt(self, index: int, logprobs: object) -> Object:
+        """Return what is told of a prompt. What the first token told follows is not known."""
+        first = self._of(self._form.first_logprob, index)
+        if first is None or not isinstance(logprobs, dict):
+            return NO_LOGPROBS
+        tokens, tops = (logprobs[name] for name in NO_LOGPROBS)
+        places = range(first, len(tokens))
+
+        def token_of(place: int) -> list[Any]:
+            token: list[Any] = tokens[place]
+            return [None, *token[1:]] if place == first else token
+
+        def top_of(place: int) -> list[Any] | None:
+            top: list[Any] | None = tops[place]
+            return None if place == first else top
+
+        return {
+            "token_logprobs": LazyList(places, token_of),
+            "top_logprobs": LazyList(places, top_of),
+        }
+
+    def _columns(self, of: str, logprobs: Object, num_top: int | None) -> Columns:
+        """Return the log probabilities of the `input` or the `output`, as they are called."""
+        columns: Columns = {
+            f"{of}_token_logprobs": LazyList(logprobs["token_logprobs"], self._spelled)
+        }
+        if num_top:
+            columns[f"{of}_top_logprobs"] = LazyList(logprobs["top_logprobs"], self._spelled_top)
+        return columns
+
+    def _spelled_top(self, top: list[Any] | None) -> list[Any] | None:
+        return top and [self._spelled(one) for one in top]
+
+    def _spelled(self, token: list[Any]) -> list[Any]:
+        return token if self._form.tells_token_text else [*token[:2], None]

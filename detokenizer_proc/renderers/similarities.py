@@ -1,0 +1,76 @@
+"""How alike texts are, in the shapes of vLLM's `/v1/score` and `/v1/rerank`: the cosines of their
+embeddings, or what a cross-encoder says."""
+
+import math
+import operator
+from array import array
+from typing import Any
+
+from headrace.detokenizer_proc.renderers.json_slices import LazyList
+from headrace.ipc.messages import SimilarityPlan
+
+Object = dict[str, Any]
+
+
+class Similarities:
+    """The scores of a request's documents.
+
+    Each is computed when both of its vectors have come, so no step leaves the work of all of them.
+    """
+
+    def __init__(self, plan: SimilarityPlan) -> None:
+        self._plan = plan
+        self._scores = [0.0] * (plan.num_sequences - plan.num_queries)
+        self._texts: list[str | None] = [None] * len(self._scores)
+        self._queries: dict[int, list[float]] = {}
+        self._early: dict[int, list[float]] = {}  # documents that came before their queries
+
+    def take(self, plan: SimilarityPlan, vector: "array[float]") -> None:
+        """Take a text's embedding, or a pair's score."""
+        num_queries = plan.num_queries
+        document = plan.index - num_queries
+        if document >= 0:
+            self._texts[document] = plan.document
+        if not num_queries:
+            (self._scores[document],) = vector
+        elif document >= 0:
+            self._early[document] = unit(vector)
+            self._compare(document)
+        else:
+            self._queries[plan.index] = unit(vector)
+            for early in range(plan.index, len(self._scores), num_queries):
+                if early in self._early:
+                    self._compare(early)
+
+    def _compare(self, document: int) -> None:
+        """Compute the cosine of a document that is here, if its query is."""
+        query = self._queries.get(document % self._plan.num_queries)
+        if query is not None:
+            self._scores[document] = sum(map(operator.mul, query, self._early.pop(document)))
+
+    def body(self) -> Object:
+        """Return the answer, but for its usage."""
+        plan = self._plan
+        body: Object = {"id": plan.response_id, "created": plan.created, "model": plan.model}
+        if plan.ranks:
+            order = sorted(range(len(self._scores)), key=lambda index: -self._scores[index])
+            return body | {"results": LazyList(order[: plan.top_n or None], self._rank)}
+        data = LazyList(range(len(self._scores)), self._score)
+        return body | {"object": "list", "data": data}
+
+    def _score(self, index: int) -> Object:
+        return {"index": index, "object": "score", "score": self._scores[index]}
+
+    def _rank(self, index: int) -> Object:
+        """Return what is told of a document; the likest goes first, of equals the first."""
+        result: Object = {"index": index, "relevance_score": self._scores[index]}
+        text = self._texts[index]
+        if text is not None:
+            result["document"] = {"text": text}
+        return result
+
+
+def unit(vector: "array[float]") -> list[float]:
+    """Return a vector with length 1; a zero vector stays as it is."""
+    length = math.hypot(*vector) or 1.0
+    return [number / length for number in vector]

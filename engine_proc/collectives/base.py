@@ -1,0 +1,64 @@
+"""What workers of one model do together, and how it can fail."""
+
+from contextlib import AbstractContextManager
+from enum import IntEnum
+from typing import Protocol, TypeVar
+
+from headrace.errors import HeadraceError
+from headrace.exit_status import ExitStatus
+
+T = TypeVar("T")
+
+
+class Outcome(IntEnum):
+    """How a collective ended.
+
+    `Outcome` of csrc/collectives/shm_group.h, `Code` of csrc/collectives/all_reduce.cuh.
+    """
+
+    OK = 0
+    ABORTED = 1
+    PEER_DIED = 2
+    MISMATCH = 3
+    LATE = 4
+
+
+class CollectiveFailed(HeadraceError):
+    """A collective ended without a result, and so will all others of the group.
+
+    `rank` is the one that died, gave up or called something else; None where it is nobody's.
+    """
+
+    exit_status = ExitStatus.PEER_LOST
+
+    def __init__(self, outcome: Outcome, rank: int | None, text: str) -> None:
+        super().__init__(text)
+        self.outcome = outcome
+        self.rank = rank
+
+
+class Collectives(Protocol[T]):
+    """One rank of a group, wherever its arrays are. All ranks call the same in the same order."""
+
+    rank: int
+
+    def all_reduce(self, x: T) -> T:
+        """Return the sum of `x` over the ranks; it may be in `x` itself."""
+
+    def all_gather(self, x: T, out: T) -> None:
+        """Write the `x` of every rank to `out`, [num_ranks, *x.shape]."""
+
+    def broadcast(self, x: T, root: int = 0) -> None:
+        """Replace `x` by that of rank `root`."""
+
+    def capture(self) -> AbstractContextManager[None]:
+        """Whatever is around the capture of graphs."""
+
+    def abort(self) -> None:
+        """End all waits, in every process."""
+
+    def check(self) -> None:
+        """Raise `CollectiveFailed` if the group has come to its end."""
+
+    def close(self) -> None:
+        """Leave the group."""

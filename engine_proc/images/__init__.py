@@ -1,0 +1,1 @@
+"""Encoder scheduling: which images are encoded next, which embeddings stay."""

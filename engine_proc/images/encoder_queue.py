@@ -1,0 +1,210 @@
+"""The images of the sequences that the engine has: which are encoded next, and who waits for them.
+Pure.
+
+A sequence has rows for all of its images or for none, the most important first, and keeps them to
+its end: it may have to be computed again, when its pixels are gone. Images are encoded in the same
+order, those of several sequences together where `encoder_batch.py` lets them. Pixels are let go of
+as soon as the embedding is there. What a vision worker had at hand when it died is asked for again,
+each image alone; at the second death it has failed.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from headrace.engine_proc.images.encoder_batch import can_join
+from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.sequence.image_placeholder import PlacedImage
+from headrace.engine_proc.sequence.mrope import RopePositions
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.messages import Encode, Encoded, Image, Tensor
+
+MAX_DEATHS = 2  # of vision workers that had an image at hand
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """An image to be encoded, from the pixels of any of those who need it."""
+
+    key: bytes
+    num_deaths: int = 0
+    needed_by: list[tuple[Sequence, PlacedImage]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Losses:
+    """Sequences that cannot go on, some of them more than once."""
+
+    gone: list[Sequence] = field(default_factory=list)  # their pixels are; they come again
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)  # and why
+
+
+def by_turn(sequence: Sequence) -> tuple[int, int]:
+    """Return a sequence's importance where it is first come, first served."""
+    return 0, sequence.turn
+
+
+class Images:
+    """All images of live sequences.
+
+    Args:
+        image_token: the id that stands for a row.
+        release: tells the arena that a tensor which came with a request is done with.
+        are_whole: adjacent tokens of an image see each other.
+        importance: tells who comes first, the least of all.
+    """
+
+    def __init__(
+        self,
+        pool: EmbeddingPool,
+        image_token: int,
+        release: Callable[[Tensor], None],
+        are_whole: bool = False,
+        importance: Callable[[Sequence], tuple[int, int]] = by_turn,
+    ) -> None:
+        self.pool = pool
+        self._image_token = image_token
+        self._release = release
+        self._are_whole = are_whole
+        self._importance = importance
+        self._waiting: list[Sequence] = []  # for room, the most important first
+        self._jobs: dict[bytes, Job] = {}
+        self._at_hand: list[tuple[Job, Sequence]] = []  # and whose pixels they are
+        self.num_queries = 0  # images that came, ...
+        self.num_hits = 0  # ... and those that had come before
+
+    @property
+    def num_waiting(self) -> int:
+        """Images to be encoded, those at hand included."""
+        return len(self._jobs)
+
+    @property
+    def at_hand(self) -> list[int]:
+        """The ids of sequences whose images are being encoded."""
+        return [sequence.id for job, _ in self._at_hand for sequence, _ in job.needed_by]
+
+    def enter(self, sequence: Sequence) -> None:
+        """Begin to see to the images of a sequence."""
+        sequence.images = [
+            PlacedImage.of(image, sequence.tokens, self._image_token, self._are_whole)
+            for image in sequence.request.images
+        ]
+        grids = [(p.places[0], p.image.grid) for p in sequence.images if p.image.grid]
+        if grids:
+            sequence.rope = RopePositions(grids)
+        insort(self._waiting, sequence, key=self._importance)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Give those who wait their rows, as long as there is room for the first."""
+        while self._waiting and self.pool.can_hold(sizes_of(self._waiting[0])):
+            sequence = self._waiting.pop(0)
+            sizes = sizes_of(sequence)
+            self.num_queries += len(sizes)
+            self.num_hits += sum(map(self.pool.is_known, sizes))
+            self.pool.hold(sizes)
+            for placed in sequence.images:
+                key = placed.image.key
+                placed.rows = self.pool.rows(key)
+                if self.pool.is_filled(key):
+                    self._take(placed)
+                else:
+                    self._jobs.setdefault(key, Job(key)).needed_by.append((sequence, placed))
+
+    def _take(self, placed: PlacedImage) -> None:
+        placed.is_ready = True
+        self.dismiss([placed.image])
+
+    def dismiss(self, images: Iterable[Image]) -> None:
+        """Let go of the pixels of images."""
+        for image in images:
+            for tensor in image.tensors.values():
+                self._release(tensor)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Let go of all that a sequence has of its images."""
+        self.dismiss(placed.image for placed in sequence.images if not placed.is_ready)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        else:
+            keys = sizes_of(sequence)
+            for key in keys:
+                self._leave_job(key, sequence)
+            self.pool.let_go(keys)
+        sequence.images = []
+        self._admit()
+
+    def _leave_job(self, key: bytes, sequence: Sequence) -> None:
+        job = self._jobs.get(key)
+        if job is None:
+            return
+        job.needed_by = [need for need in job.needed_by if need[0] is not sequence]
+        if not job.needed_by and all(job is not other for other, _ in self._at_hand):
+            del self._jobs[key]
+
+    def next_batch(self, max_numbers: int) -> Encode | None:
+        """Choose what to encode now, if there is something and nothing is at hand.
+
+        Args:
+            max_numbers: as in `can_join`.
+        """
+        if self._at_hand:
+            return None
+        images: list[Image] = []
+        for job in sorted(self._jobs.values(), key=self._urgency):
+            sequence, placed = job.needed_by[0]
+            if images and (job.num_deaths or not can_join(placed.image, images, max_numbers)):
+                break
+            images.append(placed.image)
+            self.pool.hold({job.key: placed.image.num_rows})  # until there is an answer
+            self._at_hand.append((job, sequence))
+            if job.num_deaths:
+                break
+        if not images:
+            return None
+        rows = [self.pool.rows(image.key).tobytes() for image in images]
+        return Encode([image.tensors for image in images], rows)
+
+    def _urgency(self, job: Job) -> tuple[int, int]:
+        """Return the importance of who is the most important of those who need an image."""
+        return min(self._importance(sequence) for sequence, _ in job.needed_by)
+
+    def take(self, answer: Encoded) -> Losses:
+        """Take what the vision worker has made of the last batch."""
+        losses = Losses()
+        for place, (job, source) in enumerate(self._at_hand):
+            if place in answer.gone:
+                losses.gone += [s for s, _ in job.needed_by if s is source]
+            elif place in answer.failed:
+                losses.failed += [(s, answer.failed[place]) for s, _ in job.needed_by]
+            else:
+                self.pool.fill(job.key)
+                for _, placed in job.needed_by:
+                    self._take(placed)
+                job.needed_by = []
+        self._end_batch()
+        return losses
+
+    def died(self) -> Losses:
+        """Note that the vision worker has died, with what it had at hand."""
+        losses = Losses()
+        for job, _ in self._at_hand:
+            job.num_deaths += 1
+            if job.num_deaths == MAX_DEATHS:
+                losses.failed += [(s, "the vision worker died of it") for s, _ in job.needed_by]
+        self._end_batch()
+        return losses
+
+    def _end_batch(self) -> None:
+        """Have nothing at hand, and forget what nobody needs to be encoded any more."""
+        for job, _ in self._at_hand:
+            if not job.needed_by:
+                del self._jobs[job.key]
+            self.pool.let_go([job.key])
+        self._at_hand = []
+        self._admit()
+
+
+def sizes_of(sequence: Sequence) -> dict[bytes, int]:
+    """Return how many rows a sequence needs, by image."""
+    return {placed.image.key: placed.image.num_rows for placed in sequence.images}

@@ -1,0 +1,61 @@
+"""What sequences have said that are not here any more, should they come again. Pure.
+
+Two may: those that an engine had which died, as detokenizers tell the next one; and those that have
+ended while the detokenizer died that was to tell of it. Nothing of them is generated once more.
+"""
+
+from array import array
+from collections import OrderedDict
+
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.messages import Said
+from headrace.ipc.sockets import Frame
+
+KEEP_S = 30.0  # what nobody has taken up by then belongs to requests that are gone
+KEEP_ENDED_S = 2.0  # by then, a detokenizer that serves has told the end
+
+
+class Legacy:
+    """Generated tokens by sequence, as it was called before."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, array[int]] = {}
+        self._came_at = 0.0
+        self._ended: OrderedDict[int, tuple[float, Sequence]] = OrderedDict()
+        self._all_served_at = 0.0
+
+    def keep(self, said: Said, tokens: Frame, now: float) -> None:
+        """Take note of what a detokenizer has of a dead engine's sequences."""
+        view, start = memoryview(tokens).cast("B").cast("I"), 0
+        ids, counts = memoryview(said.ids).cast("Q"), memoryview(said.counts).cast("I")
+        for id, count in zip(ids, counts, strict=True):
+            self._said[id] = array("i", view[start : start + count])
+            start += count
+        self._came_at = now
+
+    def keep_ended(self, sequence: Sequence, now: float) -> None:
+        """Take note of a sequence that has ended."""
+        self._ended[sequence.id] = now, sequence
+
+    def take(self, id: int) -> "array[int]":
+        """Return what a dead engine's sequence had said, once; nothing where that is not known."""
+        return self._said.pop(id, array("i"))
+
+    def take_ended(self, id: int) -> Sequence | None:
+        """Return a sequence that has ended, once; None where it is not known."""
+        _, ended = self._ended.pop(id, (0.0, None))
+        return ended
+
+    def forget_old(self, now: float, are_serving: bool) -> None:
+        """Let go of what has been here for too long; `are_serving` says it of detokenizers."""
+        if self._said and now - self._came_at > KEEP_S:
+            self._said.clear()
+        if not are_serving:
+            self._all_served_at = now
+        if now - self._all_served_at < KEEP_ENDED_S:
+            return
+        while self._ended:
+            ended_at, sequence = next(iter(self._ended.values()))
+            if now - ended_at < KEEP_ENDED_S:
+                return
+            del self._ended[sequence.id]

@@ -1,0 +1,27 @@
+"""A step that has been chosen and whose result is not there yet. Pure."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from headrace.engine_proc.sequence.chunk import Chunk
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """Its chunks, and pages that were given up since: it, or one before it, may write to them."""
+
+    chunks: list[Chunk]
+    given_up: "list[array[int]]" = field(default_factory=list)
+
+    @property
+    def is_foreseeable(self) -> bool:
+        """Whether the next step can be chosen without the result, but for the tokens' ids.
+
+        Not where those decide how the next ones are sampled, and not where an image is awaited:
+        whose prompt has one gives his place to others in the next step.
+        """
+        return not any(
+            (chunk.is_last and chunk.sequence.looks_back) or chunk.sequence.awaits_image
+            for chunk in self.chunks
+            if not chunk.is_decode
+        )

@@ -1,0 +1,54 @@
+"""What a step brought, read in the order in which `build_step` asked."""
+
+from array import array
+
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.ipc.token_logprobs import num_row_bytes
+from headrace.ipc.worker_messages import StepResult
+
+
+class Outcome:
+    """A cursor over a `StepResult`. Asking for more than there is raises."""
+
+    def __init__(self, result: StepResult, num_pooled: int) -> None:
+        self._tokens = iter(array("i", result.token_ids))
+        self._logprobs = memoryview(result.logprobs)
+        self._embeddings = memoryview(result.embeddings)
+        self._embedding_bytes = len(result.embeddings) // max(1, num_pooled)
+
+    def token(self) -> int:
+        """Return the next row's token."""
+        return next(self._tokens)
+
+    def logprob(self, num_top: int) -> bytes:
+        """Return the log probabilities of the row whose token came last, as the worker has them.
+
+        Raises:
+            ValueError: the result has no such row.
+        """
+        end = num_row_bytes(num_top)
+        if len(self._logprobs) < end:
+            raise ValueError(f"{len(self._logprobs)} bytes are left of a row of {end}")
+        row = bytes(self._logprobs[:end])
+        self._logprobs = self._logprobs[end:]
+        return row
+
+    def pass_over(self, chunk: Chunk) -> None:
+        """Go on behind what is of a sequence that has ended since."""
+        sampling = chunk.sequence.request.sampling
+        for _ in chunk.watched:
+            self.token()
+            self.logprob(sampling.prompt_logprobs or 0)
+        if chunk.is_last and chunk.sequence.request.embeds:
+            self.embedding()
+        elif chunk.is_last and chunk.sequence.generates:
+            for _ in range(len(chunk.drafts) + 1):
+                self.token()
+                if sampling.logprobs is not None:
+                    self.logprob(sampling.logprobs)
+
+    def embedding(self) -> bytes:
+        """Return the next embedding."""
+        vector = bytes(self._embeddings[: self._embedding_bytes])
+        self._embeddings = self._embeddings[self._embedding_bytes :]
+        return vector

@@ -1,0 +1,583 @@
+"""Which tokens run in the next step. Pure: no sockets, no clock, no torch.
+
+Every sequence's computed tokens catch up with its tokens under one token budget per step; a long
+prompt is computed in chunks. Running sequences come first, the most important at the head; then
+waiting ones, as the queue's policy has it: the first that does not fit ends the step, since
+skipping it would let short prompts starve a long one for ever. When pages run out the least
+important running sequence gives its pages back and is computed again later (recompute preemption,
+as in vLLM).
+
+A step may be chosen while another is being computed, whose tokens are not known yet: of each
+sequence that samples there one is expected. Who turns out to have ended is passed over in the step
+that was chosen since. Pages that are given back while a step is open are nobody's until it has
+ended, so none is taken from anybody for such a step. Where that does not do, it has to wait.
+
+A prompt is computed up to the first image that has no embedding yet. Then it gives its place to
+others, and waits with its pages until somebody else has no others to take.
+"""
+
+from array import array
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.engine_proc.images.encoder_queue import Images
+from headrace.engine_proc.scheduling.crash_suspects import Suspects
+from headrace.engine_proc.scheduling.fair_share import FairShare
+from headrace.engine_proc.scheduling.inflight_step import OpenStep
+from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, PromptLookup
+from headrace.engine_proc.scheduling.page_pool import NO_MARKS, PagePool, chain_digests
+from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
+from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
+from headrace.engine_proc.sequence.image_placeholder import page_marks, whole_end
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.messages import MAX_SEQUENCES, FinishReason, request_of
+
+SHORT_SHARE = 4  # a prompt is short that takes no more than this part of a step
+MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they take memory
+
+
+@dataclass(slots=True)
+class News:
+    """What a step brought for one sequence."""
+
+    sequence: Sequence
+    tokens: list[int]
+    finished: FinishReason | None = None
+    logprobs: bytes = b""  # of `tokens`, where wanted: rows of `token_logprobs.py`
+    embedding: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What bounds a step and the queue."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued: int = 1 << 30
+    whole_prompts: bool = False  # no chunks, no prefixes; a step must hold the longest prompt
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened so far."""
+
+    steps: int = 0
+    steps_ahead: int = 0  # those that were chosen while another was being computed
+    preemptions: int = 0
+    prefix_queries: int = 0  # tokens looked up in the prefix cache, ...
+    prefix_hits: int = 0  # ... and those found
+    drafts: int = 0  # tokens guessed, ...
+    right_drafts: int = 0  # ... and those right
+    draft_rounds: int = 0  # steps of sequences with guesses
+    right_at: list[int] = field(default_factory=lambda: [0] * MAX_LENGTH)  # by place of the guess
+
+
+class MustWait(Exception):
+    """A step cannot be chosen before the one that is being computed has ended."""
+
+
+class Scheduler:
+    """All sequences the engine has, running and waiting."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        limits: Limits,
+        policy: Policy = Policy.FCFS,
+        speculation: PromptLookup | None = None,
+        reuses_prefixes: bool = True,
+        images: Images | None = None,
+    ) -> None:
+        self._pool = pool
+        self._images = images
+        self._limits = limits
+        self._speculation = speculation
+        self._reuses_prefixes = reuses_prefixes and not limits.whole_prompts
+        self.running: list[Sequence] = []  # the most important first
+        self._shares = FairShare()
+        self.waiting = WaitingQueue(policy, pool, self._shares)
+        self._by_id: dict[int, Sequence] = {}
+        self._by_request: dict[int, list[int]] = {}
+        self._num_requests = self._num_sequences = 0  # that have come
+        self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
+        self._suspects = Suspects()
+        self.counts = Counts()
+        self._spare = 0  # tokens that a step has room for beyond its budget
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute anything, or is being computed."""
+        return bool(self.running or self._open) or self.waiting.has_ready
+
+    @property
+    def requests(self) -> Iterable[int]:
+        """The ids of all requests that have sequences here."""
+        return self._by_request.keys()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests are to be added."""
+        return len(self.waiting) >= self._limits.max_num_queued
+
+    @property
+    def ids_in_step(self) -> list[int]:
+        """The sequences of the steps that are being computed."""
+        return list({chunk.sequence.id: None for chunk in self._chunks_in_steps})
+
+    @property
+    def _chunks_in_steps(self) -> Iterator[Chunk]:
+        return (chunk for step in self._open for chunk in step.chunks)
+
+    @property
+    def tokens_in_step(self) -> int:
+        """How many tokens the largest of them has."""
+        sizes = (sum(chunk.num_tokens for chunk in step.chunks) for step in self._open)
+        return max(sizes, default=0)
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether somebody waits for the next token of a text."""
+        return any(sequence.num_missing == 1 for sequence in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Its prompt and max_tokens must fit the pool."""
+        request, index = divmod(sequence.id, MAX_SEQUENCES)
+        siblings = self._by_request.setdefault(request * MAX_SEQUENCES, [])
+        self._num_requests += not siblings
+        sequence.turn = make_turn(self._num_requests, index, self._num_sequences)
+        self._num_sequences += 1
+        if sequence.request.images:
+            assert self._images is not None
+            self._images.enter(sequence)
+        self._shares.enter(sequence.request.key)
+        self._queue(sequence)
+        self.counts.prefix_queries += len(sequence.tokens)
+        self._by_id[sequence.id] = sequence
+        siblings.append(sequence.id)
+
+    def _queue(self, sequence: Sequence) -> None:
+        sequence.queued_at = self.counts.steps
+        sequence.num_expected = len(sequence.tokens)
+        self._digest(sequence, len(sequence.tokens) - 1)
+        self.waiting.add(sequence)
+
+    def schedule(self, budget: int | None = None) -> list[Chunk]:
+        """Choose the chunks of the next step and give them pages.
+
+        Empty only without work, where all there is needs an image that has not been encoded, or
+        where one has to know what the step brings that is being computed.
+
+        Args:
+            budget: tokens to compute, less than max_num_batched_tokens where that would take too
+                long or too much memory. With less than one per running sequence the last wait.
+        """
+        if self._open and not self._can_look_ahead:
+            return []
+        limit = self._limits.max_num_batched_tokens
+        budget = limit if budget is None else min(budget, limit)
+        self._spare = limit - budget
+        try:
+            chunks = self._alone(budget) or self._together(budget)
+        except MustWait:
+            return []
+        if chunks:
+            self.counts.steps += 1
+            self.counts.steps_ahead += bool(self._open)
+            self._open.append(OpenStep(chunks))
+        for chunk in chunks:
+            sequence = chunk.sequence
+            sequence.num_computed = chunk.start + chunk.count
+            if chunk.is_last and sequence.num_expected < sequence.num_computable:
+                sequence.num_expected += 1
+        return chunks
+
+    @property
+    def _can_look_ahead(self) -> bool:
+        """Whether a step can be chosen while another is being computed."""
+        is_guessing = self._speculation is not None
+        return not (is_guessing or self._suspects) and self._open[-1].is_foreseeable
+
+    def _together(self, budget: int) -> list[Chunk]:
+        """Return the chunks of a step for all who can go on."""
+        num_preemptions = self.counts.preemptions
+        chunks = list(self._running_chunks(budget - self._kept_free(budget)))
+        if self.waiting and self.counts.preemptions == num_preemptions:
+            chunks += self._admitted_chunks(budget - sum(c.num_tokens for c in chunks))
+        return chunks
+
+    def _kept_free(self, budget: int) -> int:
+        """Return how many tokens running prompts leave to a short one that is the next to begin.
+
+        Otherwise the last of them would be computed before it begins.
+        """
+        waits = self.waiting and len(self.running) < self._limits.max_num_seqs
+        if not waits or self._limits.whole_prompts:
+            return 0
+        room = (budget - len(self.running)) // SHORT_SHARE
+        if room <= 0 or not any(sequence.num_missing > 1 for sequence in self.running):
+            return 0
+        first = self.waiting.first(self.counts.steps)
+        return first.num_missing if first is not None and first.num_missing <= room else 0
+
+    def _alone(self, budget: int) -> list[Chunk]:
+        """Return the chunk of the first suspect that waits for no image, if there is one.
+
+        Others give back the pages it needs, and are computed again.
+        """
+        for suspect in self._suspects:
+            if suspect in self.running:
+                self.running.remove(suspect)
+            else:
+                self.waiting.remove(suspect)
+            self._count_hits(suspect, self._reuse(suspect))
+            count = 0 if suspect.is_blocked else self._chunk_length(suspect, budget)
+            if count <= 0:
+                self.waiting.add(suspect)
+                continue
+            insort(self.running, suspect, key=self.waiting.importance)
+            while not self._can_hold(suspect, count):
+                self._preempt(next(s for s in reversed(self.running) if s is not suspect))
+            self._hold(suspect, count)
+            return [Chunk.of(suspect, suspect.num_computed, count)]
+        return []
+
+    def _running_chunks(self, budget: int) -> Iterator[Chunk]:
+        """Yield a chunk per running sequence; preempt the last one for want of pages."""
+        place, page_tokens = 0, self._pool.page_tokens
+        while place < len(self.running) and budget > 0:
+            sequence = self.running[place]
+            if sequence.is_blocked:
+                self.waiting.add(self.running.pop(place))
+                continue
+            drafts = NO_TOKENS
+            if self._speculation is not None:
+                drafts = self._drafts(sequence, budget - (len(self.running) - place - 1))
+            start = sequence.num_computed
+            has_page = start % page_tokens != 0
+            is_decode = sequence.is_plain and sequence.num_expected - start == 1
+            if is_decode and has_page and not drafts and start >= sequence.num_prompt:
+                place += 1
+                budget -= 1
+                yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
+                continue
+            if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
+                self._count_hits(sequence, self._reuse(sequence))
+            count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
+            if count <= 0:  # it waits for an image or room for a whole one, or is about to end
+                place += 1
+                continue
+            while not self._can_hold(sequence, count):
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    return
+            if not self._can_hold(sequence, count + len(drafts)):
+                drafts = NO_TOKENS
+            place += 1
+            self._hold(sequence, count + len(drafts))
+            yield Chunk.of(sequence, sequence.num_computed, count, drafts)
+            budget -= count + len(drafts)
+
+    def _left_to(self, sequence: Sequence, place: int, budget: int) -> int:
+        """Return how many tokens of a step a running sequence may take.
+
+        A prompt leaves one to each text behind it. Otherwise a text that began beside a long prompt
+        would stand still until that is computed.
+        """
+        if sequence.num_missing <= 1:
+            return budget
+        num_texts = sum([other.num_missing == 1 for other in self.running[place + 1 :]])
+        return max(1, budget - num_texts)
+
+    def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
+        """Yield a chunk per sequence that begins to run."""
+        while self.waiting and budget > 0 and len(self.running) < self._limits.max_num_seqs:
+            sequence = self.waiting.first(self.counts.steps)
+            if sequence is None:
+                return
+            if self._limits.whole_prompts and sequence.num_missing > budget and self.running:
+                return
+            num_reused = self._reuse(sequence)
+            if sequence.is_blocked:  # the pages that were found end within an image
+                self._count_hits(sequence, num_reused)
+                continue
+            count = self._chunk_length(sequence, budget)
+            if not count:
+                return
+            if not self._can_hold(sequence, count):
+                self._give_up(sequence)
+                return
+            self._count_hits(sequence, num_reused)
+            self._hold(sequence, count)
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=self.waiting.importance)
+            yield Chunk.of(sequence, sequence.num_computed, count)
+            budget -= count
+
+    def _chunk_length(self, sequence: Sequence, budget: int) -> int:
+        if self._limits.whole_prompts:
+            return sequence.num_missing
+        count = min(sequence.num_missing, budget)
+        if sequence.is_watched:
+            count = min(count, MAX_WATCHED)
+        if not sequence.images:
+            return count
+        start = sequence.num_computed
+        end = min(start + count, sequence.computable_end)
+        return whole_end(sequence.images, start, end, budget + self._spare) - start
+
+    def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
+        """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
+        assert self._speculation is not None
+        if sequence.num_missing > 1 or not sequence.generates:
+            return NO_TOKENS
+        return self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
+
+    def _digest(self, sequence: Sequence, num_tokens: int) -> None:
+        """Bring the digests of a sequence's full pages up to `num_tokens`."""
+        if self._reuses_prefixes:
+            page_tokens = self._pool.page_tokens
+            end = num_tokens // page_tokens
+            salt = sequence.request.salt
+            marks = page_marks(sequence.images, page_tokens) if sequence.images else NO_MARKS
+            chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt, marks)
+
+    def _reuse(self, sequence: Sequence) -> int:
+        """Give a sequence the remembered pages that continue what it has; one token stays to run.
+
+        Returns:
+            How many tokens it need not compute.
+        """
+        if not self._reuses_prefixes or sequence.is_watched:
+            return 0
+        page_tokens = self._pool.page_tokens
+        first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
+        found = self._pool.share(sequence.digests[first:end])
+        if not found:
+            return 0
+        self._give_back(sequence.pages[first:])
+        sequence.pages = sequence.pages[:first] + found
+        num_before = sequence.num_computed
+        sequence.num_computed = (first + len(found)) * page_tokens
+        return sequence.num_computed - num_before
+
+    def _count_hits(self, sequence: Sequence, num_tokens: int) -> None:
+        if not sequence.has_started:
+            self.counts.prefix_hits += num_tokens
+            sequence.num_cached += num_tokens
+
+    def _remember(self, sequence: Sequence, start: int, end: int) -> None:
+        """Make the pages findable for others that were filled with the tokens from `start` on."""
+        page_tokens = self._pool.page_tokens
+        first, last = start // page_tokens, end // page_tokens
+        if self._reuses_prefixes and first < last:
+            self._digest(sequence, end)
+            for page in range(first, last):
+                self._pool.remember(sequence.pages[page], sequence.digests[page])
+
+    def _missing_pages(self, sequence: Sequence, count: int) -> int:
+        return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
+
+    def _can_hold(self, sequence: Sequence, count: int) -> bool:
+        """Whether there are pages for `count` more tokens; who waits for an image gives up his."""
+        num_missing = self._missing_pages(sequence, count)
+        if not self._pool.can_take(num_missing):
+            for other in self.waiting:
+                if other.pages and other is not sequence:
+                    self._give_up(other)
+        return self._pool.can_take(num_missing)
+
+    def _hold(self, sequence: Sequence, count: int) -> None:
+        missing = self._missing_pages(sequence, count)
+        if missing > 0:
+            sequence.pages.extend(self._pool.take(missing))
+
+    def _preempt(self, victim: Sequence) -> None:
+        if self._open:  # it may be in that step
+            raise MustWait
+        self.running.remove(victim)
+        self._give_up(victim)
+        victim.num_preemptions += 1
+        self._queue(victim)
+        self.counts.preemptions += 1
+
+    def retry(self) -> None:
+        """Have what is in the open steps computed in the next ones: nothing comes of these."""
+        while self._open:
+            step = self._open.pop()
+            for chunk in step.chunks:
+                sequence = chunk.sequence
+                if not sequence.has_ended:
+                    sequence.num_computed = min(sequence.num_computed, chunk.start)
+                    sequence.num_expected = len(sequence.tokens)
+            self._close(step)
+
+    def recompute(self, blames: bool = True) -> Sequence | None:
+        """Begin all sequences again from their tokens: the keys and values are lost.
+
+        Args:
+            blames: it may be a sequence's fault.
+
+        Returns:
+            A sequence at which workers die, if one is known.
+        """
+        deadly = self._suspects.accuse(self._chunks_in_steps) if blames else None
+        while self._open:
+            self._close(self._open.pop(0))
+        while self.running:
+            self._preempt(self.running[-1])
+        for sequence in self.waiting:
+            self._give_up(sequence)
+        self._pool.forget()
+        return deadly
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """Begin a sequence again."""
+        self._release(sequence)
+        if not sequence.has_started:
+            sequence.prompt_logprobs.clear()
+            sequence.num_cached = 0
+
+    def _release(self, sequence: Sequence) -> None:
+        self._give_back(sequence.pages)
+        sequence.pages = array("i")
+        sequence.num_computed = 0
+
+    def _give_back(self, pages: "array[int]") -> None:
+        """Let go of pages, once no open step may write to them."""
+        if self._open:
+            self._open[-1].given_up.append(pages)
+        else:
+            self._pool.give_back(pages)
+
+    def _close(self, step: OpenStep) -> None:
+        for pages in step.given_up:
+            self._pool.give_back(pages)
+
+    def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
+        """Account for the oldest step, which has ended; return what there is to say."""
+        step = self._open.pop(0)
+        assert step.chunks is chunks, "steps end in their order"
+        news = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.has_ended:
+                outcome.pass_over(chunk)
+                continue
+            if chunk.is_decode:
+                news.append(self._advance(sequence, outcome.token()))
+                continue
+            if chunk.watched:
+                self._look(chunk, outcome)
+            self._shares.charge(sequence.request.key, chunk.count)
+            end = chunk.end
+            if chunk.is_last and sequence.request.embeds:
+                news.append(News(sequence, [], FinishReason.STOP, embedding=outcome.embedding()))
+            elif chunk.is_last and not sequence.generates:
+                news.append(News(sequence, [], FinishReason.LENGTH))
+            elif chunk.is_last:
+                news.append(self._draw(chunk, outcome))
+                end += max(0, len(news[-1].tokens) - 1)
+            self._remember(sequence, chunk.start, end)
+            if chunk.is_last and news[-1].finished is not None:
+                self._forget(sequence)
+        self._close(step)
+        if self._suspects:
+            self._suspects.look(chunks[0].sequence)
+        return news
+
+    def _advance(self, sequence: Sequence, token: int) -> News:
+        """Do what `update` does for a chunk, for one that `is_decode`."""
+        sequence.tokens.append(token)
+        self._shares.charge(sequence.request.key, 1)
+        finished = finish_reason(sequence, token)
+        end = len(sequence.tokens) - 1
+        if not end % self._pool.page_tokens:
+            self._remember(sequence, end - 1, end)
+        if finished is not None:
+            self._forget(sequence)
+        return News(sequence, [token], finished)
+
+    def _look(self, chunk: Chunk, outcome: Outcome) -> None:
+        """Take the log probabilities of prompt tokens."""
+        num_top = chunk.sequence.request.sampling.prompt_logprobs
+        assert num_top is not None
+        for _ in chunk.watched:
+            outcome.token()
+            chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
+
+    def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
+        """Take the tokens that a step drew: one, and one more for every guess that was right.
+
+        What was drawn without a grammar that should have been followed is not told: the sequence
+        ends as if aborted, and its request is to fail.
+        """
+        sequence = chunk.sequence
+        num_top = sequence.request.sampling.logprobs
+        news = News(sequence, [], FinishReason.ABORT if sequence.is_stuck else None)
+        logprobs = bytearray()
+        is_right = True
+        for place in range(len(chunk.drafts) + 1):
+            token = outcome.token()
+            logprob = b"" if num_top is None else outcome.logprob(num_top)
+            if not is_right or news.finished is not None:
+                continue
+            sequence.tokens.append(token)
+            news.tokens.append(token)
+            logprobs += logprob
+            news.finished = finish_reason(sequence, token)
+            is_right = place < len(chunk.drafts) and token == chunk.drafts[place]
+        news.logprobs = bytes(logprobs)
+        num_right = max(0, len(news.tokens) - 1)
+        sequence.num_computed += num_right
+        sequence.num_expected += num_right
+        if chunk.drafts and self._speculation is not None:
+            self._speculation.learn(sequence, len(chunk.drafts), num_right)
+            self.counts.drafts += len(chunk.drafts)
+            self.counts.right_drafts += num_right
+            self.counts.draft_rounds += 1
+            for place in range(num_right):
+                self.counts.right_at[place] += 1
+        return news
+
+    def abort(self, request: int) -> list[Sequence]:
+        """End all sequences of a request; return those there were."""
+        ids = list(self._by_request.get(request, ()))
+        return [sequence for id in ids if (sequence := self.end(id)) is not None]
+
+    def end(self, id: int) -> Sequence | None:
+        """End one sequence, if it is still here."""
+        sequence = self._by_id.get(id)
+        if sequence is not None:
+            self._forget(sequence)
+        return sequence
+
+    def _forget(self, sequence: Sequence) -> None:
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+        sequence.has_ended = True
+        self._suspects.forget(sequence)
+        if sequence.images:
+            assert self._images is not None
+            self._images.leave(sequence)
+        self._shares.leave(sequence.request.key)
+        del self._by_id[sequence.id]
+        siblings = self._by_request[request_of(sequence.id)]
+        siblings.remove(sequence.id)
+        if not siblings:
+            del self._by_request[request_of(sequence.id)]
+
+
+def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
+    """Return why a sequence ends with `token`, its newest, or None."""
+    request = sequence.request
+    if token in request.stop_token_ids:
+        return FinishReason.STOP
+    if len(sequence.tokens) - sequence.num_prompt >= request.max_tokens:
+        return FinishReason.LENGTH
+    return None

@@ -1,0 +1,46 @@
+"""What a step computes of one sequence."""
+
+from array import array
+from dataclasses import dataclass
+
+from headrace.engine_proc.sequence.sequence import Sequence
+
+NO_TOKENS: "array[int]" = array("i")  # not to be added to
+NOWHERE = range(0)
+
+
+@dataclass(slots=True)  # not frozen: that would triple the cost of making one
+class Chunk:
+    """`count` tokens of a sequence from `start` on, then guesses at those that follow.
+
+    What it says stays as it is while the sequence goes on, or ends.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    drafts: "array[int]"  # only behind the last token
+    is_last: bool  # the sequence's next token, or its embedding, comes out of this step
+    is_decode: bool = False  # the newest token of a plain sequence, alone: there is a fast way
+    watched: range = NOWHERE  # the positions whose successors' log probabilities are wanted
+
+    @classmethod
+    def of(
+        cls, sequence: Sequence, start: int, count: int, drafts: "array[int]" = NO_TOKENS
+    ) -> "Chunk":
+        """Make one of a sequence as it is now."""
+        end = start + count
+        chunk = cls(sequence, start, count, drafts, end == sequence.num_expected)
+        if sequence.is_watched:
+            chunk.watched = range(start, min(end, sequence.num_prompt - 1))
+        return chunk
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens the step computes."""
+        return self.count + len(self.drafts)
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token, guesses aside."""
+        return self.start + self.count

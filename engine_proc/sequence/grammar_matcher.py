@@ -1,0 +1,62 @@
+"""Where a sequence is in its grammar, and what may come next."""
+
+from array import array
+from typing import TYPE_CHECKING
+
+from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class Matcher:
+    """A grammar and the generated tokens it has seen.
+
+    It looks at tokens when a mask is wanted and not before, so that nothing is done between steps.
+    Preemption is nothing to it: a sequence keeps its tokens.
+
+    Args:
+        inner: a matcher that has seen nothing, this one's own.
+        ends: EOS ids. A draft of one ends the text, and what may follow does not matter.
+    """
+
+    def __init__(self, inner: "LLMatcher", ends: frozenset[int]) -> None:
+        self._inner = inner
+        self._ends = ends
+        self._num_seen = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the grammar cannot be followed any further; masks then ban nothing."""
+        return self._inner.is_error()
+
+    @property
+    def error(self) -> str:
+        """Why it is stuck, in llguidance's words, for the log; empty where it is not."""
+        return self._inner.get_error().partition("\n")[0]
+
+    def fill(
+        self, generated: "array[int]", drafts: "array[int]", area: MaskArea, first: int
+    ) -> None:
+        """Write the masks of the token after `generated` and of those after each of `drafts`.
+
+        No draft that the grammar bans equals what is drawn in its place; the masks after it are
+        not looked at, and ban nothing.
+        """
+        self._inner.consume_tokens(generated[self._num_seen :].tolist())
+        self._num_seen = len(generated)
+        num_drafted = 0
+        for place in range(len(drafts) + 1):
+            self._inner.unsafe_compute_mask_ptr(area.address(first + place), area.mask_bytes)
+            if place == len(drafts) or not self._consume_draft(drafts[place]):
+                break
+            num_drafted += 1
+        for place in range(num_drafted + 1, len(drafts) + 1):
+            area.allow_all(first + place)
+        if self.is_stuck:
+            area.allow_all(first)
+        elif num_drafted:
+            self._inner.rollback(num_drafted)
+
+    def _consume_draft(self, token: int) -> bool:
+        return token not in self._ends and self._inner.try_consume_tokens([token]) == 1

@@ -1,0 +1,144 @@
+"""The state of one sequence while the engine works on it."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headrace.engine_proc.sequence.grammar_matcher import Matcher
+from headrace.engine_proc.sequence.image_placeholder import PlacedImage, first_unready
+from headrace.engine_proc.sequence.mrope import RopePositions
+from headrace.ipc.messages import GenerateRequest, Sampling
+
+PLAIN = Sampling()
+# The fields of `Sampling` for which more has to be known, or told, than the last token.
+MORE = (
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("logit_bias", "bad_words", "min_tokens", "logprobs", "prompt_logprobs"),
+)
+# That for which the last token has to be known before the row is made that draws the next.
+BACK = ("bad_words",)
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """Tokens, how many of them are in the KV cache, and where.
+
+    There is no prefill and no decode: `num_computed` catches up with `len(tokens)`, and when it
+    has, the next token is sampled. While a step is being computed that samples it, the token is
+    expected: what comes after it can be computed, too.
+    """
+
+    request: GenerateRequest
+    tokens: "array[int]"  # i32: the prompt, then what was generated
+    num_prompt: int
+    is_plain: bool  # drawn from the last logits alone, and nothing but the token is told
+    turn: int = 0  # unique, the lowest runs first: see `make_turn`
+    queued_at: int = 0  # the step before which it began to wait
+    looks_back: bool = False  # what its rows ban depends on its last token; see `BACK`
+    num_computed: int = 0  # what is being computed included
+    num_expected: int = 0  # its tokens, and those that are being sampled
+    num_computable: int = 0  # tokens there will be at most, but for the last: nobody sees that
+    row: int = -1  # of the last step that samples its next token; kept by `build_step`
+    has_ended: bool = False  # what is still being computed of it is nobody's
+    pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
+    digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
+    num_cached: int = 0  # prompt tokens found in the prefix cache
+    prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are told
+    draft_length: int = 0  # tokens to guess next, see `speculation.py`
+    sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
+    queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
+    scheduled_ns: int = 0  # when it was first part of a step
+    first_token_ns: int = 0  # kept by `Accounts`, as the next
+    last_token_ns: int = 0
+    num_preemptions: int = 0
+    has_started: bool = False  # its plan has gone to the detokenizer
+    matcher: Matcher | None = None  # where it has a grammar, see `Grammars`
+    images: list[PlacedImage] = field(default_factory=list)  # see `Images`
+    rope: RopePositions | None = None  # where an image makes them others than positions
+    is_masked: bool = False  # only some tokens may be drawn
+    has_no_token: bool = False  # none that its grammar and its request both allow
+
+    @classmethod
+    def of(
+        cls, request: GenerateRequest, prompt: bytes | memoryview, queued_ns: int = 0
+    ) -> "Sequence":
+        """Start with a prompt of u32 token ids."""
+        tokens = array("i")
+        tokens.frombytes(prompt)
+        is_masked = bool(request.grammar or request.allowed)
+        is_plain = not (request.embeds or is_masked or asks(request.sampling, MORE))
+        return cls(
+            request,
+            tokens,
+            len(tokens),
+            is_plain,
+            is_masked=is_masked,
+            num_expected=len(tokens),
+            looks_back=asks(request.sampling, BACK),
+            num_computable=len(tokens) + max(request.max_tokens - 1, 0),
+            queued_ns=queued_ns,
+        )
+
+    def take_after(self, old: "Sequence") -> None:
+        """Take over the history of the same sequence."""
+        self.num_cached = old.num_cached
+        self.queued_ns, self.scheduled_ns = old.queued_ns, old.scheduled_ns
+        self.first_token_ns, self.last_token_ns = old.first_token_ns, old.last_token_ns
+        self.num_preemptions = old.num_preemptions
+
+    @property
+    def id(self) -> int:
+        """The id its messages carry."""
+        return self.request.id
+
+    @property
+    def num_generated(self) -> int:
+        """How many tokens have been generated."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def generated(self) -> "array[int]":
+        """Tokens generated so far."""
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no token may be drawn, or its grammar cannot be followed any further."""
+        if self.has_no_token:
+            return True
+        return bool(self.request.grammar) and (self.matcher is None or self.matcher.is_stuck)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens follow the prompt. An embedding or a scored prompt ends with it."""
+        return self.request.max_tokens > 0 and not self.request.embeds
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens that no step computes yet; 0 while its last one is being sampled."""
+        return self.num_expected - self.num_computed
+
+    @property
+    def computable_end(self) -> int:
+        """The first token that cannot be computed yet, for want of an image's embedding."""
+        return first_unready(self.images, self.num_computed)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no token can be computed before an image has been encoded."""
+        return bool(self.images) and self.computable_end <= self.num_computed
+
+    @property
+    def awaits_image(self) -> bool:
+        """Whether one of its images has not been encoded."""
+        return not all(placed.is_ready for placed in self.images)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the log probabilities of its prompt are wanted and have not been told."""
+        return self.request.sampling.prompt_logprobs is not None and not self.has_started
+
+
+def asks(sampling: Sampling, names: Iterable[str]) -> bool:
+    """Whether one of these fields is not what it is by default."""
+    return any(getattr(sampling, name) != getattr(PLAIN, name) for name in names)

@@ -1,0 +1,122 @@
+"""What the board is told of sequences: how many tokens they had, and how long each part took.
+
+A sequence waits until its first step, is prefilled until its first token, and decoded until its
+last. Those that run to their end are counted; who leaves before tells nothing of the engine.
+"""
+
+from collections import Counter
+
+from headrace.board.board import Field, Slot, Timing
+from headrace.engine_proc.scheduling.scheduler import News
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.ipc.messages import FinishReason
+
+SECOND_NS = 10**9
+RAN = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class TokenRate:
+    """How many tokens are generated in a second, as the board tells: lately, whatever "now" is."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._since_ns = 0
+        self._num_before = slot[Field.GENERATED_TOKENS]  # of an engine in whose place this one is
+
+    def observe(self, now_ns: int) -> None:
+        """Look at how many there have been, once a second."""
+        elapsed_ns = now_ns - self._since_ns
+        if elapsed_ns < SECOND_NS:
+            return
+        num = self._slot[Field.GENERATED_TOKENS]
+        self._slot[Field.TOKENS_PER_SECOND] = (num - self._num_before) * SECOND_NS // elapsed_ns
+        self._since_ns, self._num_before = now_ns, num
+
+
+class Accounts:
+    """Counts what steps bring, later: while the next one is computed."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._open: list[tuple[list[News], int]] = []
+        self._rate = TokenRate(slot)
+
+    def take(self, news: list[News], now_ns: int) -> None:
+        """Keep what a step brought at `now_ns`, CLOCK_MONOTONIC, until `settle`."""
+        self._open.append((news, now_ns))
+
+    def settle(self) -> None:
+        """Count what has been taken."""
+        for news, now_ns in self._open:
+            self._count(news, now_ns)
+            self._rate.observe(now_ns)
+        self._open.clear()
+
+    def stop(self, sequence: Sequence) -> None:
+        """Count a sequence that its detokenizer has ended."""
+        self.settle()
+        if sequence.first_token_ns:
+            self._close(sequence, FinishReason.STOP)
+
+    def _count(self, news: list[News], now_ns: int) -> None:
+        earlier: Counter[int] = Counter()
+        for n in news:
+            sequence = n.sequence
+            if n.tokens or n.embedding is not None or not sequence.generates:
+                if sequence.first_token_ns:
+                    earlier[sequence.last_token_ns] += 1
+                else:
+                    sequence.first_token_ns = now_ns
+                    begin(self._slot, sequence.num_prompt, sequence.num_cached)
+                sequence.last_token_ns = now_ns
+            if n.finished in RAN:
+                self._close(sequence, n.finished)
+        # Most have had their last token in the same step, so there are few moments.
+        between = self._slot.histogram(Timing.BETWEEN)
+        for then_ns, times in earlier.items():
+            between.observe(now_ns - then_ns, times)
+
+    def _close(self, s: Sequence, why: FinishReason) -> None:
+        moments = (s.queued_ns, s.scheduled_ns, s.first_token_ns, s.last_token_ns)
+        counts = (s.num_prompt, s.num_cached, s.num_generated, s.request.max_tokens)
+        close(self._slot, why, moments, counts, s.num_preemptions)
+
+
+def begin(slot: Slot, num_prompt: int, num_cached: int) -> None:
+    """Count the prompt of a sequence that has its first token."""
+    slot.add(Field.PREFILLED_TOKENS, num_prompt - num_cached)
+    slot.add(Field.CACHED_TOKENS, num_cached)
+
+
+def close(
+    slot: Slot,
+    why: FinishReason,
+    moments: tuple[int, int, int, int],
+    counts: tuple[int, int, int, int],
+    num_preemptions: int = 0,
+) -> None:
+    """Count a sequence that has run to its end.
+
+    Args:
+        moments: when it came, began to run, had its first token, and its last; CLOCK_MONOTONIC, ns
+        counts: tokens of its prompt, those of them in the cache, those generated, and how many
+            there might have been
+    """
+    queued, scheduled, first, last = moments
+    num_prompt, num_cached, num_generated, max_tokens = counts
+    slot.add(Field.ENDED + why)
+    observed = [
+        (Timing.WAITED, scheduled - queued),
+        (Timing.PREFILLED, first - scheduled),
+        (Timing.DECODED, last - first),
+        (Timing.RAN, last - scheduled),
+        (Timing.PROMPT, num_prompt),
+        (Timing.COMPUTED, num_prompt - num_cached),
+        (Timing.GENERATED, num_generated),
+        (Timing.MAX_TOKENS, max_tokens),
+        (Timing.PREEMPTED, num_preemptions),
+    ]
+    if num_generated > 1:
+        observed.append((Timing.PER_TOKEN, (last - first) // (num_generated - 1)))
+    for span, amount in observed:
+        slot.histogram(span).observe(amount)

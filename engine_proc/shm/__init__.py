@@ -1,0 +1,1 @@
+"""Shared memory between the engine and its workers."""

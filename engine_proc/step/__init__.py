@@ -1,0 +1,1 @@
+"""A step as arrays for the workers."""

@@ -1,0 +1,58 @@
+"""The columns of a step that tell of images. Pure. See `worker_messages.Step`."""
+
+from array import array
+
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.mrope import RopePositions
+
+NONE = -1
+OF_TEXT = RopePositions()
+
+
+class ImageColumns:
+    """Built chunk by chunk; each is empty where no token of the step needs it."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        self._embed_rows, self._rope_positions = array("i"), array("i")
+        self._last_seen = array("i")
+        self._has_rows, self._sees_ahead = False, False
+        self._is_turned = any(chunk.sequence.rope is not None for chunk in chunks)
+        if any(chunk.sequence.images for chunk in chunks):
+            for chunk in chunks:
+                self._add(chunk)
+
+    def _add(self, chunk: Chunk) -> None:
+        start, end = chunk.start, chunk.start + chunk.num_tokens
+        rows, last_seen = array("i", [NONE]) * (end - start), array("i", range(start, end))
+        for placed in chunk.sequence.images:
+            places, own_rows = placed.within(start, end)
+            for place, row in zip(places, own_rows, strict=True):
+                rows[place - start] = row
+            self._has_rows |= bool(places)
+            if placed.is_whole:
+                self._sees_ahead |= bool(places)
+                last = NONE
+                for place in reversed(places):
+                    follows = place + 1 < end and rows[place + 1 - start] != NONE
+                    last = last if follows else place
+                    last_seen[place - start] = last
+        self._embed_rows += rows
+        self._last_seen += last_seen
+        if self._is_turned:
+            rope = chunk.sequence.rope or OF_TEXT
+            self._rope_positions += rope.of(start, end - start)
+
+    @property
+    def embed_rows(self) -> bytes:
+        """Which row of the embedding area each token comes in as."""
+        return self._embed_rows.tobytes() if self._has_rows else b""
+
+    @property
+    def rope_positions(self) -> bytes:
+        """Three positions of each token."""
+        return self._rope_positions.tobytes()
+
+    @property
+    def last_seen(self) -> bytes:
+        """The last position each token sees: of an image's adjacent rows, the last of them."""
+        return self._last_seen.tobytes() if self._sees_ahead else b""

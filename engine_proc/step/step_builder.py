@@ -1,0 +1,121 @@
+"""A step as arrays, for the workers."""
+
+from array import array
+
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.step.image_columns import ImageColumns
+from headrace.engine_proc.step.sampling_metadata import SamplingRows
+from headrace.ipc.worker_messages import Step
+
+UNKNOWN = 0  # a token
+KNOWN = -1  # the row of a relay
+
+
+def build_step(chunks: list[Chunk]) -> Step:
+    """Flatten chunks into the message that workers run. See `worker_messages.Step`."""
+    token_ids, positions, rows_of = array("i"), array("i"), array("i")
+    logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
+    relays: dict[int, int] = {}  # rows of the step before, by token
+    sampling = SamplingRows()
+    max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
+    table = []
+    for row, chunk in enumerate(chunks):
+        sequence, first_row = chunk.sequence, len(token_ids)
+        table.append(sequence.pages.tobytes().ljust(max_bytes, b"\0"))
+        known = sequence.tokens[chunk.start : chunk.start + chunk.count]
+        token_ids += known
+        if len(known) < chunk.count:  # the last one is being sampled
+            relays[len(token_ids)] = sequence.row
+            token_ids.append(UNKNOWN)
+        if chunk.is_decode:  # nearly always
+            positions.append(chunk.start)
+            rows_of.append(row)
+            sampling.draw(sequence, chunk.start + 1, chunk.drafts)
+            sequence.row = len(logit_rows)
+            logit_rows.append(first_row)
+            continue
+        token_ids += chunk.drafts
+        positions.extend(range(chunk.start, chunk.start + chunk.num_tokens))
+        rows_of.extend([row] * chunk.num_tokens)
+        if sequence.request.embeds:
+            pooled_rows.extend([len(token_ids) - 1] * chunk.is_last)
+            continue
+        for position in chunk.watched:
+            logit_rows.append(first_row + position - chunk.start)
+            sampling.watch(sequence, position + 1)
+        if chunk.is_last and sequence.generates:
+            for num_drafts in range(len(chunk.drafts) + 1):
+                if sequence.is_masked:
+                    masked_rows.append(len(logit_rows))
+                sampling.draw(sequence, chunk.end + num_drafts, chunk.drafts[:num_drafts])
+                sequence.row = len(logit_rows)
+                logit_rows.append(first_row + chunk.count - 1 + num_drafts)
+    images = ImageColumns(chunks)
+    return Step(
+        token_ids.tobytes(),
+        positions.tobytes(),
+        rows_of.tobytes(),
+        b"".join(table),
+        logit_rows.tobytes(),
+        bytes(sampling.rows),
+        sampling.history.tobytes(),
+        sampling.bias_tokens.tobytes(),
+        sampling.bias.tobytes(),
+        pooled_rows.tobytes(),
+        token_types(chunks) if pooled_rows else b"",
+        masked_rows.tobytes(),
+        images.embed_rows,
+        images.rope_positions,
+        images.last_seen,
+        relay_column(relays, len(token_ids)),
+    )
+
+
+def relay_column(relays: dict[int, int], num_tokens: int) -> bytes:
+    """Return which row of the step before draws each token, where one does."""
+    if not relays:
+        return b""
+    return array("i", [relays.get(place, KNOWN) for place in range(num_tokens)]).tobytes()
+
+
+def token_types(chunks: list[Chunk]) -> bytes:
+    """Return which of its sequence's two texts each token is in, where there are two."""
+    if not any(chunk.sequence.request.second_text for chunk in chunks):
+        return b""
+    types = array("i")
+    for chunk in chunks:
+        second = chunk.sequence.request.second_text or chunk.start + chunk.num_tokens
+        positions = range(chunk.start, chunk.start + chunk.num_tokens)
+        types.extend(position >= second for position in positions)
+    return types.tobytes()
+
+
+def fill_masks(chunks: list[Chunk], area: MaskArea) -> None:
+    """Write the masks of a step's `masked_rows`."""
+    first = 0
+    for chunk in chunks:
+        sequence = chunk.sequence
+        if not (sequence.is_masked and chunk.is_last and sequence.generates):
+            continue
+        rows = range(first, first + len(chunk.drafts) + 1)
+        if sequence.matcher is None or sequence.has_ended:
+            for row in rows:
+                area.allow_all(row)
+        else:
+            sequence.matcher.fill(sequence.generated, chunk.drafts, area, first)
+        if sequence.request.allowed and not sequence.has_ended:
+            restrict(sequence, rows, area)
+        first = rows.stop
+
+
+def restrict(sequence: Sequence, rows: range, area: MaskArea) -> None:
+    """Leave in the masks of a sequence only the tokens that its request allows.
+
+    A mask that loses all its tokens bans nothing. If it is the first, the sequence is stuck.
+    """
+    for row in rows:
+        if not area.allow_only(row, sequence.request.allowed):
+            area.allow_all(row)
+            sequence.has_no_token = sequence.has_no_token or row == rows.start

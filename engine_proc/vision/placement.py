@@ -1,0 +1,48 @@
+"""Where a tower runs, in which type, and how much goes through it at once.
+
+It is where the decoder runs: on its first GPU, or on the CPU. Torch is loaded only to find GPUs.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config.config import VisionConfig
+from headrace.engine_proc.worker.backend_selection import KERNELS, foresee_with
+from headrace.engine_proc.worker.device_selection import is_interpreted
+from headrace.errors import ConfigError, ModelError
+
+CPU_NUMBERS = 256 * 1176  # as many patches of Qwen2.5-VL's: more gain 10 %, and wait for all
+GPU_NUMBERS = 1 << 25  # 64 images of LLaVA's, 28,500 of those patches
+# Of a GPU, for a call: twice of what so many take in 16 bits. On a CPU, in 32, a call of LLaVA's
+# takes 120 bytes for each number, one of Qwen2.5-VL's 90.
+CALL_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Berth:
+    """A tower's place."""
+
+    device: str  # as torch names it
+    dtype: str  # as `tower.load` takes it
+    max_numbers: int  # as in `TowerReady`
+    call_bytes: int = 0  # of a GPU, for calls
+
+
+def berth_of(config: VisionConfig) -> Berth:
+    """Choose. With `--dtype float32` each image goes alone, and its rows depend on nothing else."""
+    is_exact = config.dtype == "float32"
+    if not runs_on_gpus(config):
+        return Berth("cpu", "float32", 0 if is_exact else CPU_NUMBERS)
+    max_numbers = 0 if is_exact else GPU_NUMBERS
+    if is_interpreted():
+        return Berth("cpu", config.dtype, max_numbers)
+    return Berth("cuda:0", config.dtype, max_numbers, CALL_BYTES * (2 if is_exact else 1))
+
+
+def runs_on_gpus(config: VisionConfig) -> bool:
+    """Whether the decoder does. Where nothing can run it, its worker says so, and why."""
+    try:
+        prognosis = foresee_with(config, Path(config.model_path))
+    except (ConfigError, ModelError):
+        return False
+    return prognosis.executor == KERNELS

@@ -1,0 +1,1 @@
+"""Weights as files store them."""

@@ -1,0 +1,153 @@
+"""Weights under Headrace's own names, as they lie on disk.
+
+A `Weight` is a view into a mapped file, or knows how to make what no file has: opening a model
+reads nothing but its header, and each executor converts what it loads, once. Readers
+(`safetensors.py`, `gguf.py`) open files under the files' own names, which `weight_names.py`
+translates into these.
+
+Names, with shapes [out, in] as in `torch.nn.Linear`; `{i}` counts layers:
+
+    embed                     [vocab, hidden]
+    head                      [vocab, hidden], absent when `tied_head`
+    norm                      [hidden]; `norm.bias` never occurs in a supported model
+    layers.{i}.attn_norm      [hidden], before attention; absent with placement POST
+    layers.{i}.attn_post_norm [hidden], after attention, with PRE_POST and POST
+    layers.{i}.mlp_norm       [hidden], before the MLP; absent with POST and PARALLEL
+    layers.{i}.mlp_post_norm  [hidden], after the MLP, with PRE_POST and POST
+    layers.{i}.q, .k, .v      [heads * head_dim, hidden], and `.q.bias` … with `qkv_bias`
+    layers.{i}.q_norm, k_norm [head_dim] per head, or [heads * head_dim] full width
+    layers.{i}.sinks          [heads], with `attention_sinks`
+    layers.{i}.o              [hidden, heads * head_dim], `.o.bias` with `output_bias`
+    layers.{i}.gate, .up      [intermediate, hidden], biases with `mlp_bias`
+    layers.{i}.down           [hidden, intermediate], `.down.bias` with `mlp_bias`
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine_proc.worker.checkpoints import gguf_blocks
+
+
+def e4m3_numbers() -> npt.NDArray[np.float32]:
+    """Return the number of each byte: 4 bits of exponent, 3 of mantissa; no infinity, one NaN."""
+    byte = np.arange(128)
+    exponents, mantissas = byte >> 3, byte & 7
+    normal = np.ldexp(1 + mantissas / 8, exponents - 7)
+    numbers = np.where(exponents > 0, normal, np.ldexp(mantissas / 8, -6))
+    numbers[127] = np.nan
+    return np.concatenate([numbers, -numbers]).astype(np.float32)
+
+
+E4M3_NUMBERS = e4m3_numbers()
+
+
+class Format(StrEnum):
+    """How a tensor's numbers are stored. Those from Q4_0 on are GGUF's block formats."""
+
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+    F8_E4M3 = "F8_E4M3"
+    I32 = "I32"  # packed codes, which are not decoded here
+    I64 = "I64"
+    Q4_0 = "Q4_0"
+    Q4_1 = "Q4_1"
+    Q8_0 = "Q8_0"
+    Q4_K = "Q4_K"
+    Q6_K = "Q6_K"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as it lies in its file, row after row."""
+
+    format: Format
+    shape: tuple[int, ...]  # in numbers, rows first; a quantized row is whole blocks
+    data: npt.NDArray[np.uint8]  # [bytes] or [rows, bytes], a read-only view into the file
+
+    @property
+    def block_numbers(self) -> int:
+        """How many numbers of a row are stored as one."""
+        block = gguf_blocks.BLOCK_FORMATS.get(self.format)
+        return 1 if block is None else block.numbers
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """Decode to a new array of `shape`. Exact: each stored number is an fp32 number."""
+        match self.format:
+            case Format.F32:
+                numbers = self.data.view("<f4").astype(np.float32)
+            case Format.F16:
+                numbers = self.data.view("<f2").astype(np.float32)
+            case Format.BF16:  # the upper half of an fp32
+                numbers = (self.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+            case Format.F8_E4M3:
+                numbers = E4M3_NUMBERS.take(self.data, mode="wrap")
+            case _:
+                numbers = gguf_blocks.decode(self.format, self.data)
+        return numbers.reshape(self.shape)
+
+    def to_q8_0(self) -> "StoredTensor":
+        """Round to 8 bits, in groups of 32 with a scale. Rows must be whole groups."""
+        blocks = gguf_blocks.encode_q8_0(self.to_float32())
+        return StoredTensor(Format.Q8_0, self.shape, blocks.reshape(-1))
+
+    def rows(self, start: int, stop: int) -> "StoredTensor":
+        """Return rows `start` to `stop` as a view: a fused matrix is stored row after row."""
+        return StoredTensor(self.format, (stop - start, *self.shape[1:]), self.lines[start:stop])
+
+    def columns(self, start: int, stop: int) -> "StoredTensor":
+        """Return columns `start` to `stop` of a matrix, whole blocks, as a view."""
+        num_rows, num_cols = self.shape
+        assert start % self.block_numbers == 0
+        assert stop % self.block_numbers == 0 or stop == num_cols
+        lines = self.lines
+        first, last = (lines.shape[1] * column // num_cols for column in (start, stop))
+        return StoredTensor(self.format, (num_rows, stop - start), lines[:, first:last])
+
+    def stored(self) -> "StoredTensor":
+        """Return itself, as a `Weight` that is stored as a tensor of its own."""
+        return self
+
+    @property
+    def lines(self) -> npt.NDArray[np.uint8]:
+        """The data by rows, [rows, bytes]."""
+        return self.data.reshape(self.shape[0], -1)
+
+
+class Weight(Protocol):
+    """A weight as executors see it, whatever it is made from. Only the last two read numbers."""
+
+    @property
+    def format(self) -> Format:
+        """Of what `stored` returns: where there is a choice, one that rounds nothing."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_numbers(self) -> int:
+        """How many numbers of a row cannot be cut apart."""
+        ...
+
+    def rows(self, start: int, stop: int) -> Self: ...
+
+    def columns(self, start: int, stop: int) -> Self:
+        """Return columns `start` to `stop` of a matrix, whole blocks."""
+        ...
+
+    def stored(self) -> StoredTensor:
+        """Return it as one tensor."""
+        ...
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """Return its numbers, of `shape`."""
+        ...
+
+
+Weights = Mapping[str, Weight]

@@ -1,0 +1,481 @@
+"""Attention over paged keys and values: prompts, pieces of them and single tokens in one launch.
+
+A program takes a tile: some consecutive tokens of one sequence, with the query heads of one KV
+head. It takes keys in splits that begin at fixed positions, and splits are merged in order, be it
+by a program that has taken all of them or, where there are few tiles and several programs share
+one, by the last that is done. So what a token gets has the same bits whatever its batch mates, its
+chunk and the launch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded, tanh
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
+from headrace.engine_proc.worker.reference.torch_attention import Reach
+from headrace.engine_proc.worker.reference.torch_attention import attend as attend_densely
+
+MINUS_INFINITY = tl.constexpr(float("-inf"))
+TAIL = tl.constexpr(4)  # of what a split leaves: a maximum, a sum, and room, to end at 16 bytes
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How attention is cut. Other sizes give other bits."""
+
+    rows: int = 64  # of a tile, a token having one per query head; more where it has more heads
+    keys: int = 64  # that are loaded together
+    split_keys: int = 256
+    enough_programs: int = 264  # to fill a GPU; with fewer tiles, splits run side by side,
+    max_partial_bytes: int = 256 << 20  # if what they leave to be merged is no more than this
+
+    def num_rows(self, group: int) -> int:
+        """Return the rows of a tile, where so many query heads share a KV head."""
+        return max(self.rows, 1 << (group - 1).bit_length())
+
+    def num_tiles(self, num_tokens: int, num_sequences: int, group: int) -> int:
+        """Return a bound of the tiles, from sizes that a captured graph knows."""
+        return num_tokens // (self.num_rows(group) // group) + num_sequences
+
+    def num_splits(self, max_keys: int) -> int:
+        """Return how many splits there are, when nobody has more keys than `max_keys`."""
+        return -(-max_keys // self.split_keys)
+
+    def num_sharing(self, num_programs: int, max_keys: int, split_bytes: int) -> int:
+        """Return how many programs share a tile.
+
+        Args:
+            num_programs: there are without sharing.
+            split_bytes: what one split leaves of all tokens.
+        """
+        num_splits = self.num_splits(max_keys)
+        if split_bytes * num_splits > self.max_partial_bytes:
+            return 1
+        return max(1, min(num_splits, -(-self.enough_programs // num_programs)))
+
+
+TILING = Tiling()
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Who the tokens of a batch belong to, on the device. Some stretches may be empty.
+
+    A sequence may have tokens and no keys, as padding: they attend to nothing, and get zeros.
+    """
+
+    query_starts: Tensor  # [sequences + 1], int32, each sequence's first token in the batch
+    num_keys: Tensor  # [sequences], int32, up to its last token in the batch, that one included
+    page_table: Tensor  # [sequences, max_pages], int32
+    max_keys: int  # no less than any of `num_keys`; in a graph, than any that are to come
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    stretches: Stretches,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
+    tiling: Tiling = TILING,
+    turns: Tensor | None = None,
+) -> Tensor:
+    """Attend with every token to its own sequence, itself included.
+
+    Args:
+        q: [tokens, heads, head_dim]
+        keys, values: [pages, page_tokens, kv_heads, head_dim], those of the batch included.
+        window: tokens attended to, the newest included; None is all.
+        softcap: scores become `softcap * tanh(score / softcap)`; None is no cap.
+        sinks: [heads], scores of a key that has no value.
+        kv_scales: what stored keys and values are multiplied with.
+        turns: as many as `tiling.enough_programs`, of `new_turns`, nobody else's while this runs.
+    Returns:
+        [tokens, heads, head_dim]
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = keys.shape[2]
+    group = num_heads // num_kv_heads
+    assert all(tensor.is_contiguous() for tensor in (q, keys, values))
+    assert stretches.page_table.stride(1) == 1
+    out = q.new_empty(num_tokens, num_heads, head_dim)
+    if num_tokens == 0:
+        return out
+    num_sequences, max_keys = len(stretches.num_keys), stretches.max_keys
+    num_tiles = tiling.num_tiles(num_tokens, num_sequences, group)
+    num_splits = tiling.num_splits(max_keys)
+    split_bytes = 4 * num_tokens * num_heads * (head_dim + int(TAIL))
+    num_sharing = tiling.num_sharing(num_tiles * num_kv_heads, max_keys, split_bytes)
+    is_split = num_sharing > 1
+    num_rows = num_tokens * num_heads * num_splits if is_split else 0
+    if turns is None:
+        turns = new_turns(tiling.enough_programs, q.device)
+    attention_kernel[(num_tiles, num_kv_heads, num_sharing)](
+        out,
+        q.new_empty(num_rows, head_dim + int(TAIL), dtype=torch.float32),
+        turns,
+        q,
+        keys,
+        values,
+        q if sinks is None else sinks,
+        stretches.query_starts,
+        stretches.num_keys,
+        stretches.page_table,
+        num_sequences,
+        stretches.page_table.stride(0),
+        num_splits,
+        scale * kv_scales[0],
+        kv_scales[1],
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        SPLIT_KEYS=tiling.split_keys,
+        WINDOW=window or 0,
+        HAS_SINKS=sinks is not None,
+        GROUP=group,
+        PAGE_TOKENS=keys.shape[1],
+        BLOCK_ROWS=tiling.num_rows(group),
+        BLOCK_KEYS=tiling.keys,
+        SOFTCAP=softcap or 0.0,
+        IS_SPLIT=is_split,
+        num_warps=8 if head_dim > 128 and q.element_size() == 2 else 4,  # registers would not do
+        num_stages=3,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_sequences", "num_splits"])
+def attention_kernel(
+    out: tl.tensor,
+    partial: tl.tensor,
+    turns: tl.tensor,
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    sinks: tl.tensor,
+    query_starts: tl.tensor,
+    num_keys: tl.tensor,
+    page_table: tl.tensor,
+    num_sequences: tl.tensor,
+    table_stride: tl.tensor,
+    num_splits: tl.tensor,
+    scale: tl.tensor,
+    value_scale: tl.tensor,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+) -> None:
+    TILE_TOKENS: tl.constexpr = BLOCK_ROWS // GROUP
+    sequence, start, count, first_query = find_tile(query_starts, num_sequences, TILE_TOKENS)
+    if first_query >= count:
+        return
+    first_position = tl.load(num_keys + sequence) - count
+    row, dim = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_DIM)
+    query, head = first_query + row // GROUP, tl.program_id(1) * GROUP + row % GROUP
+    is_row = (row < TILE_TOKENS * GROUP) & (query < count)
+    is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    place = (start + query).to(tl.int64) * NUM_HEADS + head
+    queries = tl.load(q + place[:, None] * HEAD_DIM + dim[None, :], mask=is_number, other=0.0)
+    begin = tl.maximum(first_position + first_query - WINDOW + 1, 0) if WINDOW > 0 else 0
+    end = first_position + tl.minimum(first_query + TILE_TOKENS, count)
+    partial += place * num_splits * (HEAD_DIM + TAIL)
+    maxima, sums, mixed = attend_splits(
+        queries,
+        keys + tl.program_id(1) * HEAD_DIM,
+        values + tl.program_id(1) * HEAD_DIM,
+        page_table + sequence.to(tl.int64) * table_stride,
+        first_position + query,
+        begin // SPLIT_KEYS + tl.program_id(2),
+        (end - 1) // SPLIT_KEYS,
+        begin,
+        end,
+        scale,
+        partial,
+        is_row,
+        (NUM_HEADS // GROUP) * HEAD_DIM,
+        HEAD_DIM,
+        PAGE_TOKENS,
+        SPLIT_KEYS,
+        BLOCK_ROWS,
+        BLOCK_KEYS,
+        BLOCK_DIM,
+        WINDOW,
+        SOFTCAP,
+        IS_SPLIT,
+    )
+    if IS_SPLIT:
+        tile = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        if not comes_last(turns, tile, tl.num_programs(2)):
+            return
+        for split in tl.range(begin // SPLIT_KEYS, (end - 1) // SPLIT_KEYS + 1, num_stages=3):
+            more_maxima, more_sums, more_mixed = load_split(partial, split, is_row, dim, HEAD_DIM)
+            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
+        maxima, sums, mixed = add_sink(maxima, sums, mixed, sink)
+    attended = mixed / tl.where(sums > 0, sums, 1.0)[:, None] * value_scale
+    to = out + place[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(to, rounded(attended, out.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def find_tile(
+    query_starts: tl.tensor, num_sequences: tl.tensor, TILE_TOKENS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return whose tile it is, where his tokens start, their count, and the tile's first.
+
+    Sequence s has tiles from `query_starts[s] // TILE_TOKENS + s` on. The last begin first: of a
+    prompt they have the most keys.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    low, high = 0, num_sequences
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(query_starts + middle) // TILE_TOKENS + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    sequence = low - 1
+    start = tl.load(query_starts + sequence)
+    count = tl.load(query_starts + sequence + 1) - start
+    return sequence, start, count, (tile - (start // TILE_TOKENS + sequence)) * TILE_TOKENS
+
+
+@triton.jit
+def attend_splits(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    positions: tl.tensor,
+    first_split: tl.tensor,
+    last_split: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    partial: tl.tensor,
+    is_row: tl.tensor,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    SPLIT_KEYS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to splits as far as they lie in keys `begin` to `end`: to all of them, in their order.
+
+    If IS_SPLIT, others have their share of them, and each split's numbers are stored by themselves.
+    """
+    dim = tl.arange(0, BLOCK_DIM)
+    maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
+    sums = tl.zeros([BLOCK_ROWS], tl.float32)
+    mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
+    for split in range(first_split, last_split + 1, tl.num_programs(2)):
+        more_maxima, more_sums, more_mixed = attend_split(
+            queries,
+            keys,
+            values,
+            table,
+            positions,
+            tl.maximum(split * SPLIT_KEYS, begin // BLOCK_KEYS * BLOCK_KEYS),
+            tl.minimum((split + 1) * SPLIT_KEYS, end),
+            scale,
+            TOKEN_STRIDE,
+            HEAD_DIM,
+            PAGE_TOKENS,
+            BLOCK_ROWS,
+            BLOCK_KEYS,
+            BLOCK_DIM,
+            WINDOW,
+            SOFTCAP,
+        )
+        if IS_SPLIT:
+            store_split(partial, split, is_row, dim, HEAD_DIM, more_maxima, more_sums, more_mixed)
+        else:
+            maxima, sums, mixed = merge(maxima, sums, mixed, more_maxima, more_sums, more_mixed)
+    return maxima, sums, mixed
+
+
+@triton.jit
+def attend_split(
+    queries: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    table: tl.tensor,
+    positions: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    scale: tl.tensor,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to keys `begin` to `end`: return highest scores, sums of weights, weighted values.
+
+    Keys of which a row sees none leave its numbers as they are, bit by bit.
+    """
+    dim = tl.arange(0, BLOCK_DIM)
+    is_dim = dim < HEAD_DIM
+    maxima = tl.full([BLOCK_ROWS], MINUS_INFINITY, tl.float32)
+    sums = tl.zeros([BLOCK_ROWS], tl.float32)
+    mixed = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
+    for first in range(begin, end, BLOCK_KEYS):
+        key = first + tl.arange(0, BLOCK_KEYS)
+        is_key = key < end
+        page = tl.load(table + key // PAGE_TOKENS, mask=is_key, other=0).to(tl.int64)
+        at = (page * PAGE_TOKENS + key % PAGE_TOKENS) * TOKEN_STRIDE
+        of_keys = tl.load(
+            keys + at[None, :] + dim[:, None], mask=is_key[None, :] & is_dim[:, None], other=0.0
+        ).to(queries.dtype)
+        nothing = tl.zeros([BLOCK_ROWS, BLOCK_KEYS], tl.float32)
+        scores = dot(queries, of_keys, nothing) * scale
+        if SOFTCAP > 0:
+            scores = tanh(scores / SOFTCAP) * SOFTCAP
+        behind = positions[:, None] - key[None, :]
+        is_seen = (behind >= 0) & is_key[None, :]
+        if WINDOW > 0:
+            is_seen = is_seen & (behind < WINDOW)
+        scores = tl.where(is_seen, scores, MINUS_INFINITY)
+        highest = tl.maximum(maxima, tl.max(scores, 1))
+        base = finite(highest)
+        weights = tl.exp(scores - base[:, None])
+        decay = tl.exp(maxima - base)
+        sums = sums * decay + tl.sum(weights, 1)
+        of_values = tl.load(
+            values + at[:, None] + dim[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0
+        ).to(queries.dtype)
+        mixed = dot(rounded(weights, queries.dtype), of_values, mixed * decay[:, None])
+        maxima = highest
+    return maxima, sums, mixed
+
+
+@triton.jit
+def store_split(
+    partial: tl.tensor,
+    split: tl.tensor,
+    is_row: tl.tensor,
+    dim: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    mixed: tl.tensor,
+) -> None:
+    """Store what a split has seen, for who merges."""
+    at = partial + split * (HEAD_DIM + TAIL)
+    is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(at[:, None] + dim[None, :], mixed, mask=is_number)
+    tl.store(at + HEAD_DIM, maxima, mask=is_row)
+    tl.store(at + HEAD_DIM + 1, sums, mask=is_row)
+
+
+@triton.jit
+def load_split(
+    partial: tl.tensor,
+    split: tl.tensor,
+    is_row: tl.tensor,
+    dim: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return what a split has seen, from the cache that all processors share."""
+    at = partial + split * (HEAD_DIM + TAIL)
+    is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    mixed = tl.load(at[:, None] + dim[None, :], mask=is_number, other=0.0, cache_modifier=".cg")
+    maxima = tl.load(at + HEAD_DIM, mask=is_row, other=MINUS_INFINITY, cache_modifier=".cg")
+    sums = tl.load(at + HEAD_DIM + 1, mask=is_row, other=0.0, cache_modifier=".cg")
+    return maxima, sums, mixed
+
+
+@triton.jit
+def merge(
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    mixed: tl.tensor,
+    more_maxima: tl.tensor,
+    more_sums: tl.tensor,
+    more_mixed: tl.tensor,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to what two splits have seen, in their order."""
+    highest = tl.maximum(maxima, more_maxima)
+    base = finite(highest)
+    decay, more_decay = tl.exp(maxima - base), tl.exp(more_maxima - base)
+    sums = sums * decay + more_sums * more_decay
+    mixed = mixed * decay[:, None] + more_mixed * more_decay[:, None]
+    return highest, sums, mixed
+
+
+@triton.jit
+def add_sink(
+    maxima: tl.tensor, sums: tl.tensor, mixed: tl.tensor, sink: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to a key that has a score and no value."""
+    highest = tl.maximum(maxima, sink)
+    base = finite(highest)
+    decay = tl.exp(maxima - base)
+    return highest, sums * decay + tl.exp(sink - base), mixed * decay[:, None]
+
+
+@triton.jit
+def finite(maxima: tl.tensor) -> tl.tensor:
+    """Return 0 for the maximum of no scores, so that differences from it are no NaN."""
+    return tl.where(maxima == MINUS_INFINITY, 0.0, maxima)
+
+
+def reference(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    stretches: Stretches,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """Do as `attend`, in plain torch and fp32, sequence by sequence."""
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    starts = stretches.query_starts.tolist()
+    for sequence, num_keys in enumerate(stretches.num_keys.tolist()):
+        rows = slice(starts[sequence], starts[sequence + 1])
+        if rows.start == rows.stop:
+            continue
+        pages = stretches.page_table[sequence].long()
+        pages = pages[: -(-num_keys // keys.shape[1])]
+        out[rows] = attend_densely(
+            q[rows].float(),
+            keys[pages].flatten(0, 1)[:num_keys].float() * kv_scales[0],
+            values[pages].flatten(0, 1)[:num_keys].float() * kv_scales[1],
+            torch.arange(num_keys - (rows.stop - rows.start), num_keys, device=q.device),
+            scale=scale,
+            reach=Reach(before=None if window is None else window - 1),
+            softcap=softcap,
+            sinks=sinks,
+        )
+    return out.to(q.dtype)

@@ -1,0 +1,279 @@
+"""Draws a token for each row of logits: the same tokens as `csrc/sampling/sampler_row.cpp`.
+
+The noise is that of the C++ sampler, a function of (seed, position, token), and numbers are
+doubles as there. As there, most tokens need none: a bound says that they cannot win.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
+    MINUS_INFINITY,
+    find_limit,
+    load_block,
+    rank_of,
+)
+
+BLOCK = 2048
+NUM_WARPS = 16  # a program has a whole row
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How each row is drawn, [rows]. Numbers of one size lie equally far apart."""
+
+    seeds: Tensor  # int64, the bits of a u64
+    positions: Tensor  # the same
+    temperatures: Tensor  # fp32, 0 takes the likeliest
+    top_k: Tensor  # int32, 0 is all
+    top_p: Tensor  # fp32, 1 is all
+    min_p: Tensor  # fp32, 0 is all
+
+
+def draw(logits: Tensor, draws: Draws, out: Tensor | None = None) -> Tensor:
+    """Return a token per row, [rows], int32. A row with nothing but minus infinity gets token 0.
+
+    Args:
+        logits: [rows, vocab_size], fp32, rows may lie apart; not changed.
+        out: where to write them.
+    """
+    num_rows, vocab_size = logits.shape
+    assert logits.dtype == torch.float32
+    assert logits.stride(1) == 1
+    wide, narrow = draws.seeds.stride(0), draws.top_k.stride(0)
+    assert draws.positions.stride(0) == wide
+    assert all(
+        column.stride(0) == narrow for column in (draws.temperatures, draws.top_p, draws.min_p)
+    )
+    tokens = logits.new_empty(num_rows, dtype=torch.int32) if out is None else out
+    if num_rows:
+        block = min(BLOCK, triton.next_power_of_2(vocab_size))
+        draw_kernel[(num_rows,)](
+            tokens,
+            logits,
+            logits.new_empty(num_rows, block, dtype=torch.int64),
+            logits.stride(0),
+            draws.seeds,
+            draws.positions,
+            draws.temperatures,
+            draws.top_k,
+            draws.top_p,
+            draws.min_p,
+            wide,
+            narrow,
+            VOCAB_SIZE=vocab_size,
+            BLOCK=block,
+            TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,
+        )
+    return tokens
+
+
+@triton.jit
+def draw_kernel(
+    tokens: tl.tensor,
+    logits: tl.tensor,
+    brackets: tl.tensor,
+    stride: tl.tensor,
+    seeds: tl.tensor,
+    positions: tl.tensor,
+    temperatures: tl.tensor,
+    top_ks: tl.tensor,
+    top_ps: tl.tensor,
+    min_ps: tl.tensor,
+    wide: tl.tensor,
+    narrow: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    highest, likeliest = find_likeliest(logits, VOCAB_SIZE, BLOCK)
+    is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
+    temperature = tl.load(temperatures + row * narrow)
+    if (temperature <= 0) | (is_finite == 0):
+        tl.store(tokens + row, likeliest)
+        return
+    inverse = 1.0 / temperature.to(tl.float64)
+    min_p = tl.load(min_ps + row * narrow).to(tl.float64)
+    floor = tl.minimum(tl.log(tl.where(min_p > 0, min_p, 1.0)), 0.0)
+    floor = tl.where(min_p > 0, floor, MINUS_INFINITY)
+    bracket = brackets.to(tl.pointer_type(tl.uint64)) + row * BLOCK
+    limit = tl.zeros([], tl.uint64)
+    k = tl.load(top_ks + row * narrow)
+    if (k > 0) & (k < VOCAB_SIZE):
+        limit = find_limit(
+            logits,
+            bracket,
+            highest,
+            limit,
+            k.to(tl.float64),
+            inverse,
+            floor,
+            VOCAB_SIZE,
+            BLOCK,
+            TOKEN_BITS,
+            False,
+        )
+    p = tl.load(top_ps + row * narrow).to(tl.float64)
+    if p < 1:
+        limit = find_limit(
+            logits,
+            bracket,
+            highest,
+            limit,
+            p,
+            inverse,
+            floor,
+            VOCAB_SIZE,
+            BLOCK,
+            TOKEN_BITS,
+            True,
+        )
+    key = mix(
+        mix(tl.load(seeds + row * wide).to(tl.uint64, bitcast=True))
+        + tl.load(positions + row * wide).to(tl.uint64, bitcast=True)
+    )
+    drawn = find_drawn(
+        logits,
+        highest,
+        likeliest,
+        limit,
+        key,
+        inverse,
+        floor,
+        VOCAB_SIZE,
+        BLOCK,
+        TOKEN_BITS,
+    )
+    tl.store(tokens + row, drawn)
+
+
+@triton.jit
+def find_likeliest(
+    logits: tl.tensor, VOCAB_SIZE: tl.constexpr, BLOCK: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the highest logit and the first token that has it."""
+    best = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
+    at = tl.zeros([BLOCK], tl.int32)
+    for first in tl.range(0, VOCAB_SIZE, BLOCK, num_stages=3):
+        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
+        at = tl.where(x > best, token, at)
+        best = tl.maximum(x, best)
+    highest = tl.max(best, 0)
+    return highest, tl.min(tl.where(best == highest, at, VOCAB_SIZE), 0)
+
+
+@triton.jit
+def find_drawn(
+    logits: tl.tensor,
+    highest: tl.tensor,
+    likeliest: tl.tensor,
+    limit: tl.tensor,
+    key: tl.tensor,
+    inverse: tl.tensor,
+    floor: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+) -> tl.tensor:
+    """Return the token whose score and noise add up to most, the lower one among equals.
+
+    A token can win only if 1 - u <= -log(u) <= exp(score - best): all else is skipped, block by
+    block, by a bound in fp32 that leaves room for what is rounded.
+    """
+    highest_score = highest.to(tl.float64) * inverse
+    best = highest_score + noise_of(uniform_of(key, likeliest))
+    drawn = likeliest
+    for first in tl.range(0, VOCAB_SIZE, BLOCK, num_stages=3):
+        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
+        score = x.to(tl.float64) * inverse
+        is_in = (token < VOCAB_SIZE) & (rank_of(x, token, VOCAB_SIZE, TOKEN_BITS) >= limit)
+        is_in = is_in & (score - highest_score >= floor)
+        uniform = uniform_of(key, token)
+        ahead = score - best + tl.abs(best) * 4.440892098500626e-16  # 2 ** -51
+        reach = tl.exp(tl.minimum(ahead, 1.0).to(tl.float32)) * 1.001 + 1e-37
+        can_win = is_in & ((1.0 - uniform).to(tl.float32) <= reach)
+        if tl.max(can_win.to(tl.int32), 0) > 0:
+            value = tl.where(can_win, score + noise_of(uniform), MINUS_INFINITY)
+            of_block = tl.max(value, 0)
+            winner = tl.min(tl.where(value == of_block, token, VOCAB_SIZE), 0)
+            is_better = (of_block > best) | ((of_block == best) & (winner < drawn))
+            drawn = tl.where(is_better, winner, drawn)
+            best = tl.maximum(best, of_block)
+    return drawn
+
+
+@triton.jit
+def uniform_of(key: tl.tensor, token: tl.tensor) -> tl.tensor:
+    """Return a token's random number, between 0 and 1."""
+    bits = mix(key + token.to(tl.uint64)) >> 12
+    return (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16  # 2 ** -52
+
+
+@triton.jit
+def noise_of(uniform: tl.tensor) -> tl.tensor:
+    """Return Gumbel noise."""
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def mix(x: tl.tensor) -> tl.tensor:
+    """SplitMix64's step (Steele, Lea and Flood, 2014): a counter made into random bits."""
+    x += 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+def reference(logits: Tensor, draws: Draws) -> Tensor:
+    """Do as `draw`, in plain torch, row by row."""
+    tokens = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+    logits = logits.nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
+    for row, scores in enumerate(logits.double()):
+        highest, likeliest = scores.max(), int((scores == scores.max()).nonzero()[0])
+        if draws.temperatures[row] <= 0 or not highest.isfinite():
+            tokens[row] = likeliest
+            continue
+        scores = scores * (1 / draws.temperatures[row].double())
+        kept = candidates(scores, draws, row)
+        key = mixed(mixed(draws.seeds[row]) + draws.positions[row])
+        bits = shifted(mixed(key + kept), 12)
+        noise = -((bits.double() + 0.5) * 2.0**-52).log().neg().log()
+        values = scores[kept] + noise
+        tokens[row] = kept[values == values.max()].min()
+    return tokens
+
+
+def candidates(scores: Tensor, draws: Draws, row: int) -> Tensor:
+    """Return the tokens that min_p, top-k and top-p leave of a row."""
+    order = scores.argsort(descending=True, stable=True)
+    below = scores[order] - scores[order[0]]
+    if draws.min_p[row] > 0:
+        order = order[below >= draws.min_p[row].double().log()]
+    if draws.top_k[row] > 0:
+        order = order[: int(draws.top_k[row])]
+    if draws.top_p[row] < 1:
+        weights = below[: len(order)].exp().cumsum(0)
+        num_below = int((weights < draws.top_p[row].double() * weights[-1]).sum())
+        order = order[: num_below + 1]
+    return order
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Do as `mix`, in int64."""
+    x = x + (0x9E3779B97F4A7C15 - 2**64)
+    x = (x ^ shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ shifted(x, 31)
+
+
+def shifted(x: Tensor, num: int) -> Tensor:
+    """Shift the bits of int64 to the right, zeros from the left."""
+    return (x >> num) & ((1 << (64 - num)) - 1)

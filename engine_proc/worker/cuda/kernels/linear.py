@@ -1,0 +1,288 @@
+"""Linear layers whose rows do not depend on each other: every sum is taken in one fixed order.
+
+A library's product chooses its way by the number of rows, and rows by other ways have other bits.
+Here a sum is one of parts, which begin at places that the matrix alone decides. With few rows there
+are few tiles, and programs share one: each has a part, and who comes last adds them in order. With
+many a program takes all parts of its tile, in larger tiles: the order is the same.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, dot, rounded
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last
+
+BLOCK = 64  # terms that are multiplied at once: the same for all tiles, or bits would differ
+ENOUGH_PROGRAMS = 132  # to keep a GPU's memory busy: one for each processor of an H100
+PART_BLOCKS = 4  # of a part, at least
+GROUP_ROWS = 8  # tiles of rows whose programs run together, and read the same columns
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a program computes, and how. Other tiles give the same bits."""
+
+    rows: int
+    columns: int
+    num_warps: int = 4
+    num_stages: int = 4
+
+
+FEW = Tile(64, 64)
+SHARED = Tile(64, 64, num_stages=6)  # few programs: each has more on its way
+SOME = Tile(128, 64, num_warps=8)
+MANY = Tile(128, 128, num_warps=8)
+WIDE = Tile(128, 256, num_warps=8, num_stages=3)  # too large where parts have sums of their own
+TILE_ROWS = (64, 256)  # the most that are few, and some
+FP32 = Tile(64, 64, num_stages=3)  # twice as large in memory, and not for tensor cores
+
+
+def part_terms(num_columns: int, num_terms: int) -> int:
+    """Return how many terms a part of a sum has, but for the last."""
+    num_tiles, num_blocks = -(-num_columns // BLOCK), -(-num_terms // BLOCK)
+    wanted = -(-ENOUGH_PROGRAMS // num_tiles)
+    return BLOCK * max(PART_BLOCKS, -(-num_blocks // wanted))
+
+
+def tile_of(num_rows: int, num_parts: int, dtype: torch.dtype) -> Tile:
+    """Return the tile that is likely to be quick: nobody has measured it. The interpreter has no
+    room for the widest."""
+    if dtype == torch.float32:
+        return FP32
+    if num_rows <= TILE_ROWS[0]:
+        return FEW if num_parts == 1 else SHARED
+    if num_rows <= TILE_ROWS[1]:
+        return SOME
+    return MANY if num_parts > 1 or INTERPRETED else WIDE
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, turns: Tensor | None = None
+) -> Tensor:
+    """Return `x @ weight.T + bias`, summed in fp32 and rounded once.
+
+    Args:
+        x: [rows, terms]
+        weight: [columns, terms]
+        bias: [columns]
+        turns: ENOUGH_PROGRAMS of `new_turns`, nobody else's while this runs; without, no tile is
+            shared.
+    """
+    num_rows, num_terms = x.shape
+    num_columns = len(weight)
+    assert weight.shape[1] == num_terms
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    out = x.new_empty(num_rows, num_columns)
+    if num_rows == 0:
+        return out
+    num_part = part_terms(num_columns, num_terms)
+    num_parts = triton.cdiv(num_terms, num_part)
+    tile = tile_of(num_rows, num_parts, x.dtype)
+    num_tiles = triton.cdiv(num_columns, tile.columns) * triton.cdiv(num_rows, tile.rows)
+    num_sharing = num_parts if turns is not None and num_tiles < ENOUGH_PROGRAMS else 1
+    num_sums = num_parts * num_rows if num_sharing > 1 else 0
+    linear_kernel[(num_tiles, num_sharing)](
+        out,
+        out.new_empty(num_sums, num_columns, dtype=torch.float32),
+        out if turns is None else turns,
+        x,
+        weight,
+        weight if bias is None else bias,
+        num_rows,
+        x.stride(0),
+        NUM_COLUMNS=num_columns,
+        NUM_TERMS=num_terms,
+        PART_TERMS=num_part,
+        HAS_BIAS=bias is not None,
+        BLOCK_ROWS=tile.rows,
+        BLOCK_COLUMNS=tile.columns,
+        BLOCK=BLOCK,
+        GROUP=GROUP_ROWS,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def linear_kernel(
+    out: tl.tensor,
+    sums_of_parts: tl.tensor,
+    turns: tl.tensor,
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    PART_TERMS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    NUM_PARTS: tl.constexpr = (NUM_TERMS + PART_TERMS - 1) // PART_TERMS
+    rows, columns = find_tile(num_rows, NUM_COLUMNS, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    if NUM_PARTS == 1:
+        sums = multiply(
+            x,
+            weight,
+            rows,
+            columns,
+            0,
+            NUM_TERMS,
+            num_rows,
+            x_stride,
+            NUM_COLUMNS,
+            NUM_TERMS,
+            BLOCK,
+        )
+    else:
+        sums = tl.zeros([BLOCK_ROWS, BLOCK_COLUMNS], tl.float32)
+        first, num_apart = tl.program_id(1) * PART_TERMS, tl.num_programs(1) * PART_TERMS
+        for begin in range(first, NUM_TERMS, num_apart):
+            end = tl.minimum(begin + PART_TERMS, NUM_TERMS)
+            sums += multiply(
+                x,
+                weight,
+                rows,
+                columns,
+                begin,
+                end,
+                num_rows,
+                x_stride,
+                NUM_COLUMNS,
+                NUM_TERMS,
+                BLOCK,
+            )
+        if tl.num_programs(1) > 1:
+            leave(sums_of_parts, sums, rows, columns, num_rows, NUM_COLUMNS)
+            if not comes_last(turns, tl.program_id(0), tl.num_programs(1)):
+                return
+            sums = add_parts(sums_of_parts, rows, columns, num_rows, NUM_COLUMNS, NUM_PARTS)
+    finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)
+
+
+@triton.jit
+def find_tile(
+    num_rows: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the rows and columns of a program's tile. Neighbors have as much in common as can be:
+    GROUP tiles of rows and the same columns, then the next columns."""
+    NUM_TILES: tl.constexpr = (NUM_COLUMNS + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
+    tile = tl.program_id(0)
+    group = tile // (GROUP * NUM_TILES)
+    in_group = tile % (GROUP * NUM_TILES)
+    num_together = tl.minimum(tl.cdiv(num_rows, BLOCK_ROWS) - group * GROUP, GROUP)
+    row_tile = group * GROUP + in_group % num_together
+    columns = (in_group // num_together) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    return (row_tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64), columns
+
+
+@triton.jit
+def multiply(
+    x: tl.tensor,
+    weight: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    num_rows: tl.tensor,
+    x_stride: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """Multiply a tile's terms from `begin`, in a block's beginning, to `end`."""
+    is_row, is_column = rows < num_rows, columns < NUM_COLUMNS
+    sums = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    for first in range(begin, end, BLOCK):
+        terms = first + tl.arange(0, BLOCK)
+        is_term = terms < NUM_TERMS
+        a = tl.load(
+            x + rows[:, None] * x_stride + terms[None, :],
+            mask=is_row[:, None] & is_term[None, :],
+            other=0.0,
+        )
+        b = tl.load(
+            weight + columns.to(tl.int64)[None, :] * NUM_TERMS + terms[:, None],
+            mask=is_column[None, :] & is_term[:, None],
+            other=0.0,
+        )
+        sums = dot(a, b, sums)
+    return sums
+
+
+@triton.jit
+def leave(
+    sums_of_parts: tl.tensor,
+    sums: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    num_rows: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+) -> None:
+    """Store a part's sums."""
+    at = (tl.program_id(1) * num_rows + rows)[:, None] * NUM_COLUMNS + columns[None, :]
+    is_number = (rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
+    tl.store(sums_of_parts + at, sums, mask=is_number)
+
+
+@triton.jit
+def add_parts(
+    sums_of_parts: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    num_rows: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+) -> tl.tensor:
+    """Add what programs have left, in order."""
+    is_number = (rows < num_rows)[:, None] & (columns < NUM_COLUMNS)[None, :]
+    at = rows[:, None] * NUM_COLUMNS + columns[None, :]
+    sums = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    for part in tl.static_range(NUM_PARTS):
+        place = sums_of_parts + at + part * num_rows.to(tl.int64) * NUM_COLUMNS
+        sums += tl.load(place, mask=is_number, other=0.0, cache_modifier=".cg")
+    return sums
+
+
+@triton.jit
+def finish(
+    out: tl.tensor,
+    sums: tl.tensor,
+    bias: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    num_rows: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> None:
+    """Add the bias to a product's tile, round it once, and store it."""
+    is_column = columns < NUM_COLUMNS
+    if HAS_BIAS:
+        sums += tl.load(bias + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    tl.store(
+        out + rows[:, None] * NUM_COLUMNS + columns[None, :],
+        rounded(sums, out.dtype.element_ty),
+        mask=(rows < num_rows)[:, None] & is_column[None, :],
+    )
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Do as `linear`, in plain torch."""
+    wide = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return wide.to(x.dtype)

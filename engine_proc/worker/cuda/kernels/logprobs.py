@@ -1,0 +1,123 @@
+"""Log probabilities of tokens, and the likeliest in their places, as in the C++ sampler."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import BLOCK, NUM_WARPS, find_likeliest
+from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
+    MINUS_INFINITY,
+    load_block,
+    rank_of,
+    weight_of,
+)
+
+HEAD_NUMBERS = 2  # of a report: logprob and rank; then pairs of token and logprob
+
+
+def report(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tensor:
+    """Return what is told of each row's token, [rows, 2 + 2 * most], int32 or the bits of fp32.
+
+    Args:
+        logits: [rows, vocab_size], fp32, the model's own.
+        tokens: [rows], int32
+        num_tops: [rows], int32: likeliest tokens that are told of; beyond them nothing is written.
+        most: the largest of these.
+    """
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    out = tokens.new_empty(num_rows, HEAD_NUMBERS + 2 * most)
+    if num_rows:
+        report_kernel[(num_rows,)](
+            out,
+            logits,
+            logits.stride(0),
+            out.stride(0),
+            tokens,
+            num_tops,
+            VOCAB_SIZE=vocab_size,
+            BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
+            TOKEN_BITS=max(1, (vocab_size - 1).bit_length()),
+            num_warps=NUM_WARPS,
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["out_stride"])
+def report_kernel(
+    out: tl.tensor,
+    logits: tl.tensor,
+    stride: tl.tensor,
+    out_stride: tl.tensor,
+    tokens: tl.tensor,
+    num_tops: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    out += row * out_stride
+    highest = find_likeliest(logits, VOCAB_SIZE, BLOCK)[0].to(tl.float64)
+    is_finite = (highest > MINUS_INFINITY) & (highest < -MINUS_INFINITY)
+    highest = tl.where(is_finite, highest, 0.0)
+    own = tl.load(logits + tl.load(tokens + row))
+    total, num_above = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
+    for first in range(0, VOCAB_SIZE, BLOCK):
+        x = load_block(logits, first, VOCAB_SIZE, BLOCK)[1]
+        total += tl.sum(weight_of(x, 1.0, highest, MINUS_INFINITY), 0)
+        num_above += tl.sum((x > own).to(tl.int32), 0)
+    log_sum = tl.where(is_finite, highest + tl.log(tl.maximum(total, 1e-300)), -MINUS_INFINITY)
+    tl.store(out, logprob_bits(own, log_sum))
+    tl.store(out + 1, 1 + num_above)
+    before = tl.zeros([], tl.uint64) - 1  # the largest of all
+    for place in range(0, tl.load(num_tops + row)):
+        best = find_next(logits, before, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+        before = best
+        token = VOCAB_SIZE - 1 - (best & ((1 << TOKEN_BITS) - 1)).to(tl.int32)
+        is_token = best > 0  # else there are no more
+        x = tl.load(logits + token, mask=is_token, other=MINUS_INFINITY)
+        tl.store(out + 2 + 2 * place, tl.where(is_token, token, -1))
+        tl.store(out + 3 + 2 * place, logprob_bits(x, log_sum))
+
+
+@triton.jit
+def find_next(
+    logits: tl.tensor,
+    before: tl.tensor,
+    VOCAB_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKEN_BITS: tl.constexpr,
+) -> tl.tensor:
+    """Return the highest `rank_of` a token that is below another; 0 where there is none."""
+    best = tl.zeros([], tl.uint64)
+    for first in range(0, VOCAB_SIZE, BLOCK):
+        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
+        rank = rank_of(x, token, VOCAB_SIZE, TOKEN_BITS)
+        is_below = (token < VOCAB_SIZE) & (rank < before)
+        best = tl.maximum(best, tl.max(tl.where(is_below, rank, 0), 0))
+    return best
+
+
+@triton.jit
+def logprob_bits(x: tl.tensor, log_sum: tl.tensor) -> tl.tensor:
+    """Return the bits of a log probability; NaN is minus infinity."""
+    difference = (x.to(tl.float64) - log_sum).to(tl.float32)
+    return tl.where(difference == difference, difference, MINUS_INFINITY).to(tl.int32, bitcast=True)
+
+
+def reference(logits: Tensor, tokens: Tensor, num_tops: Tensor, most: int) -> Tensor:
+    """Do as `report`, in plain torch, row by row; what is undefined there is 0."""
+    out = torch.zeros(len(logits), HEAD_NUMBERS + 2 * most, dtype=torch.int32, device=logits.device)
+    wide = logits.nan_to_num(nan=float("-inf"), neginf=float("-inf"), posinf=float("inf")).double()
+    logprobs = wide.log_softmax(1).nan_to_num(nan=float("-inf"), neginf=float("-inf")).float()
+    for row, (token, num_top) in enumerate(zip(tokens.tolist(), num_tops.tolist(), strict=True)):
+        order = wide[row].argsort(descending=True, stable=True)[:num_top]
+        out[row, :1] = logprobs[row, token].view(torch.int32)
+        out[row, 1] = 1 + (wide[row] > wide[row, token]).sum()
+        end = HEAD_NUMBERS + 2 * len(order)
+        out[row, HEAD_NUMBERS:end:2] = order.int()
+        out[row, HEAD_NUMBERS + 1 : end : 2] = logprobs[row, order].view(torch.int32)
+    return out

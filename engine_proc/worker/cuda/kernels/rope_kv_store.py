@@ -1,0 +1,228 @@
+"""RoPE, the norm of each head before it, and the way of keys and values into their pages.
+
+One product gives queries, keys and values of all heads; a program has a head of some tokens.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.kernels.norm import reference as norm_in_torch
+from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling, moments, rounded, scaled
+from headrace.engine_proc.worker.reference.torch_executor import rotate
+
+BLOCK_TOKENS = 8
+NO_SCALING = tl.constexpr(int(Scaling.NONE))
+
+
+@dataclass(frozen=True)
+class Rotations:
+    """The rotation of each token's pairs."""
+
+    cos: Tensor  # [tokens, pairs], fp32
+    sin: Tensor  # the same
+    interleaved: bool = False  # pairs are (2i, 2i + 1) rather than (i, i + pairs)
+
+
+@dataclass(frozen=True)
+class HeadNorm:
+    """The norm of single heads; keys have another weight than queries."""
+
+    scaling: Scaling
+    weights: Tensor  # [2, head_dim], fp32: of queries, of keys
+    eps: float
+
+
+def rope_store(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    kv_rows: Tensor,
+    *,
+    rotations: Rotations | None,
+    head_norm: HeadNorm | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """Norm and rotate queries and keys; store keys and values.
+
+    Args:
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim]
+        keys, values: [pages, page_tokens, kv_heads, head_dim]
+        kv_rows: [tokens], int64, page * page_tokens + row of the page; -1 is nowhere.
+        rotations: None rotates nothing.
+        kv_scales: what stored keys and values are to be multiplied with.
+    Returns:
+        The queries, [tokens, heads, head_dim].
+    """
+    num_kv_heads, head_dim = keys.shape[2:]
+    num_all_heads = qkv.shape[1] // head_dim
+    assert qkv.is_contiguous()
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    num_pairs = 0 if rotations is None else rotations.cos.shape[1]
+    assert rotations is None or (rotations.cos.is_contiguous() and rotations.sin.is_contiguous())
+    num_heads = num_all_heads - 2 * num_kv_heads
+    queries = qkv.new_empty(len(qkv), num_heads, head_dim)
+    if len(qkv) == 0:
+        return queries
+    rope_store_kernel[(triton.cdiv(len(qkv), BLOCK_TOKENS), num_all_heads)](
+        queries,
+        qkv,
+        keys,
+        values,
+        kv_rows,
+        qkv if rotations is None else rotations.cos,
+        qkv if rotations is None else rotations.sin,
+        qkv if head_norm is None else head_norm.weights,
+        1.0 if head_norm is None else head_norm.eps,
+        1 / kv_scales[0],
+        1 / kv_scales[1],
+        len(qkv),
+        BLOCK_TOKENS=BLOCK_TOKENS,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        NUM_PAIRS=num_pairs,
+        BLOCK_PAIRS=triton.next_power_of_2(max(num_pairs, 1)),
+        IS_INTERLEAVED=rotations is not None and rotations.interleaved,
+        SCALING=int(Scaling.NONE if head_norm is None else head_norm.scaling),
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return queries
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def rope_store_kernel(
+    queries: tl.tensor,
+    qkv: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    kv_rows: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    weights: tl.tensor,
+    eps: tl.tensor,
+    key_factor: tl.tensor,
+    value_factor: tl.tensor,
+    num_tokens: tl.tensor,
+    BLOCK_TOKENS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    SCALING: tl.constexpr,
+) -> None:
+    token = (tl.program_id(0) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)).to(tl.int64)
+    head = tl.program_id(1)
+    is_token = token < num_tokens
+    x = qkv + ((token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM)[:, None]
+    kv_row = tl.load(kv_rows + token, mask=is_token, other=-1)
+    is_stored = kv_row >= 0
+    dim = tl.arange(0, BLOCK_DIM)
+    is_dim = dim < HEAD_DIM
+    is_number = is_token[:, None] & is_dim[None, :]
+    numbers = tl.load(x + dim[None, :], mask=is_number, other=0.0).to(tl.float32)
+    if head >= NUM_HEADS + NUM_KV_HEADS:
+        kv_head = head - NUM_HEADS - NUM_KV_HEADS
+        to_values = values + ((kv_row * NUM_KV_HEADS + kv_head) * HEAD_DIM)[:, None]
+        write(to_values, dim, is_stored, is_dim, numbers * value_factor)
+        return
+    weight = weights + (head >= NUM_HEADS).to(tl.int32) * HEAD_DIM
+    mean, scale = tl.zeros([BLOCK_TOKENS], tl.float32), tl.zeros([BLOCK_TOKENS], tl.float32)
+    if SCALING != NO_SCALING:
+        mean, scale = moments(numbers, is_number, HEAD_DIM, eps, SCALING)
+    is_kept = is_dim & (dim >= 2 * NUM_PAIRS)
+    kept = normed(x, dim, is_token, is_kept, weight, mean, scale, SCALING)
+    pair = tl.arange(0, BLOCK_PAIRS)
+    is_pair = pair < NUM_PAIRS
+    at_a, at_b = pair, pair + NUM_PAIRS
+    if IS_INTERLEAVED:
+        at_a, at_b = 2 * pair, 2 * pair + 1
+    a = normed(x, at_a, is_token, is_pair, weight, mean, scale, SCALING)
+    b = normed(x, at_b, is_token, is_pair, weight, mean, scale, SCALING)
+    if NUM_PAIRS > 0:
+        at = (token * NUM_PAIRS)[:, None] + pair[None, :]
+        c = tl.load(cos + at, mask=is_token[:, None] & is_pair[None, :], other=0.0)
+        s = tl.load(sin + at, mask=is_token[:, None] & is_pair[None, :], other=0.0)
+        a, b = a * c - b * s, b * c + a * s
+    if head < NUM_HEADS:
+        to_queries = queries + ((token * NUM_HEADS + head) * HEAD_DIM)[:, None]
+        write(to_queries, dim, is_token, is_kept, kept)
+        write(to_queries, at_a, is_token, is_pair, a)
+        write(to_queries, at_b, is_token, is_pair, b)
+    else:
+        to_keys = keys + ((kv_row * NUM_KV_HEADS + head - NUM_HEADS) * HEAD_DIM)[:, None]
+        write(to_keys, dim, is_stored, is_kept, kept * key_factor)
+        write(to_keys, at_a, is_stored, is_pair, a * key_factor)
+        write(to_keys, at_b, is_stored, is_pair, b * key_factor)
+
+
+@triton.jit
+def normed(
+    x: tl.tensor,
+    at: tl.tensor,
+    is_token: tl.tensor,
+    is_number: tl.tensor,
+    weight: tl.tensor,
+    mean: tl.tensor,
+    scale: tl.tensor,
+    SCALING: tl.constexpr,
+) -> tl.tensor:
+    """Return some numbers of heads, normed if heads are."""
+    mask = is_token[:, None] & is_number[None, :]
+    numbers = tl.load(x + at[None, :], mask=mask, other=0.0).to(tl.float32)
+    if SCALING != NO_SCALING:
+        factors = tl.load(weight + at, mask=is_number, other=0.0)
+        numbers = scaled(numbers, mean, scale, factors, SCALING)
+    return numbers
+
+
+@triton.jit
+def write(
+    to: tl.tensor, at: tl.tensor, is_token: tl.tensor, is_number: tl.tensor, numbers: tl.tensor
+) -> None:
+    """Round some numbers of heads, and store them."""
+    mask = is_token[:, None] & is_number[None, :]
+    tl.store(to + at[None, :], rounded(numbers, to.dtype.element_ty), mask=mask)
+
+
+def reference(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    kv_rows: Tensor,
+    *,
+    rotations: Rotations | None,
+    head_norm: HeadNorm | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
+) -> Tensor:
+    """Do as `rope_store`, in plain torch."""
+    num_kv_heads, head_dim = keys.shape[2:]
+    heads = qkv.view(len(qkv), -1, head_dim)
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    num_stored = num_heads + num_kv_heads
+    q, k, v = heads.float().tensor_split((num_heads, num_stored), dim=1)
+    if head_norm is not None:
+        q, k = (
+            norm_in_torch(x, weight, scaling=head_norm.scaling, eps=head_norm.eps)
+            for x, weight in zip((q, k), head_norm.weights, strict=True)
+        )
+    if rotations is not None:
+        cos, sin = rotations.cos[:, None], rotations.sin[:, None]
+        q, k = (rotate(x, cos, sin, rotations.interleaved) for x in (q, k))
+    is_stored = kv_rows >= 0
+    rows = kv_rows[is_stored]
+    for pages, x, scale in ((keys, k, kv_scales[0]), (values, v, kv_scales[1])):
+        stored = x[is_stored] * (1 / scale)
+        if pages.dtype == torch.float8_e4m3fn:
+            stored = stored.clamp(-448, 448)  # a cast gives NaN
+        pages.view(-1, num_kv_heads, head_dim)[rows] = stored.to(pages.dtype)
+    return q.to(qkv.dtype)

@@ -1,0 +1,1 @@
+"""Weight matrices on GPUs, by format."""

@@ -1,0 +1,233 @@
+"""A matrix of 8-bit floats (e4m3): rows that meet it are rounded to such floats, too.
+
+Scales are of whole rows, of both factors; the library takes that product in bf16, and its bits may
+depend on how many rows there are. Or they are of as many terms as a block of the checkpoint has,
+which our own kernel does, and what the library has no way for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.engine_proc.worker.checkpoints.fp8_weight import Fp8Weight
+from headrace.engine_proc.worker.checkpoints.weights import Weight
+from headrace.engine_proc.worker.cuda.kernels.gpus import has_fp8
+from headrace.engine_proc.worker.cuda.kernels.linear import finish
+from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
+from headrace.engine_proc.worker.cuda.matrices.upload import pieces, send
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+SMALLEST = 1e-10  # a row of nothing but smaller numbers is as if they were this large
+LARGEST_CODE, SMALLEST_MAXIMUM = tl.constexpr(LARGEST), tl.constexpr(SMALLEST)
+BLOCK, BLOCK_TERMS = 64, 128  # rows and columns of a tile, and its terms
+LIBRARY_UNIT = 16  # the library wants columns and terms in multiples of this
+
+
+@dataclass(frozen=True)
+class Fp8Matrix:
+    """A `Matrix`."""
+
+    weight: Tensor  # [columns, terms], e4m3
+    scales: Tensor  # [columns, groups], fp32
+    group_size: int  # terms under a scale: all of them, or a multiple of 128
+    bias: Tensor | None = None  # [columns]
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[Weight], bias: Tensor | None, device: torch.device
+    ) -> "Fp8Matrix | None":
+        """Load a matrix that is stored in this format; None if it cannot be kept."""
+        own = [part for part in parts if isinstance(part, Fp8Weight)]
+        num_terms = parts[0].shape[1]
+        sizes = {min(num_terms, part.block[1]) for part in own}
+        if len(own) < len(parts) or len(sizes) > 1 or not has_fp8(device):
+            return None
+        size = sizes.pop()
+        if size < num_terms and size % BLOCK_TERMS:
+            return None
+        codes = send(own, lambda piece: piece.codes.lines.copy(), device, torch.uint8)
+        scales = send(own, lambda piece: piece.row_scales(), device, torch.float32)
+        return cls(codes.view(E4M3), scales, size, bias)
+
+    @classmethod
+    def rounded(
+        cls, parts: Sequence[Weight], bias: Tensor | None, device: torch.device
+    ) -> "Fp8Matrix":
+        """Load a matrix and round its rows, each by a scale of its own."""
+        num_rows, num_terms = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        codes = torch.empty(num_rows, num_terms, device=device, dtype=E4M3)
+        scales = torch.empty(num_rows, 1, device=device)
+        first = 0
+        for piece in pieces(parts):
+            own = slice(first, first + piece.shape[0])
+            numbers = torch.from_numpy(piece.to_float32()).to(device)
+            codes[own], scales[own] = rounded_reference(numbers, num_terms)
+            first = own.stop
+        return cls(codes, scales, num_terms, bias)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return `x @ weight.T + bias`, [rows, columns]."""
+        codes, scales = rounded_rows(x, self.group_size)
+        if len(x) == 0 or x.dtype != torch.bfloat16 or not self.is_for_library:
+            return product(x, codes, scales, self)
+        return torch._scaled_mm(  # torch has no other name for it
+            codes,
+            self.weight.t(),
+            scale_a=scales,
+            scale_b=self.scales.t(),
+            bias=self.bias,
+            out_dtype=torch.bfloat16,
+        )
+
+    @property
+    def is_for_library(self) -> bool:
+        """Whether the library can take it."""
+        is_even = all(size % LIBRARY_UNIT == 0 for size in self.weight.shape)
+        return is_even and self.scales.shape[1] == 1
+
+
+def fp8_reference(x: Tensor, matrix: Fp8Matrix) -> Tensor:
+    """Do as `apply`, in plain torch."""
+    size = matrix.group_size
+    codes, scales = rounded_reference(x, size)
+    a = codes.float() * scales.repeat_interleave(size, 1)[:, : x.shape[1]]
+    b = matrix.weight.float() * matrix.scales.repeat_interleave(size, 1)[:, : x.shape[1]]
+    return F.linear(a, b, None if matrix.bias is None else matrix.bias.float()).to(x.dtype)
+
+
+def rounded_reference(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Round groups of a row to e4m3, the largest number of each to 448 or -448.
+
+    Returns:
+        codes, [rows, terms], and fp32 scales, [rows, groups]
+    """
+    num_rows, num_terms = x.shape
+    padded = F.pad(x.float(), (0, -num_terms % group_size)).view(num_rows, -1, group_size)
+    scales = padded.abs().amax(2).clamp(min=SMALLEST) / LARGEST
+    codes = (padded / scales[:, :, None]).clamp(-LARGEST, LARGEST).to(E4M3)
+    return codes.view(num_rows, -1)[:, :num_terms].contiguous(), scales
+
+
+def rounded_rows(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Do as `rounded_reference`, in one launch."""
+    num_rows, num_terms = x.shape
+    num_groups = triton.cdiv(num_terms, group_size)
+    assert x.stride(1) == 1
+    codes = torch.empty(num_rows, num_terms, device=x.device, dtype=E4M3)
+    scales = torch.empty(num_rows, num_groups, device=x.device, dtype=torch.float32)
+    if num_rows:
+        round_kernel[(num_rows, num_groups)](
+            codes,
+            scales,
+            x,
+            x.stride(0),
+            NUM_TERMS=num_terms,
+            GROUP=group_size,
+            BLOCK=min(1024, triton.next_power_of_2(group_size)),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return codes, scales
+
+
+@triton.jit
+def round_kernel(
+    codes: tl.tensor,
+    scales: tl.tensor,
+    x: tl.tensor,
+    x_stride: tl.tensor,
+    NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    begin = group * GROUP
+    end = tl.minimum(begin + GROUP, NUM_TERMS)
+    largest = tl.zeros([BLOCK], tl.float32)
+    for first in range(begin, end, BLOCK):
+        term = first + tl.arange(0, BLOCK)
+        numbers = tl.load(x + row * x_stride + term, mask=term < end, other=0.0)
+        largest = tl.maximum(largest, tl.abs(numbers.to(tl.float32)))
+    scale = tl.maximum(tl.max(largest, 0), SMALLEST_MAXIMUM) / LARGEST_CODE
+    tl.store(scales + row * tl.num_programs(1) + group, scale)
+    for first in range(begin, end, BLOCK):
+        term = first + tl.arange(0, BLOCK)
+        numbers = tl.load(x + row * x_stride + term, mask=term < end, other=0.0)
+        code = rounded(numbers.to(tl.float32) / scale, codes.dtype.element_ty)
+        tl.store(codes + row * NUM_TERMS + term, code, mask=term < end)
+
+
+def product(x: Tensor, codes: Tensor, scales: Tensor, matrix: Fp8Matrix) -> Tensor:
+    """Multiply what `rounded_rows` has made of `x`, each sum in one fixed order."""
+    num_rows, num_terms = codes.shape
+    num_columns = len(matrix.weight)
+    assert matrix.weight.is_contiguous()
+    assert matrix.group_size >= num_terms or matrix.group_size % BLOCK_TERMS == 0
+    out = x.new_empty(num_rows, num_columns)
+    if num_rows:
+        fp8_kernel[(triton.cdiv(num_columns, BLOCK), triton.cdiv(num_rows, BLOCK))](
+            out,
+            codes,
+            scales,
+            matrix.weight,
+            matrix.scales,
+            out if matrix.bias is None else matrix.bias,
+            num_rows,
+            NUM_COLUMNS=num_columns,
+            NUM_TERMS=num_terms,
+            GROUP=matrix.group_size,
+            HAS_BIAS=matrix.bias is not None,
+            BLOCK=BLOCK,
+            BLOCK_TERMS=BLOCK_TERMS,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def fp8_kernel(
+    out: tl.tensor,
+    x: tl.tensor,
+    x_scales: tl.tensor,
+    weight: tl.tensor,
+    scales: tl.tensor,
+    bias: tl.tensor,
+    num_rows: tl.tensor,
+    NUM_COLUMNS: tl.constexpr,
+    NUM_TERMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_TERMS: tl.constexpr,
+) -> None:
+    NUM_GROUPS: tl.constexpr = (NUM_TERMS + GROUP - 1) // GROUP
+    columns = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    rows = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    is_column, is_row = columns < NUM_COLUMNS, rows < num_rows
+    sums = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for first in range(0, NUM_TERMS, BLOCK_TERMS):
+        terms = first + tl.arange(0, BLOCK_TERMS)
+        is_term = terms < NUM_TERMS
+        a = tl.load(
+            x + rows[:, None] * NUM_TERMS + terms[None, :],
+            mask=is_row[:, None] & is_term[None, :],
+            other=0.0,
+        )
+        b = tl.load(
+            weight + columns[None, :] * NUM_TERMS + terms[:, None],
+            mask=is_column[None, :] & is_term[:, None],
+            other=0.0,
+        )
+        group = first // GROUP
+        row_scales = tl.load(x_scales + rows * NUM_GROUPS + group, mask=is_row, other=0.0)
+        column_scales = tl.load(scales + columns * NUM_GROUPS + group, mask=is_column, other=0.0)
+        part = dot(a, b, tl.zeros([BLOCK, BLOCK], tl.float32))
+        sums += part * row_scales[:, None] * column_scales[None, :]
+    finish(out, sums, bias, rows, columns, num_rows, NUM_COLUMNS, HAS_BIAS)

@@ -1,0 +1,88 @@
+"""What workers on GPUs compute together; see `shard.py` for who has what.
+
+Nothing here looks at a number on the host, and shapes follow from shapes: a graph can capture it.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
+from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.parallel.peers import Peers
+
+
+class Team:
+    """The workers of a model, seen from one of them.
+
+    Args:
+        spec: of the whole model.
+        peers: None is a worker who has it all.
+    """
+
+    def __init__(self, spec: DecoderSpec, peers: Peers[Collectives[Tensor]] | None) -> None:
+        self.peers = peers
+        self.num_tokens = spec.vocab_size
+        self.num_numbers = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum over all workers; it may be in `x`."""
+        return x if self.peers is None else self.peers.group.all_reduce(x)
+
+    def check(self) -> None:
+        """Raise `CollectiveFailed` if others are gone. Results mean nothing before that.
+
+        What is checked is what the device has done, so the host waits for that first.
+        """
+        if self.peers is not None:
+            self.peers.group.check()
+
+    def embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """Return the embeddings of tokens, [tokens, hidden_size]: each has one worker's row.
+
+        Args:
+            weight: our own rows.
+        """
+        if self.peers is None:
+            return F.embedding(token_ids, weight)
+        row = token_ids - self.peers.shard.tokens.start
+        is_foreign = (row < 0) | (row >= len(weight))
+        x = F.embedding(row.masked_fill(is_foreign, 0), weight)
+        return self.sum(x.masked_fill(is_foreign[:, None], 0))
+
+    def all_logits(self, own: Tensor) -> Tensor:
+        """Return the logits of all tokens.
+
+        Args:
+            own: of our own tokens, [rows, tokens].
+        """
+        if self.peers is None:
+            return own
+        if len(own) == 0:
+            return own.new_empty(0, self.num_tokens)
+        counts = [len(shard.tokens) for shard in self.peers.shards]
+        padded = F.pad(own, (0, max(counts) - own.shape[1]))
+        gathered = padded.new_empty(len(counts), *padded.shape)
+        self.peers.group.all_gather(padded, gathered)
+        parts = zip(gathered, counts, strict=True)
+        return torch.cat([part[:, :count] for part, count in parts], 1)
+
+    def norm_heads(
+        self, q: Tensor, k: Tensor, weights: tuple[Tensor, Tensor], scaling: Scaling, eps: float
+    ) -> None:
+        """Norm queries and keys over all heads of all workers, in place.
+
+        Args:
+            q, k: those of our own heads, [tokens, heads * head_dim].
+            weights: likewise.
+        """
+        assert self.peers is not None
+        assert scaling != Scaling.LAYER
+        of_keys = square_sums(k) * self.peers.shard.owns_keys
+        squares = self.sum(torch.stack([square_sums(q), of_keys], 1))
+        for index, (x, weight) in enumerate(zip((q, k), weights, strict=True)):
+            scale = torch.rsqrt(squares[:, index] / self.num_numbers[index] + eps)
+            factors = weight + 1 if scaling == Scaling.RMS_ONE_PLUS else weight
+            x.copy_(x.float() * scale[:, None] * factors)

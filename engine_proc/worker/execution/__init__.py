@@ -1,0 +1,1 @@
+"""Execution of a step: executors, the sampler, the embedder."""

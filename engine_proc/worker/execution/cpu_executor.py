@@ -1,0 +1,514 @@
+"""Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
+
+Activations are fp32; factors of a product are rounded only for `int8` weights and, if that is asked
+for, to bf16 for bf16 ones and to 16 bits for packed ones. Every sum has one order, so the logits
+of a token have the same bits whatever its batch mates, its chunking and the number of threads.
+"""
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from ctypes import POINTER, Structure, c_float, c_int32, c_void_p
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.core import load_core
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
+from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
+from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    Norm,
+    Placement,
+    QKNorm,
+)
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.errors import ModelError
+from headrace.system.machine import usable_cores
+
+LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows
+BLOCK_TOKENS = 64  # of csrc/cpu/operands.h
+SEGMENT_TOKENS = 256  # of csrc/cpu/attention.h
+Q8_0_GROUP = 32  # numbers under one scale
+UNLIMITED = 2**31 - 1
+PACK_NUMBERS = 1 << 20  # decoded at a time while packing: 4 MB of fp32
+KEPT_BYTES = 1 << 27  # of logits from step to step; a prompt's log probabilities take more
+
+
+class UnsupportedSpec(ModelError):
+    """The spec has a field that this executor cannot honor; the text names it."""
+
+
+class WeightDtype(StrEnum):
+    """How weights are held in memory."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"  # rounded, in groups of 32 with a scale; activations are rounded likewise
+    INT8_WEIGHT_ONLY = "int8_weight_only"  # as Q8_0, where more than 8 bits are stored
+    PACKED = "packed"  # as stored: 4, 6 and 8 bits stay so
+
+
+class KVDtype(StrEnum):
+    """How keys and values are held: exactly, or rounded in half the memory."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class Isa(StrEnum):
+    """The instruction set; `BEST` is the widest this processor has."""
+
+    BEST = "best"
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512 = "avx512"
+
+
+# The order of these is the numbering of csrc/cpu.
+ISAS = tuple(Isa)
+PLACEMENTS = tuple(Placement)
+QK_NORMS = tuple(QKNorm)
+ACTIVATIONS = tuple(Activation)
+FORMATS: tuple[Format | None, ...] = (
+    *(Format.F32, Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1),
+    *(Format.Q4_K, Format.Q6_K),
+    None,  # int8, which no file has
+)
+BF12 = len(FORMATS)  # bf16 in 12 bits, without loss
+SAMPLED_ROWS = 64  # that tell whether a matrix of bf16 suits it
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+VECTORS = (
+    "attn_norm",
+    "attn_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "q_norm",
+    "k_norm",
+    "sinks",
+    *(f"{name}.bias" for name in MATRICES),
+)
+
+
+class Config(Structure):
+    """`Config` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("vocab_size", "hidden_size", "intermediate_size")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("num_layers", "num_ropes", "layer_norm")),
+        *((name, c_int32) for name in ("placement", "qk_norm", "activation")),
+        *((name, c_int32) for name in ("num_pages", "page_tokens", "kv_format")),
+        *((name, c_int32) for name in ("num_threads", "isa")),
+        *((name, c_int32) for name in ("rounds_activations", "activation_bits")),
+        *((name, c_float) for name in ("norm_eps", "attention_scale")),
+        *((name, c_float) for name in ("attention_softcap", "logit_softcap")),
+        *((name, c_float) for name in ("embedding_multiplier", "residual_multiplier")),
+        ("logit_multiplier", c_float),
+    )
+
+
+class LayerConfig(Structure):
+    """`LayerConfig` of csrc/cpu/model.h."""
+
+    _fields_ = (("rope", c_int32), ("window", c_int32))
+
+
+class RopeConfig(Structure):
+    """`RopeConfig` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        ("inv_freq", POINTER(c_float)),
+        ("axes", POINTER(c_int32)),
+        ("num_pairs", c_int32),
+        ("interleaved", c_int32),
+        ("scale", c_float),
+    )
+
+
+class Step(Structure):
+    """`Step` of csrc/cpu/model.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
+        *((name, c_void_p) for name in ("page_table", "logit_rows", "embed_rows")),
+        *((name, c_void_p) for name in ("rope_positions", "last_seen", "embeds")),
+        *((name, c_void_p) for name in ("logits", "maxima", "hidden")),
+        *((name, c_int32) for name in ("num_tokens", "num_sequences")),
+        *((name, c_int32) for name in ("max_pages", "num_logit_rows", "num_embeds")),
+    )
+
+
+class CpuExecutor:
+    """An `Executor`. One step runs at a time; a second caller waits.
+
+    Args:
+        page_tokens: a multiple of 16 that divides 256.
+        weight_dtype: `packed` keeps what is stored, but decodes F16 to fp32, which is exact.
+            `int8` rounds activations, too, to 8 bits.
+        rounds_activations: to bf16 where they meet weights in bf16, and in attention to keys and
+            values in bf16, as other engines do. Twice as fast for many tokens where the processor
+            multiplies bf16. To 16 bits, in groups of 32, where they meet quantized weights, but for
+            `int8_weight_only`: twice as fast. Sums stay fp32.
+        threads: of one step, the caller's included. By default, one per core we may use.
+        peers: the workers that run the other shares of `spec` and `weights`, which are the whole
+            model's. All run the same steps in the same order; each returns the same.
+        progress: called with (weights packed, weights in all) while loading.
+
+    Raises:
+        UnsupportedSpec: a size that the kernels cannot take.
+        ModelError: a weight is missing or has another shape than the spec says.
+        MemoryError: weights or pages do not fit.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_pages: int,
+        page_tokens: int = 32,
+        weight_dtype: WeightDtype | str = WeightDtype.PACKED,
+        kv_dtype: KVDtype | str = KVDtype.FLOAT32,
+        rounds_activations: bool = False,
+        threads: int | None = None,
+        isa: Isa | str = Isa.BEST,
+        peers: Peers[ShmAllReduce] | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.model = c_void_p()  # for __del__, should anything below raise
+        check_sizes(spec, page_tokens)
+        check_shapes(spec, weights)
+        self.vocab_size = spec.vocab_size
+        self._room = self.room_for(0)
+        self.peers = peers
+        whole = spec
+        if peers is not None:
+            spec, weights = peers.share_of(spec, weights)
+        self.spec = spec
+        self.page_tokens = page_tokens
+        self.weight_dtype = WeightDtype(weight_dtype)
+        self.activation_bits = activation_bits(self.weight_dtype, rounds_activations)
+        self.core = declare(load_core())
+        config = Config(
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            intermediate_size=spec.intermediate_size,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            num_layers=len(spec.layers),
+            num_ropes=len(spec.ropes),
+            layer_norm=spec.norm == Norm.LAYER,
+            placement=PLACEMENTS.index(spec.placement),
+            qk_norm=QK_NORMS.index(spec.qk_norm),
+            activation=ACTIVATIONS.index(spec.activation),
+            num_pages=num_pages,
+            page_tokens=page_tokens,
+            kv_format=FORMATS.index(
+                Format.F32 if KVDtype(kv_dtype) == KVDtype.FLOAT32 else Format.BF16
+            ),
+            num_threads=threads or usable_cores(),
+            isa=ISAS.index(Isa(isa)),
+            rounds_activations=rounds_activations,
+            activation_bits=self.activation_bits,
+            norm_eps=spec.norm_eps,
+            attention_scale=spec.attention_scale,
+            attention_softcap=spec.attention_softcap or 0.0,
+            logit_softcap=spec.logit_softcap or 0.0,
+            embedding_multiplier=spec.embedding_multiplier,
+            residual_multiplier=spec.residual_multiplier,
+            logit_multiplier=spec.logit_multiplier,
+        )
+        self.model = c_void_p(self.core.headrace_cpu_create(config, *layer_configs(spec)))
+        if not self.model:
+            raise MemoryError(f"{num_pages} KV pages of {page_tokens} tokens do not fit")
+        number: int = self.core.headrace_cpu_isa(self.model)
+        self.isa = ISAS[number]  # the one in use
+        if self.isa == Isa.BEST:
+            raise UnsupportedSpec(f"this processor has no {isa}")
+        if peers is not None:
+            self.join(peers, whole)
+        names = list(weight_shapes(spec))
+        with ThreadPoolExecutor(config.num_threads) as pool:
+            parts = [self.load(name, weights[name], pool) for name in names]
+            for done, slices in enumerate(parts):
+                progress(done, len(names))
+                for packed in slices:
+                    packed.result()
+        progress(len(names), len(names))
+
+    def __del__(self) -> None:
+        if self.model:
+            self.core.headrace_cpu_destroy(self.model)
+
+    def join(self, peers: Peers[ShmAllReduce], whole: DecoderSpec) -> None:
+        """Take one's place among the workers that run a model."""
+        first_tokens = [*(shard.tokens.start for shard in peers.shards), whole.vocab_size]
+        self.core.headrace_cpu_join(
+            self.model,
+            peers.group.rank,
+            len(peers.shards),
+            peers.group.handle,
+            (c_int32 * len(first_tokens))(*first_tokens),
+            whole.num_heads,
+            whole.num_kv_heads,
+            peers.shard.owns_keys,
+        )
+
+    def load(self, name: str, tensor: Weight, pool: ThreadPoolExecutor) -> list[Future[None]]:
+        """Take one weight. `pool` packs a matrix; no thread holds more than a slice decoded."""
+        layer, local = split_name(name)
+        if len(tensor.shape) == 1:
+            numbers = np.ascontiguousarray(tensor.to_float32())
+            if self.spec.norm == Norm.RMS_ONE_PLUS and local.endswith("norm"):
+                numbers = numbers + np.float32(1.0)
+            slot = 0 if layer < 0 else VECTORS.index(local)
+            pointer = numbers.ctypes.data
+            self.core.headrace_cpu_set_vector(self.model, layer, slot, pointer, len(numbers))
+            return []
+        slot = ("embed", "head").index(local) if layer < 0 else MATRICES.index(local)
+        where = (self.model, layer, slot)
+        format = packed_format(tensor, self.weight_dtype, self.activation_bits != 0)
+        number = BF12 if self.suits_bf12(tensor, format) else FORMATS.index(format)
+        if not self.core.headrace_cpu_allocate(*where, number, *tensor.shape):
+            raise MemoryError(f"weight {name!r} does not fit")
+        num_rows, num_cols = tensor.shape
+        step = max(LANES, PACK_NUMBERS // num_cols // LANES * LANES)
+
+        def pack(first: int) -> None:
+            rows = tensor.rows(first, min(first + step, num_rows)).stored()
+            if format == Format.Q8_0 != tensor.format:
+                rows = rows.to_q8_0()
+            kept = Format.Q8_0 if format is None else format  # what need not be decoded
+            if kept == rows.format and kept != Format.F32:
+                data: npt.NDArray[Any] = np.ascontiguousarray(rows.data)
+                store = self.core.headrace_cpu_pack_stored
+            else:
+                data = np.ascontiguousarray(rows.to_float32())
+                store = self.core.headrace_cpu_pack_float
+            store(*where, first, rows.shape[0], data.ctypes.data)
+
+        return [pool.submit(pack, first) for first in range(0, num_rows, step)]
+
+    def suits_bf12(self, tensor: Weight, format: Format | None) -> bool:
+        """Return whether the core can hold a matrix of bf16 in 12 bits, by some of its rows."""
+        if not format == tensor.format == Format.BF16:
+            return False
+        num_rows, num_cols = tensor.shape
+        first = max(0, num_rows - SAMPLED_ROWS) // 2
+        rows = tensor.rows(first, min(first + SAMPLED_ROWS, num_rows)).stored()
+        data = np.ascontiguousarray(rows.data)
+        return bool(
+            self.core.headrace_cpu_suits_bf12(self.model, data.ctypes.data, rows.shape[0], num_cols)
+        )
+
+    def forward(self, batch: Batch) -> Floats:
+        """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
+        logits, maxima = self.room_for(len(batch.logit_rows))
+        self.step(batch, logits, maxima)
+        return logits[:, : self.vocab_size]
+
+    def logits(self, batch: Batch) -> Logits:
+        """Do as `forward`, with maxima, in memory that the next step may take again.
+
+        Large arrays that are new in each step have all their pages cleared by the system.
+        """
+        num_rows = len(batch.logit_rows)
+        logits, maxima = self._room
+        if num_rows > len(logits):
+            logits, maxima = self.room_for(num_rows)
+            if logits.nbytes <= KEPT_BYTES:
+                self._room = logits, maxima
+        self.step(batch, logits, maxima)
+        return Logits(logits[:num_rows, : self.vocab_size], maxima[:num_rows])
+
+    def room_for(self, num_rows: int) -> tuple[Floats, Floats]:
+        """Return memory for the logits of so many rows, and for their maxima.
+
+        Rows begin with a cache line, since vectors are written that are one, and are `stride_of`
+        csrc/cpu/step_state.h long.
+        """
+        stride = (-(-self.vocab_size // LANES) + 1) * LANES
+        room = np.empty(num_rows * stride + LANES, np.float32)
+        begin = -room.ctypes.data // room.itemsize % LANES
+        logits = room[begin : begin + num_rows * stride].reshape(num_rows, stride)
+        return logits, np.empty((num_rows, -(-self.vocab_size // BLOCK_TOKENS)), np.float32)
+
+    def embed(self, batch: Batch) -> Floats:
+        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        hidden = np.empty((len(batch.logit_rows), self.spec.hidden_size), np.float32)
+        self.step(batch, hidden=hidden)
+        return hidden
+
+    def step(
+        self,
+        batch: Batch,
+        logits: Floats | None = None,
+        maxima: Floats | None = None,
+        hidden: Floats | None = None,
+    ) -> None:
+        """Run one step and fill logits and their maxima, or else hidden.
+
+        Raises:
+            CollectiveFailed: another worker is gone.
+        """
+        fields = (
+            batch.token_ids,
+            batch.positions,
+            batch.sequences,
+            batch.page_table,
+            batch.logit_rows,
+        )
+        arrays = [np.ascontiguousarray(field, np.int32) for field in fields]
+        num_tokens = len(arrays[0])
+        assert all(array.shape == arrays[0].shape for array in arrays[:3])
+        of_images = (batch.embed_rows, batch.rope_positions, batch.last_seen)
+        assert all(column is None or len(column) == num_tokens for column in of_images)
+        step = Step(
+            *(array.ctypes.data for array in arrays),
+            *(address(column) for column in of_images),
+            address(batch.embeds),
+            address(logits),
+            address(maxima),
+            address(hidden),
+            num_tokens,
+            *arrays[3].shape,
+            len(arrays[4]),
+            0 if batch.embeds is None else len(batch.embeds),
+        )
+        status: int = self.core.headrace_cpu_step(self.model, ctypes.byref(step))
+        if status == 1:
+            raise ValueError(
+                "the batch names a token, position, sequence, page or row beyond its range"
+            )
+        if status == 2:
+            raise MemoryError(f"a step of {num_tokens} tokens does not fit")
+        if status == 3:
+            assert self.peers is not None
+            self.peers.group.check()
+
+
+def address(array: npt.NDArray[Any] | None) -> int | None:
+    """Return where an array's numbers are, one after the other."""
+    if array is None:
+        return None
+    assert array.flags.c_contiguous and array.dtype in (np.int32, np.float32)
+    return int(array.ctypes.data)
+
+
+def page_bytes(spec: DecoderSpec, page_tokens: int, kv_dtype: KVDtype) -> int:
+    """Return the bytes of a KV page over all layers. Values are padded to 16 a head."""
+    itemsize = 4 if kv_dtype == KVDtype.FLOAT32 else 2
+    padded_dim = -(-spec.head_dim // LANES) * LANES
+    numbers = page_tokens * spec.num_kv_heads * (spec.head_dim + padded_dim)
+    return len(spec.layers) * numbers * itemsize
+
+
+def check_sizes(spec: DecoderSpec, page_tokens: int) -> None:
+    """Raise what the class says where the kernels would read out of bounds."""
+    if page_tokens < LANES or page_tokens % LANES or SEGMENT_TOKENS % page_tokens:
+        raise ValueError(f"page_tokens is {page_tokens}, not a multiple of 16 that divides 256")
+    if spec.num_heads % spec.num_kv_heads:
+        raise UnsupportedSpec(
+            f"num_heads {spec.num_heads} is not a multiple of num_kv_heads {spec.num_kv_heads}"
+        )
+    for rope in spec.ropes:
+        if 2 * len(rope.inv_freq) > spec.head_dim:
+            raise UnsupportedSpec(
+                f"ropes: {len(rope.inv_freq)} pairs in a head_dim of {spec.head_dim}"
+            )
+
+
+def check_shapes(spec: DecoderSpec, weights: Weights) -> None:
+    """Raise ModelError if a weight is missing or has the wrong shape."""
+    for name, shape in weight_shapes(spec).items():
+        if name not in weights:
+            raise ModelError(f"weight {name!r} is missing")
+        if weights[name].shape != shape:
+            raise ModelError(
+                f"weight {name!r} has shape {list(weights[name].shape)}, not {list(shape)}"
+            )
+
+
+def activation_bits(dtype: WeightDtype, rounds_activations: bool) -> int:
+    """Return how many bits activations have where they meet quantized weights; 0: fp32."""
+    if dtype == WeightDtype.INT8:
+        return 8
+    return 16 if rounds_activations and dtype != WeightDtype.INT8_WEIGHT_ONLY else 0
+
+
+def packed_format(tensor: Weight, dtype: WeightDtype, rounds_to_integers: bool) -> Format | None:
+    """Return the format in which a stored matrix is held; None is int8, which no file has.
+
+    Q8_0 is int8 as it is, in another order.
+    """
+    stored = tensor.format if tensor.format in FORMATS else Format.F32
+    match dtype:
+        case WeightDtype.INT8:
+            return None
+        case WeightDtype.INT8_WEIGHT_ONLY:
+            is_wide = stored in (Format.F32, Format.BF16)
+            return Format.Q8_0 if is_wide and tensor.shape[1] % Q8_0_GROUP == 0 else stored
+        case WeightDtype.PACKED:
+            return None if stored == Format.Q8_0 and rounds_to_integers else stored
+        case WeightDtype.FLOAT32:
+            return Format.F32
+        case WeightDtype.BFLOAT16:
+            return Format.BF16
+
+
+def split_name(name: str) -> tuple[int, str]:
+    """Return the layer, -1 outside of all, and the name within it."""
+    if not name.startswith("layers."):
+        return -1, name
+    _, index, local = name.split(".", 2)
+    return int(index), local
+
+
+def layer_configs(spec: DecoderSpec) -> tuple[Any, Any]:
+    """Return the arrays of `LayerConfig` and `RopeConfig`."""
+    layers = (LayerConfig * len(spec.layers))()
+    for i, layer in enumerate(spec.layers):
+        layers[i] = LayerConfig(
+            -1 if layer.rope is None else layer.rope,
+            UNLIMITED if layer.window is None else layer.window,
+        )
+    ropes = (RopeConfig * max(1, len(spec.ropes)))()
+    for i, rope in enumerate(spec.ropes):
+        num_pairs = len(rope.inv_freq)
+        ropes[i] = RopeConfig(
+            (c_float * num_pairs)(*rope.inv_freq),
+            (c_int32 * num_pairs)(*rope.axes),  # zeros where there are none
+            num_pairs,
+            rope.interleaved,
+            rope.scale,
+        )
+    return layers, ropes
+
+
+def declare(core: ctypes.CDLL) -> ctypes.CDLL:
+    """Give the functions of csrc/cpu/api.cpp their types."""
+    where = (c_void_p, c_int32, c_int32)
+    for name, result, arguments in (
+        ("create", c_void_p, (POINTER(Config), POINTER(LayerConfig), POINTER(RopeConfig))),
+        ("destroy", None, (c_void_p,)),
+        ("isa", c_int32, (c_void_p,)),
+        ("allocate", c_int32, (*where, c_int32, c_int32, c_int32)),
+        ("suits_bf12", c_int32, (c_void_p, c_void_p, c_int32, c_int32)),
+        ("pack_float", None, (*where, c_int32, c_int32, c_void_p)),
+        ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
+        ("set_vector", None, (*where, c_void_p, c_int32)),
+        ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
+        ("step", c_int32, (c_void_p, POINTER(Step))),
+    ):
+        function = core[f"headrace_cpu_{name}"]
+        function.restype = result
+        function.argtypes = arguments
+        setattr(core, f"headrace_cpu_{name}", function)
+    return core

@@ -1,0 +1,35 @@
+"""Runs an embedding model: texts in, vectors out."""
+
+from typing import Protocol
+
+import numpy as np
+
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+
+
+class HiddenStates(Protocol):
+    """An executor that stops before the head."""
+
+    def embed(self, batch: Batch) -> Floats:
+        """Return one vector for each row of `batch.logit_rows`, [rows, hidden].
+
+        A decoder gives the last hidden state of that row. An encoder takes whole sequences and
+        gives each its pooled vector, whichever of its tokens the row is.
+        """
+        ...
+
+
+class Embedder:
+    """An executor and what is done to its vectors."""
+
+    def __init__(self, executor: HiddenStates, *, normalize: bool) -> None:
+        self._executor = executor
+        self._normalize = normalize
+
+    def embed(self, batch: Batch) -> Floats:
+        """Return the vectors of the texts whose last token is in `batch.logit_rows`, in order."""
+        vectors = self._executor.embed(batch)
+        if self._normalize:
+            lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors = vectors / np.maximum(lengths, 1e-12)
+        return vectors

@@ -1,0 +1,27 @@
+"""A model that is ready to run, and the sizes that every loader shares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.engine_proc.worker.execution.runner import Runner
+from headrace.system.machine import usable_cores
+
+PAGE_TOKENS = 32  # of a page of the KV cache
+
+Progress = Callable[[int, int], None]  # takes the parts that are loaded, and their number
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model, ready."""
+
+    runner: Runner
+    num_pages: int
+    whole_prompts: bool = False
+    looks_ahead: bool = False  # as in `WorkerReady`
+    can_rejoin: bool = True  # the workers sum through a group that can be used after an abort
+
+
+def threads_of_rank(num_ranks: int) -> int:
+    """Return how many threads a worker computes with: an equal part of the cores."""
+    return max(1, usable_cores() // num_ranks)

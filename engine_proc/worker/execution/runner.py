@@ -1,0 +1,119 @@
+"""Runs steps on a loaded model: to tokens, or to embeddings."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from headrace.engine_proc.worker.execution.embedder import Embedder
+from headrace.engine_proc.worker.execution.executor import Batch, Executor, Floats, Int32s
+from headrace.engine_proc.worker.execution.sampler import NO_MASKS, ROW, Masks, Sampler
+from headrace.ipc.worker_messages import Step, StepResult
+
+MaskSource = Callable[[int], Masks]  # waits for so many masks
+
+
+def no_masks(num_rows: int) -> Masks:
+    """Return the masks of a step that has none."""
+    assert num_rows == 0
+    return NO_MASKS
+
+
+class Promise(Protocol):
+    """The result of a step that a device is still at."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `wait` would not wait."""
+        ...
+
+    def wait(self) -> StepResult:
+        """Return the result when it is there."""
+        ...
+
+
+class Runner(Protocol):
+    """What a worker does with a step."""
+
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | Promise: ...
+
+
+class GenerationRunner:
+    """Draws a token for each logit row."""
+
+    def __init__(self, executor: Executor, sampler: Sampler, embeds: Floats | None = None) -> None:
+        """Take rows of images from `embeds`, the embedding area, [rows, hidden_size]."""
+        self._executor = executor
+        self._sampler = sampler
+        self._embeds = embeds
+        self._drawn = np.empty(0, np.int32)  # in the last step, [rows]
+
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult:
+        """Run one step. The masks are asked for when the logits are there."""
+        batch = batch_of(step, step.logit_rows, self._embeds)
+        if step.relays:
+            relays = np.frombuffer(step.relays, np.int32)
+            batch = replace(batch, token_ids=relayed(batch.token_ids, relays, self._drawn))
+        logits = self._executor.logits(batch)
+        masked_rows = np.frombuffer(step.masked_rows, np.int32)
+        token_ids, logprobs = self._sampler.sample(
+            logits.rows,
+            np.frombuffer(step.rows, ROW),
+            known(np.frombuffer(step.history, np.int32), self._drawn),
+            np.frombuffer(step.bias_tokens, np.int32),
+            np.frombuffer(step.bias, np.float32),
+            masked_rows,
+            masks_of(len(masked_rows)) if len(masked_rows) else NO_MASKS,
+            logits.maxima,
+        )
+        self._drawn = token_ids
+        return StepResult(token_ids.tobytes(), logprobs)
+
+
+class EmbeddingRunner:
+    """Makes a vector for each pooled row."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    def run(self, step: Step, _masks_of: MaskSource = no_masks) -> StepResult:
+        """Run one step."""
+        vectors = self._embedder.embed(batch_of(step, step.pooled_rows))
+        return StepResult(b"", b"", np.ascontiguousarray(vectors, np.float32).tobytes())
+
+
+def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
+    """Return a step's tokens, with the rows that are wanted of them."""
+    sequences = np.frombuffer(step.sequences, np.int32)
+    rope_positions = optional(step.rope_positions)
+    return Batch(
+        token_ids=np.frombuffer(step.token_ids, np.int32),
+        positions=np.frombuffer(step.positions, np.int32),
+        sequences=sequences,
+        page_table=np.frombuffer(step.page_table, np.int32).reshape(int(sequences[-1]) + 1, -1),
+        logit_rows=np.frombuffer(rows, np.int32),
+        token_types=optional(step.token_types),
+        embed_rows=optional(step.embed_rows),
+        embeds=embeds,
+        rope_positions=None if rope_positions is None else rope_positions.reshape(-1, 3),
+        last_seen=optional(step.last_seen),
+    )
+
+
+def relayed(token_ids: Int32s, relays: Int32s, drawn: Int32s) -> Int32s:
+    """Return a step's tokens, with those that the step before has drawn in their places."""
+    filled = token_ids.copy()
+    places = np.flatnonzero(relays >= 0)
+    filled[places] = drawn[relays[places]]
+    return filled
+
+
+def known(history: Int32s, drawn: Int32s) -> Int32s:
+    """Return a history with the tokens that the step before has drawn, of which it has the rows."""
+    return relayed(history, -1 - history, drawn) if (history < 0).any() else history
+
+
+def optional(column: bytes) -> Int32s | None:
+    """Return the numbers of a column that may be empty."""
+    return np.frombuffer(column, np.int32) if column else None

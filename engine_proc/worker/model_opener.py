@@ -1,0 +1,127 @@
+"""Opens a model for our own code where that can run it, with transformers where it must.
+
+Torch is loaded only for the latter.
+"""
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.engine_proc.collectives.base import CollectiveFailed
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.models.model import (
+    NO_DUMMY,
+    Model,
+    NotLowered,
+    open_model,
+    read_json,
+)
+from headrace.errors import ModelError, in_a_line
+from headrace.model.pooling import PoolingKind, read_pooling
+
+if TYPE_CHECKING:
+    from headrace.engine_proc.worker.hf.classifier import Classifier
+    from headrace.engine_proc.worker.hf.model import TransformersModel
+
+CANNOT_RUN = "transformers cannot run it"
+
+log = logging.getLogger(__name__)
+
+
+def open_for(
+    path: Path,
+    *,
+    impl: str,
+    dtype: str,
+    max_model_len: int,
+    load_format: str = "auto",
+    group: ShmAllReduce | None = None,
+) -> "Model | TransformersModel | Classifier":
+    """Open a model as `--model-impl` says; cross-encoders run in transformers only.
+
+    One of a group has a share of a model that runs in transformers; others come whole.
+
+    Raises:
+        ModelError: it cannot be opened that way; where both ways were tried, the text has both
+            reasons.
+    """
+    if load_format == "dummy":
+        if impl == "transformers":
+            raise ModelError(NO_DUMMY.format(path=path))
+        impl = "headrace"
+    pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
+    if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
+        if group is not None:
+            raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
+        from headrace.engine_proc.worker.hf.classifier import open_classifier
+
+        return open_classifier(path, dtype=dtype, activation=pooling.activation)
+    if impl == "transformers":
+        return open_with_transformers(path, dtype, max_model_len, group)
+    try:
+        model = open_model(path, load_format)
+    except NotLowered as lowering:
+        if impl == "headrace":
+            raise
+        try:
+            return open_with_transformers(path, dtype, max_model_len, group)
+        except ModelError as error:
+            reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
+            raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error
+    if model.pooling is not None and model.pooling.kind != PoolingKind.LAST:
+        raise wrong_pooling(path, model.pooling.kind)
+    return model
+
+
+def open_with_transformers(
+    path: Path, dtype: str, max_model_len: int, group: ShmAllReduce | None
+) -> "TransformersModel":
+    """Open a folder with transformers, and check that we run it as transformers does.
+
+    Raises:
+        ModelError: it cannot be opened, or differs.
+        CollectiveFailed: another worker is lost.
+    """
+    if not path.is_dir():
+        raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
+    from headrace.engine_proc.worker.hf.check import check
+    from headrace.engine_proc.worker.hf.model import open_transformers
+    from headrace.engine_proc.worker.hf.shard import take_share
+
+    pooling = read_pooling(path, read_json(path / "config.json"))
+    try:
+        model = open_transformers(
+            path,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            pooling=pooling,
+            num_ranks=1 if group is None else group.num_ranks,
+        )
+        if group is None:
+            check(model)
+        else:
+            model = check(model, partial(take_share, group=group, max_model_len=max_model_len))
+    except ModelError as error:
+        text = str(error).removeprefix(f"{path}: ")
+        raise ModelError(f"{path}: {text}") from error
+    except CollectiveFailed:
+        raise
+    except Exception as error:  # whatever transformers and the model's code raise
+        raise ModelError(f"{path}: {CANNOT_RUN}: {reason_of(error)}") from error
+    if pooling is not None and model.is_causal and pooling.kind != PoolingKind.LAST:
+        raise wrong_pooling(path, pooling.kind)
+    log.info("%s runs in transformers, on the CPU", model.architecture)
+    return model
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why transformers cannot run a model."""
+    if isinstance(error, KeyError):  # a model that looks its attention up in a table of its own
+        return f"it does not know {error}; its attention is of its own kind"
+    return in_a_line(error)
+
+
+def wrong_pooling(path: Path, kind: PoolingKind) -> ModelError:
+    """The error for a decoder whose vectors are not those of its last tokens."""
+    return ModelError(f"{path}: pools a decoder by {kind}; only by its last token it can be done")

@@ -1,0 +1,1 @@
+"""Decoder specifications, from the configurations of model families."""

@@ -1,0 +1,28 @@
+"""The type that GPUs compute in, from `--dtype`, other flags and the model."""
+
+from headrace.engine_proc.worker.checkpoints.weights import Format
+from headrace.engine_proc.worker.models.decoder_spec import Placement
+from headrace.engine_proc.worker.models.model import Model
+from headrace.errors import ModelError
+
+
+def dtype_on_gpus(asked: str, model: Model, *, quantization: str, kv_cache_dtype: str) -> str:
+    """Return what GPUs compute one of our decoders in, given `--dtype` and other flags.
+
+    float16 ends at 65504, which Gemma 2's and 3's layers pass. Where `--quantization fp8` rounds
+    to fewer bits anyhow, bfloat16 has the quicker product. Pages are of the same type.
+
+    Raises:
+        ModelError: it was to be float16, and the model's numbers are too large for that.
+    """
+    is_large = model.spec.placement == Placement.PRE_POST
+    if asked == "float16" and is_large:
+        raise ModelError(
+            f"--dtype float16 ends at 65504, which {model.spec.architecture} models pass; "
+            "use bfloat16 or float32"
+        )
+    if asked != "auto":
+        return asked
+    is_wide = is_large or quantization != "none" or kv_cache_dtype == "bfloat16"
+    is_stored = model.weights["embed"].format == Format.F16
+    return "float16" if is_stored and not is_wide else "bfloat16"

@@ -1,0 +1,558 @@
+"""Model configs, lowered to a `DecoderSpec`. The only file that knows model families.
+
+A family is a function from its config's fields to a spec. Fields it does not read are refused
+unless they are known to change nothing, so a new variant of a known family fails when it is
+opened instead of answering nonsense.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from headrace.engine_proc.worker.models.config_fields import Fields
+from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    LayerSpec,
+    Norm,
+    Placement,
+    QKNorm,
+    RopeTable,
+)
+from headrace.engine_proc.worker.models.rope import rope_table
+from headrace.errors import ModelError
+
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+}
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+# Fields of config.json that do not change the logits of a causal decoder.
+INERT = frozenset(
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",  # remote code; these families have long been in transformers itself
+        "bos_token_id",
+        "cache_implementation",
+        "dtype",
+        "embd_pdrop",
+        "eos_token_id",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "max_length",
+        "max_sequence_length",
+        "model_max_length",
+        "model_type",
+        "pad_token_id",
+        "pretraining_tp",  # transformers dropped the code that split by it
+        "resid_pdrop",
+        "residual_dropout",
+        "return_dict",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+
+
+def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
+    """Lower a Hugging Face `config.json`.
+
+    Raises:
+        ModelError: an unknown family, or a known one with a field that is not supported.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
+    fields = Fields(config, f"a {model_type} model")
+    spec = FAMILIES[model_type](fields)
+    fields.refuse_unread(INERT)
+    return spec
+
+
+def decoder(
+    fields: Fields,
+    *,
+    rope_theta: float = 10_000.0,
+    head_dim: int | None = None,
+    layers: tuple[LayerSpec, ...] | None = None,
+    ropes: tuple[RopeTable, ...] | None = None,
+    tied_head: bool = False,
+    act: str = "hidden_act",
+    eps: str = "rms_norm_eps",
+    **differences: Any,
+) -> DecoderSpec:
+    """Lower the fields all families share, as Llama has them.
+
+    Args:
+        rope_theta, head_dim, tied_head: the family's defaults, for configs that leave them out.
+        layers, ropes: where they are not the same for all layers.
+        act, eps: the fields that name the activation and the norm's epsilon.
+        differences: fields of the spec in which the family is not Llama.
+    """
+    num_heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("head_dim", head_dim or split_head_dim(fields))
+    num_layers = fields.integer("num_hidden_layers")
+    common = DecoderSpec(
+        architecture=fields.text("model_type"),
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        layers=layers or (LayerSpec(),) * num_layers,
+        ropes=ropes or (rope(fields, head_dim, rope_theta),),
+        norm_eps=fields.number(eps),
+        activation=fields.choice(act, ACTIVATIONS),
+        tied_head=fields.flag("tie_word_embeddings", tied_head),
+        attention_scale=head_dim**-0.5,
+    )
+    spec = replace(common, **differences)
+    if spec.num_heads % spec.num_kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of {spec.num_heads}")
+    return spec
+
+
+def split_head_dim(fields: Fields) -> int:
+    """Return the head_dim of a config that gives none: its share of the hidden size."""
+    return fields.integer("hidden_size") // fields.integer("num_attention_heads")
+
+
+def rope(
+    fields: Fields,
+    head_dim: int,
+    theta: float,
+    partial: float | None = None,
+    interleaved: bool = False,
+) -> RopeTable:
+    """Lower the RoPE that all layers share: `rope_parameters`, or the older `rope_scaling`."""
+    new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
+    return rope_table(
+        old or new,
+        owner=fields.owner,
+        head_dim=head_dim,
+        max_position=fields.integer("max_position_embeddings"),
+        theta=fields.number("rope_theta", theta),
+        partial=partial,
+        interleaved=interleaved,
+    )
+
+
+def biases(fields: Fields) -> dict[str, Any]:
+    """Lower `attention_bias`, which most families apply to all four projections."""
+    bias = fields.flag("attention_bias", False)
+    return {"qkv_bias": bias, "output_bias": bias}
+
+
+def window(fields: Fields) -> int | None:
+    """Lower `sliding_window`: tokens attended to, the newest included, as in transformers."""
+    return None if fields.get("sliding_window", None) is None else fields.integer("sliding_window")
+
+
+def optional_window(fields: Fields) -> int | None:
+    """Lower `sliding_window` where it counts only if `use_sliding_window` says so."""
+    size = window(fields)
+    return size if fields.flag("use_sliding_window", False) else None
+
+
+def layer_types(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
+    """Say of each layer whether it slides; `default` does so by index if the config does not."""
+    num_layers = fields.integer("num_hidden_layers")
+    types = fields.one_per_layer("layer_types", num_layers)
+    if types is None:
+        return [default(i) for i in range(num_layers)]
+    if not set(types) <= {SLIDING, FULL}:
+        raise fields.wrong("layer_types", f"a list of {SLIDING!r} and {FULL!r}")
+    return [kind == SLIDING for kind in types]
+
+
+def ropes_by_type(
+    fields: Fields, *, head_dim: int, thetas: tuple[float, float]
+) -> tuple[RopeTable, ...]:
+    """Lower the RoPE of full layers and that of sliding ones: newer configs nest them by type.
+
+    Args:
+        head_dim: the family's default.
+        thetas: the bases, where the tables have none of their own.
+    """
+    nested = Fields(fields.table("rope_parameters"), f"the RoPE of {fields.owner}")
+    old_full = fields.table("rope_scaling")
+    tables = tuple(
+        rope_table(
+            params,
+            owner=fields.owner,
+            head_dim=fields.integer("head_dim", head_dim),
+            max_position=fields.integer("max_position_embeddings"),
+            theta=theta,
+        )
+        for params, theta in zip(
+            (old_full or nested.table(FULL), nested.table(SLIDING)), thetas, strict=True
+        )
+    )
+    nested.refuse_unread()
+    return tables
+
+
+def sliding(fields: Fields, default: Callable[[int], bool]) -> tuple[LayerSpec, ...]:
+    """Lower layers that differ in nothing but whether they slide."""
+    size = window(fields)
+    return tuple(
+        LayerSpec(window=size if slides else None) for slides in layer_types(fields, default)
+    )
+
+
+def llama(fields: Fields) -> DecoderSpec:
+    return decoder(fields, **biases(fields), mlp_bias=fields.flag("mlp_bias", False))
+
+
+def mistral(fields: Fields) -> DecoderSpec:
+    """Every layer slides, if any does."""
+    layers = (LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers")
+    return decoder(fields, layers=layers, num_kv_heads=fields.integer("num_key_value_heads"))
+
+
+def ministral(fields: Fields) -> DecoderSpec:
+    """`layer_types` says which layers slide; without it, all do."""
+    return decoder(fields, layers=sliding(fields, lambda i: True))
+
+
+def qwen2(fields: Fields) -> DecoderSpec:
+    return decoder(fields, layers=qwen_layers(fields), qkv_bias=True)
+
+
+def qwen2_5_vl(fields: Fields) -> DecoderSpec:
+    """Qwen 2 with M-RoPE: `mrope_section` says how many pairs turn by time, height and width."""
+    params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
+    sections = params.pop("mrope_section", [16, 24, 24])
+    for name in ("type", "rope_type"):
+        if params.get(name) == "mrope":
+            params[name] = "default"
+    table = rope_table(
+        params,
+        owner=fields.owner,
+        head_dim=split_head_dim(fields),
+        max_position=fields.integer("max_position_embeddings"),
+        theta=fields.number("rope_theta", 1e6),
+    )
+    axes = tuple(axis for axis, count in enumerate(sections) for _ in range(count))
+    if len(sections) != 3 or len(axes) != len(table.inv_freq):
+        raise fields.wrong(
+            "rope_scaling", f"with an mrope_section of 3, {len(table.inv_freq)} in all"
+        )
+    return decoder(
+        fields, layers=qwen_layers(fields), ropes=(replace(table, axes=axes),), qkv_bias=True
+    )
+
+
+def qwen3(fields: Fields) -> DecoderSpec:
+    return decoder(
+        fields,
+        layers=qwen_layers(fields),
+        head_dim=128,
+        qk_norm=QKNorm.PER_HEAD,
+        **biases(fields),
+    )
+
+
+def qwen_layers(fields: Fields) -> tuple[LayerSpec, ...]:
+    """The layers from `max_window_layers` on slide, if `use_sliding_window` says so at all."""
+    first = fields.get("max_window_layers", 0)
+    size = optional_window(fields)
+    slides = layer_types(fields, lambda i: i >= first)
+    return tuple(LayerSpec(window=size if slide else None) for slide in slides)
+
+
+def gemma(fields: Fields) -> DecoderSpec:
+    """`hidden_act: gelu` has always meant the tanh approximation here."""
+    fields.choice("hidden_activation", {"gelu_pytorch_tanh": None}, "gelu_pytorch_tanh")
+    fields.choice("hidden_act", {"gelu": None, "gelu_pytorch_tanh": None})
+    return decoder(fields, head_dim=256, **gemma_common(fields), activation=Activation.GELU_TANH)
+
+
+def gemma2(fields: Fields) -> DecoderSpec:
+    fields.get("sliding_window_size", None)  # the original releases say it twice
+    return decoder(
+        fields,
+        act="hidden_activation",
+        layers=sliding(fields, lambda i: i % 2 == 0),
+        head_dim=256,
+        **gemma_common(fields),
+        placement=Placement.PRE_POST,
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        attention_softcap=fields.optional_number("attn_logit_softcapping"),
+        logit_softcap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def gemma3(fields: Fields) -> DecoderSpec:
+    """Sliding layers have a RoPE of their own. `attn_logit_softcapping` is not applied, so refused.
+
+    Older configs give one layer in `sliding_window_pattern` the full window and global RoPE.
+    """
+    pattern = fields.integer("sliding_window_pattern", 6)
+    slides = layer_types(fields, lambda i: (i + 1) % pattern != 0)
+    size = window(fields)
+    return decoder(
+        fields,
+        act="hidden_activation",
+        layers=tuple(
+            LayerSpec(rope=1, window=size) if slide else LayerSpec(rope=0) for slide in slides
+        ),
+        ropes=ropes_by_type(
+            fields,
+            head_dim=256,
+            thetas=(
+                fields.number("rope_theta", 1e6),
+                fields.number("rope_local_base_freq", 1e4),
+            ),
+        ),
+        head_dim=256,
+        **gemma_common(fields),
+        placement=Placement.PRE_POST,
+        qk_norm=QKNorm.PER_HEAD,
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        logit_softcap=fields.optional_number("final_logit_softcapping"),
+    )
+
+
+def gemma_common(fields: Fields) -> dict[str, Any]:
+    """Lower what all Gemmas share. Those with `hidden_activation` ignore `hidden_act`."""
+    fields.get("hidden_act", None)
+    return {
+        "tied_head": fields.flag("tie_word_embeddings", True),
+        "num_kv_heads": fields.integer("num_key_value_heads"),
+        "norm": Norm.RMS_ONE_PLUS,
+        "embedding_multiplier": fields.integer("hidden_size") ** 0.5,
+        **biases(fields),
+    }
+
+
+def phi3(fields: Fields) -> DecoderSpec:
+    """Only the short-context models: the others use LongRoPE, under several names."""
+    for name in ("rope_scaling", "rope_parameters"):
+        params = fields.table(name)
+        if params.get("rope_type", params.get("type", "default")) != "default":
+            raise fields.wrong(name, "of type 'default'")
+    fields.get("original_max_position_embeddings", None)
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
+    partial = fields.number("partial_rotary_factor", 1.0)
+    return decoder(
+        fields,
+        ropes=(rope(fields, head_dim, 10_000.0, partial=partial),),
+        layers=(LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers"),
+    )
+
+
+def smollm3(fields: Fields) -> DecoderSpec:
+    """Every fourth layer is NoPE, or those that `no_rope_layers` marks with 0."""
+    fields.get("max_window_layers", None)  # published, but `layer_types` is what counts
+    interval = fields.integer("no_rope_layer_interval", 4)
+    num_layers = fields.integer("num_hidden_layers")
+    rotated = fields.one_per_layer("no_rope_layers", num_layers)
+    if rotated is None:
+        rotated = [(i + 1) % interval != 0 for i in range(num_layers)]
+    size = optional_window(fields)
+    slides = layer_types(fields, lambda i: not rotated[i])
+    layers = tuple(
+        LayerSpec(rope=0 if has_rope else None, window=size if slide else None)
+        for has_rope, slide in zip(rotated, slides, strict=True)
+    )
+    return decoder(
+        fields,
+        layers=layers,
+        rope_theta=2e6,
+        tied_head=True,
+        num_kv_heads=fields.integer("num_key_value_heads"),
+        **biases(fields),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def olmo2(fields: Fields) -> DecoderSpec:
+    return decoder(fields, placement=Placement.POST, qk_norm=QKNorm.FULL, **biases(fields))
+
+
+def olmo3(fields: Fields) -> DecoderSpec:
+    """OLMo 2 with sliding layers, whose RoPE is never scaled."""
+    slides = layer_types(fields, lambda i: (i + 1) % 4 != 0)
+    size, theta = window(fields), fields.number("rope_theta", 500_000.0)
+    return decoder(
+        fields,
+        layers=tuple(
+            LayerSpec(rope=1, window=size) if slide else LayerSpec(rope=0) for slide in slides
+        ),
+        ropes=ropes_by_type(fields, head_dim=split_head_dim(fields), thetas=(theta, theta)),
+        placement=Placement.POST,
+        qk_norm=QKNorm.FULL,
+        **biases(fields),
+    )
+
+
+def exaone4(fields: Fields) -> DecoderSpec:
+    """Where some layers slide, the others are NoPE."""
+    fields.get("sliding_window_pattern", None)  # may be letters, beside `layer_types`
+    size = window(fields)
+    slides = layer_types(
+        fields,
+        lambda i: size is not None and (i + 1) % fields.integer("sliding_window_pattern", 4) != 0,
+    )
+    if size is None and any(slides):
+        raise fields.wrong("sliding_window", "the size that its 'sliding_attention' layers need")
+    return decoder(
+        fields,
+        layers=tuple(
+            LayerSpec(rope=0 if slide or size is None else None, window=size if slide else None)
+            for slide in slides
+        ),
+        placement=Placement.POST,
+        qk_norm=QKNorm.PER_HEAD,
+    )
+
+
+def granite(fields: Fields) -> DecoderSpec:
+    return decoder(
+        fields,
+        **biases(fields),
+        mlp_bias=fields.flag("mlp_bias", False),
+        attention_scale=fields.number("attention_multiplier", 1.0),
+        embedding_multiplier=fields.number("embedding_multiplier", 1.0),
+        residual_multiplier=fields.number("residual_multiplier", 1.0),
+        logit_multiplier=1 / fields.number("logits_scaling", 1.0),
+    )
+
+
+def granite_swa(fields: Fields) -> DecoderSpec:
+    """Granite with windows and sinks. `layer_rope_theta` has a RoPE base per layer; 0 is NoPE."""
+    head_dim, num_layers = split_head_dim(fields), fields.integer("num_hidden_layers")
+    bases = fields.one_per_layer("layer_rope_theta", num_layers) or [None] * num_layers
+    kinds = sorted({base for base in bases if base != 0}, key=str)
+    params = fields.table("rope_parameters")
+    ropes = tuple(
+        rope_table(
+            params if base is None else {**params, "rope_theta": base},
+            owner=fields.owner,
+            head_dim=head_dim,
+            max_position=fields.integer("max_position_embeddings"),
+            theta=fields.number("rope_theta", 10_000.0),
+        )
+        for base in kinds
+    )
+    size = fields.integer("sliding_window", 128)
+    slides = layer_types(fields, lambda i: i % 4 != 0)
+    layers = tuple(
+        LayerSpec(rope=None if base == 0 else kinds.index(base), window=size if slide else None)
+        for base, slide in zip(bases, slides, strict=True)
+    )
+    return replace(granite(fields), layers=layers, ropes=ropes, attention_sinks=True)
+
+
+def cohere(fields: Fields) -> DecoderSpec:
+    """`use_qk_norm` has a weight for each head and dimension, so it is refused."""
+    head_dim = fields.integer("head_dim", split_head_dim(fields))
+    return decoder(
+        fields,
+        eps="layer_norm_eps",
+        ropes=(rope(fields, head_dim, 500_000.0, interleaved=True),),
+        tied_head=True,
+        norm=Norm.LAYER,
+        placement=Placement.PARALLEL,
+        logit_multiplier=fields.number("logit_scale", 0.0625),
+        **biases(fields),
+    )
+
+
+# Published fields of the only way the family is built.
+COHERE2_BUILT_IN = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+}
+
+
+def cohere2(fields: Fields) -> DecoderSpec:
+    """Cohere with layers that slide and rotate, and every fourth that does neither."""
+    for name, built_in in COHERE2_BUILT_IN.items():
+        if fields.get(name, built_in) != built_in:
+            raise fields.wrong(name, repr(built_in))
+    fields.get("layer_switch", None)  # says `sliding_window_pattern` again
+    fields.get("use_parallel_embedding", None)  # of the machine it was trained on
+    pattern = fields.integer("sliding_window_pattern", 4)
+    slides = layer_types(fields, lambda i: (i + 1) % pattern != 0)
+    size = window(fields)
+    layers = tuple(LayerSpec(window=size) if slide else LayerSpec(rope=None) for slide in slides)
+    return replace(cohere(fields), layers=layers)
+
+
+def seed_oss(fields: Fields) -> DecoderSpec:
+    return decoder(
+        fields,
+        head_dim=128,
+        qkv_bias=fields.flag("attention_bias", True),
+        output_bias=fields.flag("attention_out_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def helium(fields: Fields) -> DecoderSpec:
+    """`attention_bias` is for queries, keys and values only."""
+    return decoder(
+        fields,
+        head_dim=128,
+        ropes=(rope(fields, fields.integer("head_dim", 128), 100_000.0, interleaved=True),),
+        qkv_bias=fields.flag("attention_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
+def ernie4_5(fields: Fields) -> DecoderSpec:
+    bias = fields.flag("use_bias", False)
+    return decoder(
+        fields,
+        head_dim=128,
+        ropes=(rope(fields, fields.integer("head_dim", 128), 500_000.0, interleaved=True),),
+        tied_head=True,
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen2_5_vl_text": qwen2_5_vl,
+    "qwen3": qwen3,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "gemma3_text": gemma3,
+    "phi3": phi3,
+    "smollm3": smollm3,
+    "olmo2": olmo2,
+    "granite": granite,
+    "granite_swa": granite_swa,
+    "cohere": cohere,
+    "cohere2": cohere2,
+    "ernie4_5": ernie4_5,
+    "exaone4": exaone4,
+    "helium": helium,
+    "ministral": ministral,
+    "olmo3": olmo3,
+    "seed_oss": seed_oss,
+}

@@ -1,0 +1,125 @@
+"""A model as it lies on disk: its spec and its weights, ready for an executor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.engine_proc.worker.checkpoints import gguf, safetensors
+from headrace.engine_proc.worker.checkpoints.quantized import (
+    CONFIG_FIELDS,
+    kv_scales_of,
+    quantization_of,
+    weights_of,
+)
+from headrace.engine_proc.worker.checkpoints.weights import Weights
+from headrace.engine_proc.worker.models import weight_names
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
+from headrace.engine_proc.worker.models.families import lower_config
+from headrace.engine_proc.worker.models.gguf_config import lower_gguf
+from headrace.engine_proc.worker.models.vision_config import lower_vision
+from headrace.errors import BAD_JSON, ModelError
+from headrace.model.gguf import read_metadata
+from headrace.model.pooling import Pooling, read_pooling
+from headrace.model.vision_families import vision_family
+
+NO_DUMMY = "{path}: --load-format dummy takes decoders that our own code runs, without images"
+
+
+class NotLowered(ModelError):
+    """No `DecoderSpec` expresses the model; its files may still be sound."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an executor is made from."""
+
+    spec: DecoderSpec
+    weights: Weights
+    eos_ids: tuple[int, ...]  # any of them ends a text; none if the model does not say
+    pooling: Pooling | None = None  # of an embedding model; None generates
+    kv_scales: tuple[tuple[float, float], ...] = ()  # of layers' keys and values in 8 bits, if told
+
+
+def open_model(path: Path | str, load_format: str = "auto") -> Model:
+    """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
+
+    Args:
+        load_format: "dummy" makes weights up, for a folder that may have none.
+    Raises:
+        NotLowered: the model cannot be executed exactly, by what its config says.
+        ModelError: a file is missing, broken, or does not fit the others.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return open_folder(path, load_format == "dummy")
+    if load_format == "dummy":
+        raise ModelError(f"{path}: --load-format dummy takes a folder with config.json")
+    if path.suffix == ".gguf":
+        return open_gguf(path)
+    raise ModelError(f"{path}: neither a folder nor a .gguf file")
+
+
+def open_folder(folder: Path, is_dummy: bool) -> Model:
+    """Open a folder with `config.json` and safetensors, or with the config alone."""
+    config = read_json(folder / "config.json")
+    takes_images = vision_family(config) is not None
+    generation_path = folder / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    try:
+        quantization = None if takes_images else quantization_of(config)
+        plain = {name: value for name, value in config.items() if name not in CONFIG_FIELDS}
+        spec = lower_vision(config) if takes_images else lower_config(plain)
+    except ModelError as error:
+        raise NotLowered(f"{folder}: {error}") from error
+    pooling = read_pooling(folder, config)
+    eos = eos_ids(generation) or eos_ids(config)
+    if is_dummy:
+        if takes_images:
+            raise ModelError(NO_DUMMY.format(path=folder))
+        return Model(spec, dummy_weights(spec), eos, pooling)
+    but = weight_names.TOWERS if takes_images else ()
+    stored = safetensors.open_folder(folder, but, is_quantized=quantization is not None)
+    try:
+        tensors = stored if quantization is None else weights_of(quantization, stored)
+        if takes_images:
+            tensors = weight_names.of_decoder(tensors)
+        if pooling is not None and "lm_head.weight" not in tensors:
+            spec = replace(spec, tied_head=True)  # it has none, and needs none
+        weights = weight_names.adopt(spec, tensors, weight_names.hugging_face)
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
+    return Model(spec, weights, eos, pooling, scales)
+
+
+def open_gguf(path: Path) -> Model:
+    """Open a single-file model."""
+    file = read_metadata(path)
+    tensors = gguf.open_tensors(file)
+    try:
+        spec = lower_gguf(file.metadata, tensors)
+        weights = weight_names.adopt(spec, tensors, weight_names.gguf)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    ids = (file.metadata.get(key) for key in keys)
+    return Model(spec, weights, tuple(dict.fromkeys(id for id in ids if isinstance(id, int))))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, *BAD_JSON) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+
+
+def eos_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return `eos_token_id`, which is one id, a list of them, or absent."""
+    ids = config.get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [ids]
+    return tuple(id for id in ids if isinstance(id, int))

@@ -1,0 +1,145 @@
+"""RoPE tables from what a model's config says of them.
+
+Frequencies are computed as transformers does, in fp32 where it uses fp32: positions multiply any
+difference by thousands.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.engine_proc.worker.models.config_fields import Fields
+from headrace.engine_proc.worker.models.decoder_spec import RopeTable
+
+Floats = npt.NDArray[np.float32]
+
+
+def rope_table(
+    params: Mapping[str, Any],
+    *,
+    owner: str,
+    head_dim: int,
+    max_position: int,
+    theta: float,
+    partial: float | None = None,
+    interleaved: bool = False,
+) -> RopeTable:
+    """Make the table of one kind of layer.
+
+    Args:
+        params: `rope_parameters` as transformers 5 writes it, or the older `rope_scaling`.
+        theta: the base, where `params` has none of its own.
+        partial: the share of head_dim that is rotated, if the family has that at all.
+    Raises:
+        ModelError: a kind of scaling, or a field of it, that is not known here. `dynamic` and
+            `longrope` depend on the length of the sequence, so no table can hold them.
+    """
+    fields = Fields(params, f"the RoPE of {owner}")
+    fields.read |= {"type", "rope_type"}
+    kind = "rope_type" if params.get("rope_type") is not None else "type"
+    scaling: Scaling = fields.choice(kind, SCALINGS, "default")
+    share = fields.number("partial_rotary_factor", partial or 1.0)
+    if partial is None and share != 1:
+        raise fields.wrong("partial_rotary_factor", "1")
+    theta = fields.number("rope_theta", theta)
+    if not theta > 1:
+        raise fields.wrong("rope_theta", "a number above 1")
+    base = Base(
+        theta=theta,
+        rotary_dim=int(head_dim * share),
+        max_position=max_position,
+    )
+    inv_freq, scale = scaling(fields, base)
+    fields.refuse_unread()
+    return RopeTable(inv_freq=tuple(inv_freq.tolist()), scale=scale, interleaved=interleaved)
+
+
+@dataclass(frozen=True)
+class Base:
+    """RoPE without scaling."""
+
+    theta: float
+    rotary_dim: int
+    max_position: int
+
+    def powers(self) -> Floats:
+        """theta ** (2 i / rotary_dim), [rotary_dim / 2], each rounded once to fp32."""
+        exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(self.rotary_dim)
+        return np.power(self.theta, exponents.astype(np.float64)).astype(np.float32)
+
+    def inv_freq(self) -> Floats:
+        return np.float32(1) / self.powers()
+
+
+Scaling = Callable[[Fields, Base], tuple[Floats, float]]
+
+
+def default(fields: Fields, base: Base) -> tuple[Floats, float]:
+    """The original, unscaled."""
+    return base.inv_freq(), 1.0
+
+
+def linear(fields: Fields, base: Base) -> tuple[Floats, float]:
+    """Positions are divided by a factor."""
+    return base.inv_freq() / np.float32(fields.number("factor")), 1.0
+
+
+def llama3(fields: Fields, base: Base) -> tuple[Floats, float]:
+    """Long wavelengths are stretched by a factor, short ones kept, those between blended."""
+    factor = fields.number("factor")
+    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    trained = fields.number("original_max_position_embeddings", base.max_position)
+    inv_freq = base.inv_freq().astype(np.float64)
+    kept = (trained * inv_freq / (2 * math.pi) - low) / (high - low)
+    kept = np.clip(kept, 0, 1)
+    return ((1 - kept) * inv_freq / factor + kept * inv_freq).astype(np.float32), 1.0
+
+
+def yarn(fields: Fields, base: Base) -> tuple[Floats, float]:
+    """Pairs that turn rarely within the trained length are stretched, fast ones kept."""
+    factor = fields.number("factor")
+    trained = fields.number("original_max_position_embeddings", base.max_position)
+    dim = base.rotary_dim
+
+    def pair_turning(turns: float) -> float:
+        """The pair, counted in fractions, that turns so often within the trained length."""
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base.theta))
+
+    first = pair_turning(fields.number("beta_fast", 32))
+    last = pair_turning(fields.number("beta_slow", 1))
+    if fields.flag("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    if first == last:
+        last += 0.001
+    stretched = np.clip((np.arange(dim // 2) - first) / (last - first), 0, 1)
+    powers = base.powers().astype(np.float64)
+    inv_freq = stretched / (factor * powers) + (1 - stretched) / powers
+    return inv_freq.astype(np.float32), yarn_scale(fields, factor)
+
+
+def yarn_scale(fields: Fields, factor: float) -> float:
+    """The scale of cos and sin: given outright, or from the factor, or as DeepSeek derives it."""
+
+    def grown(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    given = fields.optional_number("attention_factor")
+    mscale, all_dim = fields.number("mscale", 0), fields.number("mscale_all_dim", 0)
+    if given is not None:
+        return given
+    if mscale and all_dim:
+        return grown(mscale) / grown(all_dim)
+    return grown(1)
+
+
+SCALINGS: dict[str, Scaling] = {
+    "default": default,
+    "linear": linear,
+    "llama3": llama3,
+    "yarn": yarn,
+}

@@ -1,0 +1,43 @@
+"""The decoders within models that take images, lowered as those that stand alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.models.families import lower_config
+from headrace.errors import ModelError
+from headrace.model.vision_families import decoder_config
+
+# Fields of a `text_config` that are somebody else's: of generation, or of a connector.
+NOT_THE_DECODERS = frozenset(
+    {
+        "length_penalty",
+        "max_length",
+        "neftune_noise_alpha",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "perceiver_config",
+        "pixel_shuffle_factor",
+        "repetition_penalty",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    }
+)
+
+
+def lower_vision(config: Mapping[str, Any]) -> DecoderSpec:
+    """Lower the decoder of a `config.json` of one of `vision.FAMILIES`.
+
+    Raises:
+        ModelError: as `lower_config` does, or the decoder makes more of a row than it is.
+    """
+    if config.get("quantization_config"):
+        raise ModelError("'quantization_config' of a model that takes images is not supported")
+    fields = decoder_config(config).items()
+    spec = lower_config({name: value for name, value in fields if name not in NOT_THE_DECODERS})
+    if spec.embedding_multiplier != 1 and spec.architecture != "gemma3_text":
+        raise ModelError(f"a {spec.architecture} model multiplies rows of images, too")
+    return spec

@@ -1,0 +1,227 @@
+"""Which tensor of a file is which weight, and what shape it must have."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Placement, QKNorm
+from headrace.errors import ModelError
+
+Shape = tuple[int, ...]
+
+
+class Source(NamedTuple):
+    """Where a weight is: rows of a tensor of the file, from `first_row` on."""
+
+    tensor: str
+    first_row: int = 0
+
+
+Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, Source]]
+
+
+def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return every weight the decoder has, under our names (see `weights.py`)."""
+    shapes: dict[str, Shape] = {"embed": (spec.vocab_size, spec.hidden_size)}
+    if not spec.tied_head:
+        shapes["head"] = (spec.vocab_size, spec.hidden_size)
+    shapes["norm"] = (spec.hidden_size,)
+    layer = layer_shapes(spec)
+    for i in range(len(spec.layers)):
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
+    """Return the weights of one layer."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    shapes: dict[str, Shape] = {}
+    if spec.placement != Placement.POST:
+        shapes["attn_norm"] = (hidden,)
+    if spec.placement in (Placement.PRE, Placement.PRE_POST):
+        shapes["mlp_norm"] = (hidden,)
+    if spec.placement in (Placement.POST, Placement.PRE_POST):
+        shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
+    if spec.qk_norm == QKNorm.PER_HEAD:
+        shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
+    elif spec.qk_norm == QKNorm.FULL:
+        shapes |= {"q_norm": (q,), "k_norm": (kv,)}
+    if spec.attention_sinks:
+        shapes["sinks"] = (spec.num_heads,)
+    for name, shape, bias in (
+        ("q", (q, hidden), spec.qkv_bias),
+        ("k", (kv, hidden), spec.qkv_bias),
+        ("v", (kv, hidden), spec.qkv_bias),
+        ("o", (hidden, q), spec.output_bias),
+        ("gate", (inner, hidden), spec.mlp_bias),
+        ("up", (inner, hidden), spec.mlp_bias),
+        ("down", (hidden, inner), spec.mlp_bias),
+    ):
+        shapes[name] = shape
+        if bias:
+            shapes[f"{name}.bias"] = shape[:1]
+    return shapes
+
+
+def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> Weights:
+    """Give the tensors of a file our names.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape than the spec says, or is left over.
+    """
+    shapes = weight_shapes(spec)
+    sources = naming(spec, tensors)
+    num_rows: dict[str, int] = {}  # of each tensor: a fused one holds several weights
+    for name, shape in shapes.items():
+        tensor = sources[name].tensor
+        num_rows[tensor] = num_rows.get(tensor, 0) + shape[0]
+    weights = {}
+    for name, shape in shapes.items():
+        stored, first = sources[name]
+        if stored not in tensors:
+            raise ModelError(f"tensor {stored!r} is missing")
+        wanted = (num_rows[stored], *shape[1:])
+        if tensors[stored].shape != wanted:
+            raise ModelError(
+                f"tensor {stored!r} has shape {list(tensors[stored].shape)}, "
+                f"but a {spec.architecture} model of this config has {list(wanted)}"
+            )
+        weights[name] = tensors[stored].rows(first, first + shape[0])
+    for name in tensors.keys() - num_rows.keys():
+        if not is_redundant(name, tensors, sources):
+            raise ModelError(
+                f"tensor {name!r} is not part of a {spec.architecture} model of this config"
+            )
+    return weights
+
+
+def is_redundant(name: str, tensors: Mapping[str, Weight], sources: Mapping[str, Source]) -> bool:
+    """Say whether a left-over tensor adds nothing: frequencies, a copy of the embedding, zeros.
+
+    Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; Llama 3 as GGUF
+    has `rope_freqs.weight`, which `lower_gguf` has read; AutoGPTQ wrote biases that no model has.
+    """
+    if name.endswith(".bias"):
+        return not tensors[name].to_float32().any()
+    if name.endswith("lm_head.weight"):
+        embed = tensors[sources["embed"].tensor].stored()
+        return np.array_equal(tensors[name].stored().data, embed.data)
+    return name.endswith("rotary_emb.inv_freq") or name == "rope_freqs.weight"
+
+
+# Of a model that takes images: what is not its decoder's, and where that is.
+TOWERS = (
+    *("visual.", "vision_tower.", "multi_modal_projector."),
+    *("model.visual.", "model.vision_tower.", "model.multi_modal_projector."),
+    *("model.vision_model.", "model.connector."),
+)
+DECODERS = {
+    "language_model.lm_head.": "lm_head.",
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+}
+
+
+def of_decoder(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Name the tensors of the decoder within a larger model as if there were nothing else."""
+    return {decoder_name(name): tensor for name, tensor in tensors.items()}
+
+
+def decoder_name(name: str) -> str:
+    """Return a tensor's name without where its decoder is."""
+    for outer, inner in DECODERS.items():
+        if name.startswith(outer):
+            return inner + name.removeprefix(outer)
+    return name
+
+
+HF_LAYER = {
+    "attn_norm": "input_layernorm.weight",
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "mlp_post_norm": "post_feedforward_layernorm.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "sinks": "self_attn.sinks",
+}
+HF_LINEAR = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, Source]:
+    """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
+    prefix = "" if "embed_tokens.weight" in tensors else "model."
+    names = HF_LAYER | with_biases(HF_LINEAR)
+    if spec.placement == Placement.PRE_POST:  # Gemma's "post_attention" is not before the MLP
+        names["mlp_norm"] = "pre_feedforward_layernorm.weight"
+    sources = {
+        "embed": Source(f"{prefix}embed_tokens.weight"),
+        "head": Source("lm_head.weight"),
+        "norm": Source(f"{prefix}norm.weight"),
+    }
+    for i in range(len(spec.layers)):
+        layer = f"{prefix}layers.{i}."
+        sources |= {f"layers.{i}.{ours}": Source(layer + theirs) for ours, theirs in names.items()}
+        if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
+            sources |= fused(spec, f"layers.{i}.", layer)
+    return sources
+
+
+def fused(spec: DecoderSpec, ours: str, theirs: str) -> dict[str, Source]:
+    """Name the rows of Phi-3's fused matrices."""
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    qkv, gate_up = f"{theirs}self_attn.qkv_proj.weight", f"{theirs}mlp.gate_up_proj.weight"
+    return {
+        f"{ours}q": Source(qkv),
+        f"{ours}k": Source(qkv, q),
+        f"{ours}v": Source(qkv, q + kv),
+        f"{ours}gate": Source(gate_up),
+        f"{ours}up": Source(gate_up, spec.intermediate_size),
+    }
+
+
+GGUF_LAYER = {
+    "attn_norm": "attn_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+}
+GGUF_LINEAR = {
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+
+
+def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, Source]:
+    """Name the tensors of a GGUF file."""
+    names = GGUF_LAYER | with_biases(GGUF_LINEAR)
+    sources = {
+        "embed": Source("token_embd.weight"),
+        "head": Source("output.weight"),
+        "norm": Source("output_norm.weight"),
+    }
+    for i in range(len(spec.layers)):
+        sources |= {f"layers.{i}.{o}": Source(f"blk.{i}.{t}") for o, t in names.items()}
+    return sources
+
+
+def with_biases(linear: Mapping[str, str]) -> dict[str, str]:
+    """Name the weight and the bias of each linear layer."""
+    weights = {ours: f"{theirs}.weight" for ours, theirs in linear.items()}
+    return weights | {f"{ours}.bias": f"{theirs}.bias" for ours, theirs in linear.items()}

@@ -1,0 +1,287 @@
+"""Sums over GPUs of one host by our own kernels where they are better, by NCCL elsewhere.
+
+Eager calls copy the input to a workspace that the others have mapped. Calls in a graph read inputs
+where they lie: their addresses are exchanged at the end of `capture`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import msgspec
+
+from headrace.engine_proc.collectives.base import CollectiveFailed, Collectives, Outcome
+from headrace.engine_proc.collectives.control_page import ControlPage
+from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory
+from headrace.engine_proc.worker.parallel.graph_inputs import GraphInputs, Recapture
+from headrace.engine_proc.worker.parallel.ipc_group import IpcGroup, Norm, Trial
+from headrace.engine_proc.worker.parallel.ipc_workspace import Layout
+from headrace.engine_proc.worker.parallel.joint_steps import Peers, Refused, jointly, refuse
+from headrace.system.all_reduce_policy import (
+    VECTOR_BYTES,
+    Algorithm,
+    Choice,
+    Topology,
+    choose,
+    fuses,
+    why_not_ours,
+)
+
+log = logging.getLogger(__name__)
+TRIAL = Trial()
+
+
+class Tensor(Protocol):
+    """What is needed of a torch.Tensor."""
+
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def nbytes(self) -> int: ...
+    def element_size(self) -> int: ...
+    def data_ptr(self) -> int: ...
+    def contiguous(self) -> Self: ...
+    def clone(self) -> Self: ...
+    def new_empty(self, size: Any) -> Self: ...
+
+
+class Gpu(msgspec.Struct, array_like=True, frozen=True):
+    """What a rank tells the others of its GPU, and how it would have it used."""
+
+    uuid: str
+    host: str  # memory is shared within one
+    topology: Topology  # of the GPUs of all ranks, as this one sees it
+    max_bytes: int
+    disabled: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the all-reduce is made of. Both are called once all ranks have agreed to go on.
+
+    Args:
+        stream: returns the current one, as an address.
+    """
+
+    open_memory: Callable[[], Memory]
+    load_kernels: Callable[[], Kernels]
+    stream: Callable[[], int]
+
+
+class IpcAllReduce(Collectives[Any]):
+    """One rank's `Collectives`. One thread and, but for graphs, one stream.
+
+    Where it cannot be used, on any rank, `enabled` is false on all, `why_not` says why, and
+    `fallback` does everything.
+
+    Args:
+        shares_gpu: ranks may have the same GPU, for tests.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        gpu: Gpu,
+        page: ControlPage,
+        parts: Parts,
+        fallback: Collectives[Any],
+        shares_gpu: bool = False,
+        trial: Trial = TRIAL,
+    ) -> None:
+        self._peers, self._gpu, self._page = peers, gpu, page
+        self.rank = peers.rank
+        self._stream, self._fallback = parts.stream, fallback
+        self._bound: int | None = None
+        self._captures = False  # within `capture`,
+        self._registers = False  # whose graphs read inputs in place
+        self._can_register = True
+        gpus = jointly(peers, "GPU", lambda: gpu, Gpu)
+        # Ranks may see different links: the worst counts.
+        self._topology = min(theirs.topology for theirs in gpus)
+        disabled = any(theirs.disabled for theirs in gpus)
+        self.why_not = why_not_ours(peers.world, self._topology, disabled)
+        if not self.why_not:
+            try:
+                jointly(peers, "GPUs", lambda: check_gpus(gpus, shares_gpu), type(None))
+                self._open(parts, trial)
+            except Refused as error:
+                self.why_not = str(error)
+        if self.why_not and peers.rank == 0:
+            log.warning("custom all-reduce is off: %s", self.why_not)
+
+    def _open(self, parts: Parts, trial: Trial) -> None:
+        peers = self._peers
+        loaded: list[tuple[Memory, Kernels]] = []
+
+        def load() -> None:
+            loaded.append((parts.open_memory(), parts.load_kernels()))
+
+        jointly(peers, "kernels", load, type(None))
+        self._memory, kernels = loaded[0]
+        layout = Layout(self._gpu.max_bytes, peers.world)
+        self._group = IpcGroup(
+            peers, self._memory, kernels, self._page, layout, self._stream(), trial
+        )
+        self._inputs = GraphInputs(peers, self._memory, self._group)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether our own kernels are used at all."""
+        return not self.why_not
+
+    def choice(self, x: Tensor) -> Choice:
+        """Return what is used for a tensor like `x`."""
+        if self.why_not:
+            return Choice(Algorithm.NCCL, False, self.why_not)
+        world, max_bytes = self._peers.world, self._gpu.max_bytes
+        return choose(x.nbytes, dtype_of(x), world, self._topology, self._registers, max_bytes)
+
+    def all_reduce(self, x: Any) -> Any:
+        """Return the sum of `x` over the ranks: in their order, in fp32, rounded once."""
+        choice = self.choice(x)
+        if choice.algorithm is Algorithm.NCCL:
+            return self._fallback.all_reduce(x)
+        x, stream = aligned(x), self._own_stream()
+        out = x.new_empty(x.shape)
+        row = self._row(stream, x, choice.algorithm.value)
+        self._group.sum(
+            *(choice.algorithm, dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), stream, row)
+        )
+        return out
+
+    def fuses(self, x: Tensor) -> bool:
+        """Whether `all_reduce_add_rmsnorm` takes a tensor like `x`; alike on all ranks."""
+        world, row_bytes = self._peers.world, x.shape[-1] * x.element_size()
+        max_bytes = self._gpu.max_bytes
+        return self.enabled and fuses(
+            x.nbytes, row_bytes, dtype_of(x), world, self._topology, max_bytes
+        )
+
+    def all_reduce_add_rmsnorm(
+        self, x: Any, residual: Any, weight: Any, eps: float, one_plus: bool = False
+    ) -> tuple[Any, Any]:
+        """Return the RMSNorm of residual + sum, and residual + sum; bits are those of one by one.
+
+        Args:
+            x, residual: [..., hidden_size]
+            weight: [hidden_size]
+            one_plus: the weight is 1 + what is stored.
+        """
+        assert self.fuses(x), "fuses(x) is false"
+        assert residual.shape == x.shape and weight.shape == x.shape[-1:]
+        assert x.dtype == residual.dtype == weight.dtype
+        x, residual, weight = aligned(x), aligned(residual), aligned(weight)
+        stream = self._own_stream()
+        out, after = x.new_empty(x.shape), x.new_empty(x.shape)
+        addresses = (residual.data_ptr(), after.data_ptr(), weight.data_ptr())
+        norm = Norm(*addresses, weight.nbytes, eps, one_plus)
+        row = self._row(stream, x, "fused")
+        self._group.sum_add_norm(
+            *(dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), norm, stream, row)
+        )
+        return out, after
+
+    def _row(self, stream: int, x: Tensor, call: str) -> int:
+        """Return the row of a graph's input; 0 where it is to be copied, as when warming up."""
+        if not self._registers or not self._memory.is_capturing(stream):
+            return 0
+        call = f"{call} {dtype_of(x)} {tuple(x.shape)}"
+        return self._inputs.add(x.data_ptr(), x.nbytes, call)
+
+    def _own_stream(self) -> int:
+        """Return the current stream; raise if there would be two: calls have one order."""
+        stream = self._stream()
+        if not self._captures:
+            if self._bound is None:
+                self._bound = stream
+            if stream != self._bound:
+                raise RuntimeError("an all-reduce belongs to one stream: that of its first call")
+        return stream
+
+    @contextmanager
+    def capture(self, registered: bool = True) -> Iterator[None]:
+        """Capture graphs within this, on any stream; all ranks the same.
+
+        Args:
+            registered: graphs read inputs where they lie, and do not copy them.
+
+        Raises:
+            Recapture: on all ranks: capture again, all of it.
+            CollectiveFailed: the ranks captured different graphs, or one failed.
+        """
+        if not self.enabled:
+            yield
+            return
+        self._memory.synchronize()
+        self._captures, self._registers = True, registered and self._can_register
+        try:
+            yield
+        except BaseException as error:
+            self._inputs.drop()
+            refuse(self._peers, "capture", error)
+            raise
+        finally:
+            self._captures = self._registers = False
+        try:
+            self._inputs.register()
+        except Recapture:
+            self._can_register = False
+            raise
+        except Refused as error:
+            raise CollectiveFailed(Outcome.ABORTED, None, str(error)) from None
+        self._memory.synchronize()
+
+    def all_gather(self, x: Any, out: Any) -> None:
+        """Write the `x` of every rank to `out`, [num_ranks, *x.shape]."""
+        self._fallback.all_gather(x, out)
+
+    def broadcast(self, x: Any, root: int = 0) -> None:
+        """Replace `x` by that of rank `root`."""
+        self._fallback.broadcast(x, root)
+
+    def abort(self) -> None:
+        """End all waits, on every rank. Kernels return without a result, those queued at once."""
+        self._page.abort()
+        self._fallback.abort()
+
+    def check(self) -> None:
+        """Raise `CollectiveFailed` if a kernel gave up; before that, results mean nothing.
+
+        Reads this process's memory only: of what has not ended yet, nothing is known.
+        """
+        self._page.check(self._peers.rank)
+        self._fallback.check()
+
+    def close(self) -> None:
+        """Leave the group. Graphs that were captured must not run any more."""
+        if self.enabled:
+            failed = self._page.aborted is not Outcome.OK
+            self._group.close(failed)
+            self.why_not = "closed"
+        self._fallback.close()
+
+
+def check_gpus(gpus: list[Gpu], shares_gpu: bool) -> None:
+    """Raise if the ranks' GPUs cannot be a group. They are known by UUID: numbers of GPUs are each
+    process's own."""
+    if len({gpu.host for gpu in gpus}) > 1:
+        raise ValueError("the GPUs are in several hosts")
+    if len({gpu.uuid for gpu in gpus}) < len(gpus) and not shares_gpu:
+        raise ValueError("two ranks have the same GPU")
+    if len({gpu.max_bytes for gpu in gpus}) > 1:
+        raise ValueError("ranks have workspaces of different sizes")
+
+
+def dtype_of(x: Tensor) -> str:
+    """Return a tensor's type as `all_reduce_policy` has it."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def aligned(x: Any) -> Any:
+    """Return `x` where kernels can read it, copied if need be: a rank alone cannot choose NCCL."""
+    x = x.contiguous()
+    return x.clone() if x.data_ptr() % VECTOR_BYTES else x

@@ -1,0 +1,171 @@
+"""What each of several workers has of a decoder.
+
+Queries, keys, values, gate and up are cut by rows, `o` and `down` by the columns that read those,
+so that a layer has two sums over the workers. Embedding and head are cut by tokens: what a worker
+reads and holds of them, the largest matrices of a small model, is its share, at the price of one
+more sum in a step. Norms are everybody's.
+
+Shares need not be equal. Query heads stay with their KV head, which several workers have where
+there are fewer of them; quantized blocks stay whole.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weight, Weights
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Norm, QKNorm
+from headrace.engine_proc.worker.models.weight_names import weight_shapes
+from headrace.errors import ModelError
+
+MAX_RANKS = 16
+INNER_UNIT = 32  # numbers of the MLP: whole groups of `int8`, whole blocks of packed rows
+
+
+class CannotCut(ModelError):
+    """A model has no shares for so many workers; the text says which sizes do."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A worker's share. Ranges count in the whole model."""
+
+    rank: int
+    heads: range  # of queries
+    kv_heads: range
+    inner: range  # numbers of the MLP
+    tokens: range  # of the vocabulary
+    owns_keys: bool = True  # no worker before it has its KV heads
+
+
+def cut(count: int, parts: int, unit: int = 1) -> list[range]:
+    """Cut `count` into ranges of whole units, as even as that goes; the first are the longest."""
+    quotient, remainder = divmod(-(-count // unit), parts)
+    ends = [(quotient * i + min(i, remainder)) * unit for i in range(parts + 1)]
+    return [range(a, min(b, count)) for a, b in itertools.pairwise(ends)]
+
+
+def cut_heads(num_heads: int, num_kv_heads: int, parts: int) -> list[tuple[range, range]]:
+    """Return the query heads and the KV heads of each worker.
+
+    With fewer KV heads than workers each worker has one of them, and some of its queries.
+    """
+    group = num_heads // num_kv_heads
+    if parts <= num_kv_heads:
+        return [(range(kv.start * group, kv.stop * group), kv) for kv in cut(num_kv_heads, parts)]
+    return [
+        (range(kv * group + own.start, kv * group + own.stop), range(kv, kv + 1))
+        for kv, sharers in enumerate(cut(parts, num_kv_heads))
+        for own in cut(group, len(sharers))
+    ]
+
+
+def shards(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
+    """Return the share of each worker, by rank.
+
+    Raises:
+        CannotCut: there is none for so many.
+    """
+    why = why_not(spec, weights, num_ranks)
+    if why:
+        fits = [str(n) for n in range(1, MAX_RANKS + 1) if not why_not(spec, weights, n)]
+        raise CannotCut(f"--tp {num_ranks}: {why}; it can be {', '.join(fits)}")
+    return cut_all(spec, weights, num_ranks)
+
+
+def why_not(spec: DecoderSpec, weights: Weights, num_ranks: int) -> str:
+    """Return why there are no shares for so many workers; "" where there are."""
+    if num_ranks == 1:
+        return ""
+    if num_ranks > spec.num_heads:
+        return f"the model has {spec.num_heads} heads"
+    if spec.qk_norm == QKNorm.FULL and spec.norm == Norm.LAYER:
+        return "a LayerNorm over all heads has a mean, which is not summed over workers"
+    all_shards = cut_all(spec, weights, num_ranks)
+    if not (all_shards[-1].inner and all_shards[-1].tokens):
+        unit = inner_unit(spec, weights, num_ranks)
+        return (
+            f"there is nothing for some in an MLP of {spec.intermediate_size}, in parts of {unit}, "
+            f"or in {spec.vocab_size} tokens"
+        )
+    block = max_block(spec, weights, "o")
+    if any(shard.heads.start * spec.head_dim % block for shard in all_shards):
+        return (
+            f"heads of {spec.head_dim} would be cut from {block} numbers that are quantized as one"
+        )
+    return ""
+
+
+def cut_all(spec: DecoderSpec, weights: Weights, num_ranks: int) -> list[Shard]:
+    """Return the shares, some of which may be empty."""
+    heads = cut_heads(spec.num_heads, spec.num_kv_heads, num_ranks)
+    inner = cut(spec.intermediate_size, num_ranks, inner_unit(spec, weights, num_ranks))
+    tokens = cut(spec.vocab_size, num_ranks)
+    first_of = {kv.start: rank for rank, (_, kv) in reversed(list(enumerate(heads)))}
+    return [
+        Shard(rank, *heads[rank], inner[rank], tokens[rank], first_of[heads[rank][1].start] == rank)
+        for rank in range(num_ranks)
+    ]
+
+
+def inner_unit(spec: DecoderSpec, weights: Weights, num_ranks: int) -> int:
+    """Return what the MLP is cut in multiples of: 1 only in models too small for more."""
+    block = max_block(spec, weights, "down")
+    is_tiny = spec.intermediate_size < INNER_UNIT * num_ranks
+    return block if block > 1 or is_tiny else INNER_UNIT
+
+
+def max_block(spec: DecoderSpec, weights: Weights, name: str) -> int:
+    """Return how many numbers of a row are quantized as one in a matrix of any layer."""
+    blocks = (weights[f"layers.{i}.{name}"].block_numbers for i in range(len(spec.layers)))
+    return max(blocks, default=1)
+
+
+def shard_spec(spec: DecoderSpec, shard: Shard) -> DecoderSpec:
+    """Return a worker's share as a decoder of its own."""
+    return replace(
+        spec,
+        num_heads=len(shard.heads),
+        num_kv_heads=len(shard.kv_heads),
+        intermediate_size=len(shard.inner),
+        vocab_size=len(shard.tokens),
+    )
+
+
+def shard_weights(spec: DecoderSpec, weights: Weights, shard: Shard) -> dict[str, Weight]:
+    """Return a worker's weights, as views of the whole model's. Nothing is read."""
+    queries, keys = numbers(shard.heads, spec.head_dim), numbers(shard.kv_heads, spec.head_dim)
+    row_shares = {
+        "embed": shard.tokens,
+        "head": shard.tokens,
+        "q": queries,
+        "k": keys,
+        "v": keys,
+        "sinks": shard.heads,
+        "gate": shard.inner,
+        "up": shard.inner,
+    }
+    if spec.qk_norm == QKNorm.FULL:
+        row_shares |= {"q_norm": queries, "k_norm": keys}
+    column_shares = {"o": queries, "down": shard.inner}
+    shares: dict[str, Weight] = {}
+    for name in weight_shapes(spec):
+        tensor = weights[name]
+        local, _, bias = name.split(".", 2)[-1].partition(".")
+        if local in row_shares:
+            share = row_shares[local]
+            tensor = tensor.rows(share.start, share.stop)
+        elif local in column_shares and not bias:
+            share = column_shares[local]
+            tensor = tensor.columns(share.start, share.stop)
+        elif bias and shard.rank > 0:  # of a sum that has it already
+            nothing = np.zeros(tensor.shape, np.float32)
+            tensor = StoredTensor(Format.F32, tensor.shape, nothing.view(np.uint8))
+        shares[name] = tensor
+    return shares
+
+
+def numbers(heads: range, head_dim: int) -> range:
+    """Return the numbers of some heads."""
+    return range(heads.start * head_dim, heads.stop * head_dim)

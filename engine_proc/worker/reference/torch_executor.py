@@ -1,0 +1,205 @@
+"""Runs a `DecoderSpec` in plain torch: the reference for every other executor.
+
+Written to be read, and to round as transformers does in fp32. Linear layers see the whole batch;
+attention goes from sequence to sequence.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from headrace.engine_proc.worker.checkpoints.weights import Weights
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.decoder_spec import (
+    Activation,
+    DecoderSpec,
+    LayerSpec,
+    Norm,
+    Placement,
+    QKNorm,
+    RopeTable,
+)
+from headrace.engine_proc.worker.reference.torch_attention import (
+    Places,
+    Reach,
+    attend,
+    place,
+    to_tensor,
+)
+
+
+class TorchExecutor:
+    """An `Executor`. Weights, activations and cache are of `dtype`; norms and softmax are fp32."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        *,
+        num_pages: int,
+        page_tokens: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.spec = spec
+        self.page_tokens = page_tokens
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self.weights = {
+            name: torch.from_numpy(stored.to_float32()).to(self.device, dtype)
+            for name, stored in weights.items()
+        }
+        self.inv_freqs = [torch.tensor(rope.inv_freq, device=self.device) for rope in spec.ropes]
+        page = (num_pages, page_tokens, spec.num_kv_heads, spec.head_dim)
+        self.kv = torch.zeros(len(spec.layers), 2, *page, device=self.device, dtype=dtype)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Floats:
+        """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
+        spec = self.spec
+        weight = self.weights["embed" if spec.tied_head else "head"]
+        logits = F.linear(self.hidden(batch), weight).float() * spec.logit_multiplier
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        return logits.cpu().numpy()
+
+    @torch.inference_mode()
+    def embed(self, batch: Batch) -> Floats:
+        """Do as `forward`, but return what the head would see, [rows, hidden_size]."""
+        return self.hidden(batch).float().cpu().numpy()
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Run all layers and the last norm, [rows, hidden_size]."""
+        spec = self.spec
+        places = place(batch, self.page_tokens, self.device)
+        x = F.embedding(to_tensor(batch.token_ids, self.device), self.weights["embed"])
+        x = x * torch.tensor(spec.embedding_multiplier, dtype=self.dtype, device=self.device)
+        if batch.embed_rows is not None and batch.embeds is not None:
+            rows = to_tensor(batch.embed_rows, self.device)
+            embeds = torch.from_numpy(batch.embeds).to(self.device, self.dtype)
+            x[rows >= 0] = embeds[rows[rows >= 0]]
+        positions = places.positions[:, None].expand(-1, 3)
+        if batch.rope_positions is not None:
+            positions = to_tensor(batch.rope_positions, self.device)
+        rotations = [
+            rotation(rope, inv_freq, positions)
+            for rope, inv_freq in zip(spec.ropes, self.inv_freqs, strict=True)
+        ]
+        for index, layer in enumerate(spec.layers):
+            x = self.layer(index, layer, x, places, rotations)
+        return self.norm("norm", x[to_tensor(batch.logit_rows, self.device)])
+
+    def layer(
+        self,
+        index: int,
+        layer: LayerSpec,
+        x: Tensor,
+        places: Places,
+        rotations: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Run one layer, [tokens, hidden] -> [tokens, hidden]."""
+        name = f"layers.{index}"
+        before = self.spec.placement != Placement.POST
+        after = self.spec.placement in (Placement.POST, Placement.PRE_POST)
+        multiplier = self.spec.residual_multiplier
+
+        normed = self.norm(f"{name}.attn_norm", x) if before else x
+        attended = self.attention(index, layer, normed, places, rotations)
+        if self.spec.placement == Placement.PARALLEL:
+            return x + attended * multiplier + self.mlp(name, normed) * multiplier
+        if after:
+            attended = self.norm(f"{name}.attn_post_norm", attended)
+        x = x + attended * multiplier
+
+        out = self.mlp(name, self.norm(f"{name}.mlp_norm", x) if before else x)
+        if after:
+            out = self.norm(f"{name}.mlp_post_norm", out)
+        return x + out * multiplier
+
+    def attention(
+        self,
+        index: int,
+        layer: LayerSpec,
+        x: Tensor,
+        places: Places,
+        rotations: list[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Write keys and values to the cache, then attend to it, [tokens, hidden] -> the same."""
+        spec, name = self.spec, f"layers.{index}"
+        q, k = self.linear(f"{name}.q", x), self.linear(f"{name}.k", x)
+        if spec.qk_norm == QKNorm.FULL:
+            q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
+        q = q.view(len(x), spec.num_heads, spec.head_dim)
+        k = k.view(len(x), spec.num_kv_heads, spec.head_dim)
+        v = self.linear(f"{name}.v", x).view(len(x), spec.num_kv_heads, spec.head_dim)
+        if spec.qk_norm == QKNorm.PER_HEAD:
+            q, k = self.norm(f"{name}.q_norm", q), self.norm(f"{name}.k_norm", k)
+        if layer.rope is not None:
+            interleaved = spec.ropes[layer.rope].interleaved
+            q = rotate(q, *rotations[layer.rope], interleaved)
+            k = rotate(k, *rotations[layer.rope], interleaved)
+        keys, values = self.kv[index]
+        keys[places.pages, places.slots] = k
+        values[places.pages, places.slots] = v
+        out = torch.empty_like(q)
+        reach = Reach(before=None if layer.window is None else layer.window - 1)
+        for stretch in places.stretches:
+            out[stretch.rows] = attend(
+                q[stretch.rows],
+                keys[stretch.pages].flatten(0, 1)[: stretch.num_keys],
+                values[stretch.pages].flatten(0, 1)[: stretch.num_keys],
+                stretch.positions,
+                scale=spec.attention_scale,
+                reach=reach,
+                last_seen=stretch.last_seen,
+                softcap=spec.attention_softcap,
+                sinks=self.weights.get(f"{name}.sinks"),
+            )
+        return self.linear(f"{name}.o", out.flatten(1))
+
+    def mlp(self, name: str, x: Tensor) -> Tensor:
+        gate, up = self.linear(f"{name}.gate", x), self.linear(f"{name}.up", x)
+        match self.spec.activation:
+            case Activation.SILU:
+                gate = F.silu(gate)
+            case Activation.GELU:
+                gate = F.gelu(gate)
+            case Activation.GELU_TANH:
+                gate = F.gelu(gate, approximate="tanh")
+        return self.linear(f"{name}.down", gate * up)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.weights[name], self.weights.get(f"{name}.bias"))
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Normalize the last dimension, in fp32."""
+        weight = self.weights[name].float()
+        y = x.float()
+        if self.spec.norm == Norm.LAYER:
+            y = y - y.mean(-1, keepdim=True)
+        if self.spec.norm == Norm.RMS_ONE_PLUS:
+            weight = weight + 1
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.spec.norm_eps)
+        return (y * weight).to(self.dtype)
+
+
+def rotation(rope: RopeTable, inv_freq: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of the pairs of tokens, both [tokens, 1, rotary_dim / 2], fp32.
+
+    Args:
+        positions: [tokens, 3]
+    """
+    axes = torch.tensor(rope.axes or [0] * len(inv_freq), device=inv_freq.device)
+    angles = (positions.float()[:, axes] * inv_freq)[:, None]
+    return angles.cos() * rope.scale, angles.sin() * rope.scale
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotate the pairs of [tokens, heads, head_dim]; dimensions from rotary_dim on stay."""
+    rotary_dim = 2 * cos.shape[-1]
+    rotated, kept = x[..., :rotary_dim].float().contiguous(), x[..., rotary_dim:]
+    dim = -1 if interleaved else -2
+    pairs = rotated.view(*x.shape[:-1], *((-1, 2) if interleaved else (2, -1)))
+    a, b = pairs.unbind(dim)
+    rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim).flatten(-2).to(x.dtype)
+    return torch.cat((rotated, kept), -1)

@@ -1,0 +1,106 @@
+"""A process that the engine starts, and the two channels to it."""
+
+import os
+import signal
+import time
+from typing import Any, Generic, TypeVar
+
+from headrace.board.board import Field, Slot, State
+from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.errors import HeadraceError
+from headrace.exit_status import CAUSES, ExitStatus, ending
+from headrace.ipc.messages import Message
+from headrace.runtime.process import Context, spawn
+from headrace.runtime.stack_dumps import write_last
+from headrace.supervision.crash_reports import CrashReports
+from headrace.supervision.hang_watchdog import HangWatchdog
+
+Ask = TypeVar("Ask", bound=Message)
+Answer = TypeVar("Answer", bound=Message)
+
+
+class WorkerDied(HeadraceError):
+    """The worker of some rank has ended on its own; or `is_chaos` has ended it, on purpose."""
+
+    def __init__(
+        self, message: str, rank: int = 0, code: int = -signal.SIGKILL, is_chaos: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.is_chaos = is_chaos
+        self.has_said_why = code in CAUSES
+        self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
+
+
+class Child(Generic[Ask, Answer]):
+    """One process, from its start to its end.
+
+    Args:
+        config: for the process, with the descriptors of the channels and of all `fds`.
+        stuck_s: for how long it may be silent, in seconds.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        slot: Slot,
+        config: Any,
+        channels: tuple[StepChannel[Ask], StepChannel[Answer]],
+        fds: tuple[int, ...],
+        stuck_s: float,
+    ) -> None:
+        self._slot = slot
+        self._vigil = HangWatchdog(stuck_s)
+        self._asks, self._answers = channels
+        slot.last_words = ""
+        pass_fds = (self._asks.fd, self._answers.fd, *fds)
+        self._process = spawn(slot.seat, config, context.board, context.log_level, pass_fds)
+        os.close(self._asks.fd)  # the child has its own, and we have the memory
+        os.close(self._answers.fd)
+
+    def send(self, message: Ask) -> None:
+        """Hand something over."""
+        self._asks.send(message)
+
+    def receive(self, timeout_s: float) -> Answer | None:
+        """Return what it has said, if anything within `timeout_s`."""
+        return self._answers.receive(timeout_s)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said that it serves."""
+        return self._slot[Field.STATE] == State.READY
+
+    @property
+    def has_lost_a_peer(self) -> bool:
+        """Whether it has ended since another has."""
+        return self._process.poll() == ExitStatus.PEER_LOST
+
+    def check(self, but_for_peers: bool = False) -> None:
+        """Raise `WorkerDied` if it has ended, with its last words, or is stuck.
+
+        Args:
+            but_for_peers: and not since another has ended.
+        """
+        rank, is_chaos = self._slot.seat.index, self._slot[Field.HARMED_PID] == self._process.pid
+        if self._vigil.stuck([self._slot], time.monotonic_ns()):
+            write_last(self._slot)
+            raise WorkerDied(f"{self._slot.seat} is stuck", rank, is_chaos=is_chaos)
+        code = self._process.poll()
+        if code is not None and not (but_for_peers and code == ExitStatus.PEER_LOST):
+            how = "could not start" if code in CAUSES and not self.is_ready else ending(code)
+            why = self._slot.last_words
+            message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
+            raise WorkerDied(message, rank, code, is_chaos)
+
+    def make_capsule(self, capsules: CrashReports, death: WorkerDied, requests: list[int]) -> None:
+        """Keep what is known of its death."""
+        self._slot[Field.STATE] = State.DEAD
+        capsules.make(self._slot, str(death), self._process.stacks.take(), requests)
+
+    def stop(self) -> None:
+        """End it at once: it holds nothing that is not rebuilt."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stacks.close()
+        self._slot[Field.STATE] = State.DEAD

@@ -1,0 +1,161 @@
+"""The engine's side of its vision worker: what it is asked for, and a new one for one that dies.
+
+Nothing waits for it but the sequences whose images it has. What was asked of one that died is asked
+of the next. On a GPU it has its memory before workers share the rest, so they are started after it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from headrace.config.config import EngineConfig, VisionConfig
+from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
+from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
+from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.ipc.arena import Arena
+from headrace.ipc.messages import FromVision, ToVision, TowerReady
+from headrace.runtime.process import Context
+from headrace.supervision.crash_reports import CrashReports
+from headrace.supervision.restart_backoff import RestartBackoff
+from headrace.system.machine import has_gpus
+
+IMAGE_BYTES = 1024  # of an image in an `Encode`, its rows aside
+WHY_BYTES = 4096  # of what an `Encoded` says of an image that failed
+LOADING_S = 0.5  # between beats while the first one is not ready
+
+log = logging.getLogger(__name__)
+
+
+def num_area_rows(config: EngineConfig) -> int:
+    """Return how many rows the embedding area has: as its memory allows, and any prompt's fit."""
+    row_bytes = ROW_NUMBER_BYTES * config.image_row_size
+    return max(config.max_model_len, config.image_memory_bytes // row_bytes)
+
+
+class VisionWorker:
+    """The vision worker, or none while one that died is to be replaced.
+
+    Args:
+        arena: where tensors of images are.
+        area: where embeddings are to be.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        context: Context,
+        arena: Arena,
+        area: EmbeddingArea,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._arena = arena
+        self._area = area
+        self._clock = clock
+        self._restarts = RestartBackoff()
+        self._capsules = CrashReports(config.crash, context.board)
+        self._start_at = 0.0  # while there is none
+        self._has_served = False
+        self._ready: TowerReady | None = None
+        self._child: Child[ToVision, FromVision] | None = self._start()
+
+    def _start(self) -> Child[ToVision, FromVision]:
+        asks: StepChannel[ToVision] = StepChannel.create(
+            ToVision, num_area_rows(self._config) * ROW_NUMBER_BYTES + MAX_IMAGES * IMAGE_BYTES
+        )
+        answers: StepChannel[FromVision] = StepChannel.create(
+            FromVision, MAX_IMAGES * WHY_BYTES, look_us=0
+        )
+        config = VisionConfig(
+            model_path=self._config.model_path,
+            device=self._config.device,
+            model_impl=self._config.model_impl,
+            load_format=self._config.load_format,
+            dtype=self._config.dtype,
+            quantization=self._config.quantization,
+            kv_cache_dtype=self._config.kv_cache_dtype,
+            attention_backend=self._config.attention_backend,
+            tp=self._config.tp,
+            image_row_size=self._config.image_row_size,
+            ask_fd=asks.fd,
+            answer_fd=answers.fd,
+            arena_fd=self._arena.fd,
+            num_arena_regions=self._config.num_arena_regions,
+            embedding_fd=self._area.fd,
+        )
+        slot = self._context.board.slot("vision")
+        fds = (self._arena.fd, self._area.fd)
+        return Child(
+            self._context, slot, config, (asks, answers), fds, self._config.watchdog_timeout
+        )
+
+    def wait_gpu_bytes(self, images: Images) -> int:
+        """Return what the tower has of the first GPU, in bytes; wait for it where there are some.
+
+        Raises:
+            WorkerDied: as `take`.
+        """
+        if self._config.device == "cpu" or not has_gpus():
+            return 0
+        while self._ready is None:
+            self._context.slot.beat()
+            if self._child is None:
+                time.sleep(min(max(0.0, self._start_at - self._clock()), LOADING_S))
+            self.take(images, LOADING_S)
+        return self._ready.gpu_bytes
+
+    def take(self, images: Images, wait_s: float = 0.0) -> Losses:
+        """Take what has been made of images since the last time, if anything within `wait_s`.
+
+        Raises:
+            WorkerDied: one could not start at all, or too many died in a row.
+        """
+        if self._child is None:
+            if self._clock() >= self._start_at:
+                self._child = self._start()
+            return Losses()
+        self._has_served |= self._child.is_ready
+        answer = self._child.receive(wait_s)
+        if isinstance(answer, TowerReady):
+            self._ready = answer
+        elif answer is not None:
+            self._restarts.worked()
+            return images.take(answer)
+        try:
+            self._child.check()
+        except WorkerDied as death:
+            self._child.make_capsule(self._capsules, death, images.at_hand)
+            self.stop()
+            return self._mourn(death, images)
+        return Losses()
+
+    def _mourn(self, death: WorkerDied, images: Images) -> Losses:
+        """Say when the next one starts, and what is lost."""
+        is_hopeless = death.has_said_why and not self._has_served
+        delay_s = None if is_hopeless else self._restarts.delay_s()
+        if delay_s is None:
+            self._capsules.close()
+            raise death
+        log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
+        self._start_at = self._clock() + delay_s
+        losses = images.died()
+        if losses.failed:  # it was they, which do not come again
+            self._restarts.worked()
+        return losses
+
+    def ask(self, images: Images) -> None:
+        """Have the next images encoded, unless some are being encoded."""
+        if self._child is not None and self._ready is not None:
+            batch = images.next_batch(self._ready.max_numbers)
+            if batch is not None:
+                self._child.send(batch)
+
+    def stop(self) -> None:
+        """End it, if there is one."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+            self._ready = None

@@ -1,0 +1,295 @@
+"""The engine's side of its workers: their processes, the channels to them, and new ones for those
+that die.
+
+Workers remember nothing of a sequence but its keys and values, so that what a dead one had can be
+computed again.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+from headrace.config.config import EngineConfig, WorkerConfig
+from headrace.engine_proc.collectives.control_page import ControlPage
+from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
+from headrace.engine_proc.scheduling.ngram_proposer import FIRST_LENGTH, TOKENS_PER_STEP
+from headrace.engine_proc.shm.embedding_area import EmbeddingArea
+from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.ipc.messages import MAX_BIASES, MAX_LOGPROBS
+from headrace.ipc.worker_messages import (
+    SAMPLING_ROW,
+    FromWorker,
+    Masks,
+    Resume,
+    Step,
+    StepFailed,
+    StepResult,
+    ToWorker,
+    WorkerReady,
+)
+from headrace.runtime.process import Context
+from headrace.supervision.crash_reports import CrashReports
+from headrace.supervision.restart_backoff import RestartBackoff
+
+WAIT_S = 0.2  # between looks at whether a silent worker is alive
+MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
+MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
+
+Worker = Child[ToWorker, FromWorker]
+
+log = logging.getLogger(__name__)
+
+
+def step_bytes(config: EngineConfig) -> int:
+    """Return an upper bound of an encoded `Step`. The channel takes only the memory it uses."""
+    table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
+    per_token = 16 + 20 + 4 + SAMPLING_ROW.size  # the second is of images, the third of relays
+    num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
+    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4
+    return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
+
+
+def max_draws(config: EngineConfig) -> int:
+    """Return an upper bound of the tokens a step draws."""
+    return config.max_num_seqs + TOKENS_PER_STEP
+
+
+def result_bytes(config: EngineConfig) -> int:
+    """Return an upper bound of an encoded `StepResult`."""
+    per_token = 4 + 8 + 8 * MAX_LOGPROBS
+    per_sequence = 4 * MAX_HIDDEN_SIZE
+    return per_token * config.max_num_batched_tokens + per_sequence * config.max_num_seqs + 4096
+
+
+def start_worker(
+    config: EngineConfig,
+    context: Context,
+    rank: int,
+    masks: MaskArea,
+    embeddings: EmbeddingArea | None,
+    group_fd: int | None,
+    control_fd: int | None,
+    tower_bytes: int,
+) -> Worker:
+    """Start one of the workers."""
+    steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
+    results: StepChannel[FromWorker] = StepChannel.create(FromWorker, result_bytes(config))
+    embedding_fd = None if embeddings is None else embeddings.fd
+    worker_config = WorkerConfig(
+        model_path=config.model_path,
+        device=config.device,
+        model_impl=config.model_impl,
+        load_format=config.load_format,
+        dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        profile_dir=config.profile_dir,
+        nvtx=config.nvtx,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        enforce_eager=config.enforce_eager,
+        attention_backend=config.attention_backend,
+        cudagraph_capture_sizes=config.cudagraph_capture_sizes,
+        num_guesses=FIRST_LENGTH if config.speculative == "ngram" else 0,
+        kv_cache_dtype=config.kv_cache_dtype,
+        max_model_len=config.max_model_len,
+        vocab_size=config.vocab_size,
+        step_fd=steps.fd,
+        result_fd=results.fd,
+        mask_fd=masks.fd,
+        num_ranks=config.tp,
+        group_fd=group_fd,
+        control_fd=control_fd,
+        disable_custom_all_reduce=config.disable_custom_all_reduce,
+        embedding_fd=embedding_fd,
+        image_row_size=config.image_row_size,
+        tower_bytes=tower_bytes if rank == 0 else 0,
+    )
+    shared = (masks.fd, group_fd, control_fd, embedding_fd)
+    fds = tuple(fd for fd in shared if fd is not None)
+    slot = context.board.slot("worker", rank)
+    return Child(context, slot, worker_config, (steps, results), fds, config.watchdog_timeout)
+
+
+class Workers:
+    """All workers: they start together, and end together when one dies.
+
+    Args:
+        tower_bytes: of the first one's GPU, that the vision worker has.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        context: Context,
+        embeddings: EmbeddingArea | None = None,
+        tower_bytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._embeddings = embeddings
+        self._tower_bytes = tower_bytes
+        self._context = context
+        self._clock = clock
+        self._restarts = RestartBackoff()
+        self._capsules = CrashReports(config.crash, context.board)
+        self._start_at = 0.0  # while `_all` is empty
+        self._num_computing = 0  # steps
+        self.masks = MaskArea.create(max_draws(config), config.vocab_size)
+        self._page: ControlPage | None = None  # of the GPUs of several workers
+        self._group: ShmAllReduce | None = None  # where they meet, to watch
+        self._all: list[Worker] = []
+        self._loading: list[Worker] = []
+        self._start()
+
+    def _start(self) -> None:
+        num_ranks = self._config.tp
+        group_fd = control_fd = None
+        if num_ranks > 1:
+            group_fd = ShmAllReduce.create(num_ranks)
+            self._page = ControlPage.create()
+            control_fd = self._page.fd
+        self._all = [
+            start_worker(
+                *(self._config, self._context, rank, self.masks, self._embeddings),
+                *(group_fd, control_fd, self._tower_bytes),
+            )
+            for rank in range(num_ranks)
+        ]
+        self._loading = list(self._all)
+        self._group = None
+        if group_fd is not None:
+            self._group = ShmAllReduce(group_fd, WATCHER, num_ranks)
+        for fd in (group_fd, control_fd):
+            if fd is not None:
+                os.close(fd)
+
+    def wait_ready(self) -> WorkerReady:
+        """Wait until all have loaded the model for the first time.
+
+        Raises:
+            WorkerDied: one could not, and said why, or too many were killed in a row.
+        """
+        while True:
+            try:
+                result = self._receive()
+            except WorkerDied as death:
+                if death.has_said_why:
+                    raise
+                self.replace(death, [])
+                time.sleep(max(0.0, self._start_at - self._clock()))
+                self._start()
+            else:
+                self._loading = []
+                assert isinstance(result, WorkerReady)
+                return result
+
+    def are_ready(self) -> bool:
+        """Whether steps can be run; otherwise new workers are on their way.
+
+        Raises:
+            WorkerDied: one of those has ended, too.
+        """
+        if not self._all and self._clock() >= self._start_at:
+            self._start()
+        for worker in list(self._loading):
+            if worker.receive(0) is not None:
+                self._loading.remove(worker)
+            else:
+                self.check()
+        return bool(self._all) and not self._loading
+
+    def start(self, step: Step) -> None:
+        """Have the workers run a step, after the one they may be at; `finish` has to follow."""
+        self._num_computing += 1
+        for worker in self._all:
+            worker.send(step)
+
+    def masks_written(self) -> None:
+        """Say that the masks of the oldest step that was started are there."""
+        for worker in self._all:
+            worker.send(Masks())
+
+    def finish(self) -> StepResult | StepFailed:
+        """Wait for the result of the oldest step that was started.
+
+        Raises:
+            WorkerDied: there will be none.
+        """
+        result = self._receive()
+        self._num_computing -= 1
+        if isinstance(result, StepResult):
+            self._restarts.worked()
+        assert not isinstance(result, WorkerReady)
+        return result
+
+    def resume(self) -> None:
+        """Have the workers run steps again after one that has failed; all have answered all."""
+        if self._group is not None:
+            self._group.revive()
+        for worker in self._all:
+            worker.send(Resume())
+
+    def _receive(self) -> FromWorker:
+        """Wait until all have said something, which must be the same, unless one has failed."""
+        said = [self._receive_from(worker) for worker in self._all]
+        failures = dict.fromkeys(each.why for each in said if isinstance(each, StepFailed))
+        if failures:
+            return StepFailed("; ".join(failures))
+        first, *others = said
+        assert all(other == first for other in others), "workers disagree"
+        return first
+
+    def _receive_from(self, worker: Worker) -> FromWorker:
+        while True:
+            self._context.slot.beat()
+            result = worker.receive(WAIT_S)
+            if result is not None:
+                return result
+            self.check()
+
+    def check(self) -> None:
+        """Raise `WorkerDied` if one has ended; of several, the one that the others have lost."""
+        lost = [worker for worker in self._all if worker.has_lost_a_peer]
+        for worker in self._all:  # whom those have lost had ended before
+            worker.check(but_for_peers=True)
+        for worker in lost:
+            worker.check()
+
+    def replace(self, death: WorkerDied, requests: list[int], is_explained: bool = False) -> None:
+        """End what is left of them for one that died, and start anew when it is time to.
+
+        Args:
+            requests: ids of the sequences that they were at.
+            is_explained: it is known what they died of, and they will not have it again.
+
+        Raises:
+            WorkerDied: it is not the first in a row, and no work was done in between.
+        """
+        self._all[death.rank].make_capsule(self._capsules, death, requests)
+        was_idle = not self._loading and not self._num_computing  # nothing they do was the reason
+        if is_explained or was_idle:
+            self._restarts.worked()
+        self._num_computing = 0
+        delay_s = self._restarts.delay_s()
+        if delay_s is None:
+            self._capsules.close()
+            raise death
+        log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
+        self.stop()
+        self._start_at = self._clock() + delay_s
+
+    def stop(self) -> None:
+        """End all workers, and first what their GPUs wait for."""
+        if self._page is not None:
+            self._page.abort()
+        for worker in self._all:
+            worker.stop()
+        self._all, self._loading = [], []
+        if self._group is not None:
+            self._group.close()
+            self._group = None

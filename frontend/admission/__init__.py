@@ -1,0 +1,1 @@
+"""Admission: keys, limits, the pace of long bodies."""

@@ -1,0 +1,99 @@
+"""Who is let in, decided before a body is read, from numbers on the board. Pure.
+
+A request that would wait longer than it is worth is better told so at once: it gets a 429, and when
+to come again, from how fast work gets done.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from headrace.frontend.http.rejections import Rejection, overloaded
+
+MAX_REQUESTS, MAX_TOKENS = "--max-num-queued", "--max-queued-tokens"
+SHORTEST_S = 1
+LONGEST_S = 60
+UNKNOWN_S = 5  # to wait where nothing has been done yet
+MEMORY_S = 10.0  # over which rates are averaged
+
+
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """What there is room for. 0 is no limit."""
+
+    num_requests: int  # in all of the server
+    num_waiting_tokens: int  # to compute for those who wait
+    num_body_bytes: int  # of requests that are not answered, or being read
+
+
+class Load(NamedTuple):
+    """What there is."""
+
+    num_requests: int
+    num_waiting_tokens: int
+    num_body_bytes: int
+
+
+class DrainRate:
+    """How fast a counter grows, per second, lately."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._at: float | None = None
+        self.per_s = 0.0
+
+    def observe(self, total: int, now: float) -> None:
+        """Look at the counter, again and again."""
+        if self._at is not None and now > self._at:
+            elapsed_s = now - self._at
+            weight = min(1.0, elapsed_s / MEMORY_S)
+            self.per_s += weight * ((total - self._total) / elapsed_s - self.per_s)
+        self._total, self._at = total, now
+
+    def seconds_for(self, amount: int) -> int:
+        """Return in how many seconds so much is done, as a `Retry-After`."""
+        if self.per_s <= 0:
+            return UNKNOWN_S
+        return min(max(ceil(amount / self.per_s), SHORTEST_S), LONGEST_S)
+
+
+class Admission:
+    """The door. `requests` and `tokens` are rates of what the engine gets done."""
+
+    def __init__(self, limits: AdmissionLimits) -> None:
+        self._limits = limits
+        self.requests = DrainRate()
+        self.tokens = DrainRate()
+
+    def refuse(self, load: Load, length: int) -> Rejection | None:
+        """Return why a request with a body of `length` bytes cannot be taken now, or None.
+
+        Who is told to come again finds the queue half empty, if it goes on as it did.
+        """
+        limits = self._limits
+        if limits.num_requests and load.num_requests >= limits.num_requests:
+            excess = load.num_requests - limits.num_requests // 2
+            return overloaded(
+                self.requests.seconds_for(excess),
+                "too many requests are waiting",
+                MAX_REQUESTS,
+            )
+        if limits.num_waiting_tokens and load.num_waiting_tokens >= limits.num_waiting_tokens:
+            excess = load.num_waiting_tokens - limits.num_waiting_tokens // 2
+            return overloaded(
+                self.tokens.seconds_for(excess),
+                "too many prompt tokens are waiting",
+                MAX_TOKENS,
+            )
+        return self.refuse_body(load.num_body_bytes, length)
+
+    def refuse_body(self, num_other_bytes: int, length: int) -> Rejection | None:
+        """Return why a body of `length` bytes cannot be taken beside others, or None.
+
+        One body is always taken: it is within --max-body-bytes.
+        """
+        if num_other_bytes and num_other_bytes + length > self._limits.num_body_bytes > 0:
+            return overloaded(
+                SHORTEST_S, f"request bodies of {num_other_bytes} bytes are being worked on"
+            )
+        return None

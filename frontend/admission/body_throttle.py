@@ -1,0 +1,79 @@
+"""Long bodies are read few at a time, so that short requests come between and memory is bounded.
+
+What a client on this machine sends comes in at 256 KiB a turn of the event loop: were sixty bodies
+read at once, everybody would wait for sixty pieces. Whoever waits here has sent a head; the rest
+stays in the kernel. A client that cannot keep up holds up nobody: its body is read beside others'.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import Message, Receive
+
+from headrace.ipc.router import Router
+
+READERS = 2
+CHECK_S = 0.01
+FAST_BYTES = 256 << 10  # in that time: 25 MB/s; what comes more slowly is read beside the others
+MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to the tokenizer process
+LOOK_S = 0.002  # between looks at that
+
+
+class Turn:
+    """A body that is read before others, as long as it comes fast."""
+
+    def __init__(self, receive: Receive, readers: asyncio.Semaphore) -> None:
+        self._receive = receive
+        self._readers = readers
+        self._num_bytes = 0  # since the last check
+        self._timer: asyncio.TimerHandle | None = None
+        self._check_later()
+
+    async def receive(self) -> Message:
+        """Receive a piece, as an ASGI application does."""
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        return message
+
+    def end(self) -> None:
+        """Let another body have the turn."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._readers.release()
+
+    def _check(self) -> None:
+        if self._num_bytes < FAST_BYTES:
+            self.end()
+        else:
+            self._num_bytes = 0
+            self._check_later()
+
+    def _check_later(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(CHECK_S, self._check)
+
+
+class BodyThrottle:
+    """The long bodies of a frontend."""
+
+    def __init__(self, links: Router) -> None:
+        self._links = links
+        self._readers = asyncio.Semaphore(READERS)
+
+    @asynccontextmanager
+    async def turn(self, receive: Receive) -> AsyncIterator[Receive]:
+        """Wait until it is a body's turn to be read from what is given."""
+        await self._readers.acquire()
+        try:
+            while self._links.long_backlog() > MAX_BACKLOG_BYTES:
+                await asyncio.sleep(LOOK_S)
+        except BaseException:
+            self._readers.release()
+            raise
+        turn = Turn(receive, self._readers)
+        try:
+            yield turn.receive
+        finally:
+            turn.end()

@@ -1,0 +1,95 @@
+"""The door: who may come in at all, and whether there is room, which the board says."""
+
+from headrace.board.board import Board, Field, Slot
+from headrace.frontend.admission.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
+from headrace.frontend.admission.api_key_auth import ApiKeyAuth
+from headrace.frontend.http.conformance import body_fault
+from headrace.frontend.http.rejections import STOPPING, UNAUTHORIZED, Rejection, too_large
+from headrace.frontend.http.request_head import RequestHead
+
+POST = "POST"
+LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOADS}
+
+
+class Gate:
+    """Lets requests in, or says why not."""
+
+    def __init__(
+        self,
+        keyring: ApiKeyAuth,
+        admission: Admission,
+        max_body_bytes: int,
+        board: Board,
+        slot: Slot,
+    ) -> None:
+        self._keyring = keyring
+        self._admission = admission
+        self._max_body_bytes = max_body_bytes
+        self._slot = slot
+        self.is_closed = False  # the server stops when all is answered
+        self._frontends = list(board.of("frontend"))
+        self._engine = board.slot("engine")
+
+    def enter(self, method: str, head: RequestHead) -> Rejection | None:
+        """Let a request in, or return why not; all that is known of it is its head."""
+        if not self._keyring.admits(head.key):
+            self._slot.add(Field.UNAUTHORIZED)
+            return UNAUTHORIZED
+        fault = body_fault(method, head)
+        if fault is not None:
+            return fault
+        if self.is_closed and method == POST:
+            return STOPPING
+        if head.length > self._max_body_bytes:
+            return too_large(self._max_body_bytes)
+        if method != POST:  # what there is to know must be known under load, too
+            return None
+        return self._refuse(head.length)
+
+    def refuse_late(self, method: str, length: int) -> Rejection | None:
+        """Return why a request cannot go on whose body took its time to come, or None.
+
+        While it is coming it takes nobody's place: bodies may be slow on purpose.
+        """
+        return self._refuse(length) if method == POST else None
+
+    def _refuse(self, length: int) -> Rejection | None:
+        """Return why there is no room for a request with a body of `length` bytes, or None."""
+        refusal = self._admission.refuse(self._load(), length)
+        if refusal is not None:
+            self._slot.add(Field.OVERLOADS)
+            if refusal.limit in LIMITS:
+                self._slot.add(LIMITS[refusal.limit])
+        return refusal
+
+    def refuse_more(self, size: int) -> Rejection | None:
+        """Return why a body of which `size` bytes have come is not read on, or None.
+
+        What it will come to may not have been declared, and others have grown meanwhile.
+        """
+        refusal = self._admission.refuse_body(self._num_body_bytes - size, size)
+        if refusal is not None:
+            self._slot.add(Field.OVERLOADS)
+        return refusal
+
+    @property
+    def retry_after_s(self) -> int:
+        """In how many seconds half of what waits in the engine will be done."""
+        return self._admission.requests.seconds_for(self._engine[Field.WAITING] // 2)
+
+    def observe(self, now: float) -> None:
+        """Look at how fast work gets done; now and then."""
+        self._admission.requests.observe(self._engine[Field.FINISHED], now)
+        self._admission.tokens.observe(self._engine[Field.COMPUTED_TOKENS], now)
+
+    def _load(self) -> Load:
+        return Load(
+            num_requests=sum([slot[Field.ADMITTED] for slot in self._frontends]),
+            num_waiting_tokens=self._engine[Field.WAITING_TOKENS],
+            num_body_bytes=self._num_body_bytes,
+        )
+
+    @property
+    def _num_body_bytes(self) -> int:
+        """How many bytes of bodies there are, in all frontends."""
+        return sum([slot[Field.HELD_BYTES] + slot[Field.KEPT_BYTES] for slot in self._frontends])

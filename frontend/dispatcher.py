@@ -1,0 +1,98 @@
+"""Messages from the ring, handed to those who wait, some entries at a time.
+
+A step of hundreds of streams writes to hundreds of sockets: between some and the next the event
+loop looks at everything else.
+"""
+
+import asyncio
+import logging
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from headrace.board.board import Field, Slot
+from headrace.exit_status import ExitStatus
+from headrace.frontend.open_requests import OpenRequests
+from headrace.ipc.messages import ResponseFrames, request_of
+from headrace.ipc.sockets import Frame
+
+log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """What has come and has not been handed over."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, exchanges: OpenRequests, slot: Slot
+    ) -> None:
+        self._loop = loop
+        self._exchanges = exchanges
+        self._slot = slot
+        self._incoming: deque[Incoming] = deque()
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self._incoming)
+
+    def take(self, frames: ResponseFrames, data: Frame) -> None:
+        """Take a message; hand over what there is a turn for."""
+        with self._vital():
+            self._incoming.append(Incoming(frames, data))
+        if len(self._incoming) == 1:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        incoming = self._incoming[0]
+        with self._vital():
+            num_bytes = incoming.deliver(self._exchanges)
+        self._slot.add(Field.BYTES_OUT, num_bytes)
+        if incoming.is_delivered:
+            self._incoming.popleft()
+            self._slot.add(Field.MESSAGES_TAKEN)
+        if self._incoming:
+            self._loop.call_soon(self._deliver)
+
+    @contextmanager
+    def _vital(self) -> Iterator[None]:
+        """End the process at an error: the loop would log it, and all who stream would wait on."""
+        try:
+            yield
+        except Exception as error:
+            self._slot.last_words = repr(error)
+            log.exception("an error that nobody has foreseen")
+            sys.exit(ExitStatus.FAILED)
+
+
+class Incoming:
+    """A message of which some has been handed over."""
+
+    def __init__(self, frames: ResponseFrames, data: Frame) -> None:
+        self._frames = frames
+        self._data = data if isinstance(data, bytes) else bytes(data)
+        self._heads = frames.heads.copy()  # a request may have several entries
+        self._ids = memoryview(frames.ids).cast("Q")
+        self._lengths = memoryview(frames.lengths).cast("I")
+        self._told = memoryview(frames.told).cast("I") if frames.told else None
+        assert len(self._ids) == len(self._lengths) == len(frames.last)
+        assert self._told is None or len(self._told) == len(self._ids)
+        assert sum(self._lengths) == len(data)
+        self._row = self._start = 0
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether nothing is left."""
+        return self._row == len(self._ids)
+
+    def deliver(self, exchanges: OpenRequests) -> int:
+        """Hand over some entries; return how many bytes of them have been written to sockets."""
+        view, last, told = memoryview(self._data), self._frames.last, self._told
+        written = exchanges.streams.write(self._frames, self._data, self._row, self._start)
+        for start, row, num_written in written.left:
+            id = self._ids[row]
+            head = self._heads.pop(request_of(id), None) if self._heads else None
+            piece = view[start : start + self._lengths[row]]
+            count = told[row] if told else 0
+            exchanges.deliver(id, head, piece, last[row] != 0, count, num_written)
+        self._row, self._start = written.row, written.start
+        return written.num_bytes

@@ -1,0 +1,40 @@
+"""Which pages of other sites may call: Starlette's policy, on our requests."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+
+from headrace.frontend.http.request import Request
+
+
+class Cors:
+    """The sites that may call."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        """Allow these sites; `*` is all."""
+        self._policy = CORSMiddleware(
+            no_application, list(origins), allow_methods=["*"], allow_headers=["*"]
+        )
+
+    def look(self, request: Request) -> bool:
+        """Have the answer say whether the page may read it; answer here who asks for only that."""
+        headers = Headers(raw=list(request.headers))
+        origin = headers.get("origin")
+        if origin is None:
+            return False
+        if request.method == "OPTIONS" and "access-control-request-method" in headers:
+            found = self._policy.preflight_response(headers)
+            raw = [(name, value) for name, value in found.raw_headers if name != b"content-length"]
+            request.answer(found.status_code, raw, bytes(found.body))
+            return True
+        common = Headers(headers=self._policy.simple_headers).mutablecopy()
+        if not self._policy.allow_all_origins and self._policy.is_allowed_origin(origin):
+            self._policy.allow_explicit_origin(common, origin)
+        request.common = common.raw
+        return False
+
+
+async def no_application(*_: Any) -> None:
+    """Be what the policy is not asked about."""

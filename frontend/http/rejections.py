@@ -1,0 +1,69 @@
+"""What is refused at the door, from constants: nothing is parsed here."""
+
+from dataclasses import dataclass
+
+from headrace.errors import anthropic_type
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Why a request is not let in. Texts are plain ASCII without quotes."""
+
+    status: int
+    message: str
+    type: str
+    code: str
+    retry_after_s: int | None = None
+    limit: str = ""  # the flag of what there is no room for
+    allow: str = ""  # the method that is right
+
+
+def error_body(refusal: Rejection) -> bytes:
+    """Return the body of an error response in OpenAI's shape."""
+    return (
+        f'{{"error":{{"message":"{refusal.message}","type":"{refusal.type}","param":null,'
+        f'"code":"{refusal.code}"}}}}'
+    ).encode("ascii")
+
+
+def anthropic_body(refusal: Rejection) -> bytes:
+    """Return the same in Anthropic's shape."""
+    kind = anthropic_type(refusal.status)
+    return (f'{{"type":"error","error":{{"type":"{kind}","message":"{refusal.message}"}}}}').encode(
+        "ascii"
+    )
+
+
+UNAUTHORIZED = Rejection(
+    401,
+    "this server needs an API key: send the header Authorization: Bearer KEY",
+    "authentication_error",
+    "invalid_api_key",
+)
+
+STOPPING = Rejection(
+    503, "the server is stopping; try again at another one", "server_error", "stopping", 1
+)
+
+
+def too_large(max_body_bytes: int) -> Rejection:
+    """Return the refusal of a body that is too large."""
+    return Rejection(
+        413,
+        f"the request body is larger than {max_body_bytes} bytes (--max-body-bytes)",
+        "invalid_request_error",
+        "body_too_large",
+    )
+
+
+def overloaded(retry_after_s: int, why: str, limit: str = "") -> Rejection:
+    """Return the refusal of a request for which there is no room now, by the flag `limit`."""
+    named = f" ({limit})" if limit else ""
+    return Rejection(
+        429,
+        f"{why}{named}; try again in {retry_after_s} s",
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        retry_after_s,
+        limit,
+    )

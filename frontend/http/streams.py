@@ -1,0 +1,96 @@
+"""Answers that stream, by `csrc/http/streams.cpp`: a step's pieces go to sockets in one call."""
+
+import ctypes
+import struct
+import weakref
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headrace.core import load_core
+from headrace.ipc.messages import ResponseFrames
+
+TURN = 16  # rows that are written in one turn of the event loop
+NOTHING_TOLD = (1 << 32) - 1
+LEFT = struct.Struct("<Q2I")  # as `Left` in the core
+
+
+class RowsView(ctypes.Structure):
+    """As `Rows` in the core."""
+
+    _fields_ = (
+        ("ids", ctypes.c_char_p),
+        ("lengths", ctypes.c_char_p),
+        ("last", ctypes.c_char_p),
+        ("told", ctypes.c_char_p),
+        ("data", ctypes.c_char_p),
+        ("start", ctypes.c_uint64),
+        ("begin", ctypes.c_uint32),
+        ("end", ctypes.c_uint32),
+    )
+
+
+class WrittenView(ctypes.Structure):
+    """As `Written` in the core."""
+
+    _fields_ = (
+        ("start", ctypes.c_uint64),
+        ("num_bytes", ctypes.c_uint64),
+        ("num_left", ctypes.c_uint32),
+    )
+
+
+class Written(NamedTuple):
+    """What has been done with some rows of a message."""
+
+    row: int  # that comes next,
+    start: int  # and where its data are
+    num_bytes: int  # of data, to clients
+    # Rows that are to be written elsewhere: where their data are, which they are, and how many
+    # bytes of each one's HTTP chunk have been written.
+    left: Iterator[tuple[int, int, int]]
+
+
+class Streams:
+    """Sockets of clients who read, by request.
+
+    Who has a request opened here writes to its socket only what is left.
+    """
+
+    def __init__(self) -> None:
+        self._core = load_core()
+        self._core.headrace_streams_new.restype = ctypes.c_void_p
+        self._core.headrace_streams_told.restype = ctypes.c_uint32
+        self._streams = ctypes.c_void_p(self._core.headrace_streams_new())
+        assert self._streams
+        weakref.finalize(self, self._core.headrace_streams_free, self._streams)
+        self._left = ctypes.create_string_buffer(TURN * LEFT.size)
+        self._rows = RowsView()
+        self._written = WrittenView()
+
+    def open(self, request: int, fd: int) -> None:
+        """Write a request's pieces to a socket as HTTP chunks, from now on; -1: leave them."""
+        self._core.headrace_streams_open(self._streams, ctypes.c_uint64(request), fd)
+
+    def close(self, request: int) -> None:
+        """Forget a request, if it is here, before its socket is closed."""
+        self._core.headrace_streams_close(self._streams, ctypes.c_uint64(request))
+
+    def told(self, request: int) -> dict[int, int]:
+        """Return what a client has been told since the request was opened, as in `Sent`."""
+        told = ctypes.POINTER(ctypes.c_uint32)()
+        count = self._core.headrace_streams_told(
+            self._streams, ctypes.c_uint64(request), ctypes.byref(told)
+        )
+        return {index: told[index] for index in range(count) if told[index] != NOTHING_TOLD}
+
+    def write(self, frames: ResponseFrames, data: bytes, row: int, start: int) -> Written:
+        """Write some rows of a message, from `row` on, whose data are at `start`."""
+        rows, written = self._rows, self._written
+        rows.ids, rows.lengths, rows.last = frames.ids, frames.lengths, frames.last
+        rows.told, rows.data = frames.told or None, data
+        rows.start, rows.begin, rows.end = start, row, min(row + TURN, len(frames.last))
+        self._core.headrace_streams_write(
+            self._streams, ctypes.byref(rows), self._left, ctypes.byref(written)
+        )
+        left = LEFT.iter_unpack(memoryview(self._left)[: written.num_left * LEFT.size])
+        return Written(rows.end, written.start, written.num_bytes, left)

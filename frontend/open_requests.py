@@ -1,0 +1,169 @@
+"""Open requests of one frontend: an id out, response bytes back.
+
+The ring answers by id; whoever waits for an id is found here. What arrives for an id that nobody
+waits for any more is dropped: the client has left and an abort is on its way.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.board.board import Field, Slot
+from headrace.board.http_counts import CLIENT_LEFT
+from headrace.frontend.http.streams import Streams
+from headrace.frontend.http.unsent import Unsent
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of
+from headrace.ipc.sockets import Frame
+
+MAX_UNSENT_BYTES = 4 << 20  # of a stream, waiting for a client that reads too slowly
+MAX_TOTAL_UNSENT_BYTES = 256 << 20  # of all responses; past it the client that reads least is cut
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    """One request and what has come back for it so far."""
+
+    id: int
+    wants_timing: bool = False
+    sent: InflightRequest | None = None  # once it has been
+    head: Head | None = None
+    has_begun: bool = False  # the head has been written
+    status: int = CLIENT_LEFT  # until there is a head
+    declared_length: int = 0  # of the answer; 0 where it streams
+    unsent: Unsent = field(default_factory=Unsent)
+    written_at: float = 0.0  # when its client was last given something, seconds; see `OpenRequests`
+    complete: bool = False
+    dropped: bool = False  # the client left, or reads too slowly
+    on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
+    # Write a piece from the middle of an answer, but for so many bytes of its chunk that have been
+    # written; False where the client does not read.
+    write: Callable[[Frame, int], bool] | None = None
+
+    def deliver(self, data: Frame, last: bool, num_written: int = 0) -> None:
+        """Take response bytes. Past the limit the exchange is dropped: memory stays bounded.
+
+        Args:
+            num_written: how many bytes of their HTTP chunk have been written.
+        """
+        is_piece = len(data) and not last and not self.unsent
+        if is_piece and self.write is not None and self.write(data, num_written):
+            return
+        assert not num_written
+        self.unsent.append(data)
+        self.complete |= last
+        if len(self.unsent) > MAX_UNSENT_BYTES and not last:
+            self.dropped = True
+        self._tell()
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """How many bytes of its answer are here."""
+        return len(self.unsent) + (0 if self.sent is None else self.sent.num_held_bytes)
+
+    def drop(self) -> None:
+        """Give up: the client is gone."""
+        self.dropped = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.on_news is not None:
+            self.on_news()
+
+
+class OpenRequests:
+    """All open requests of a frontend.
+
+    Attributes:
+        streams: the sockets of those of them that stream to clients who read.
+    """
+
+    def __init__(self, frontend: int, slot: Slot) -> None:
+        self.streams = Streams()
+        self._frontend = frontend
+        self._slot = slot
+        self._counter = first_counter(slot[Field.STARTS])
+        self._open: dict[int, OpenRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[OpenRequest]:
+        return iter(list(self._open.values()))
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Bytes that have come and not been taken."""
+        return sum(exchange.num_unsent_bytes for exchange in self._open.values())
+
+    def cut_slowest(self) -> None:
+        """Drop requests until what waits is bounded: first whose clients last read longest ago.
+
+        One response is always kept: its request has been bounded.
+        """
+        excess = self.num_unsent_bytes - MAX_TOTAL_UNSENT_BYTES
+        waiting = [exchange for exchange in self._open.values() if exchange.unsent]
+        for exchange in sorted(waiting, key=lambda exchange: exchange.written_at)[:-1]:
+            if excess <= 0:
+                return
+            excess -= len(exchange.unsent)
+            exchange.drop()
+
+    def open(self, wants_timing: bool = False) -> OpenRequest:
+        """Draw an id and wait for its answer."""
+        exchange = OpenRequest(self._next_id(), wants_timing)
+        self._open[exchange.id] = exchange
+        self._slot[Field.OPEN_REQUESTS] = len(self._open)
+        return exchange
+
+    def _next_id(self) -> int:
+        self._counter += 1
+        return request_id(self._frontend, self._counter)
+
+    def sent(self) -> list[InflightRequest]:
+        """Return the requests that have been sent."""
+        return [
+            exchange.sent
+            for exchange in self._open.values()
+            if exchange.sent is not None and not exchange.complete
+        ]
+
+    def renumber(self, sent: InflightRequest) -> int:
+        """Draw a new id for a request; what comes for the old one is dropped."""
+        exchange = self._open.pop(sent.request.id)
+        sent.told |= self.streams.told(exchange.id)
+        self.streams.close(exchange.id)
+        exchange.id = self._next_id()
+        self._open[exchange.id] = exchange
+        return exchange.id
+
+    def fail(self, sent: InflightRequest, head: Head, data: bytes, event: bytes) -> None:
+        """Answer a request with an error, or end a stream that has begun with an event."""
+        exchange = self._open[sent.request.id]
+        if exchange.has_begun or exchange.unsent:
+            exchange.deliver(event, True)
+        else:
+            exchange.head = head
+            exchange.deliver(data, True)
+
+    def close(self, exchange: OpenRequest) -> None:
+        """Stop waiting."""
+        self._open.pop(exchange.id, None)
+        self.streams.close(exchange.id)
+        self._slot[Field.OPEN_REQUESTS] = len(self._open)
+
+    def deliver(
+        self, id: int, head: Head | None, data: Frame, last: int, told: int, num_written: int = 0
+    ) -> None:
+        """Hand an entry of a message to the request it is for, as in `OpenRequest.deliver`."""
+        exchange = self._open.get(request_of(id))
+        if exchange is None:
+            return
+        if head is not None and not exchange.has_begun:
+            exchange.head = head
+        piece = [data]
+        if exchange.sent is not None:
+            piece = exchange.sent.take(id % MAX_SEQUENCES, data, last, told)
+        for before in piece[:-1]:
+            exchange.unsent.append(before)
+        if piece:
+            exchange.deliver(data, bool(last), num_written)

@@ -1,0 +1,189 @@
+"""A request's way into the ring, and its answer's way out of it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from headrace.board.board import Field, Slot, Timing
+from headrace.board.http_counts import POST
+from headrace.frontend.http.rejections import Rejection
+from headrace.frontend.http.request import Request, nobody
+from headrace.frontend.http.streams import Streams
+from headrace.frontend.open_requests import OpenRequest
+from headrace.frontend.request_timings import RequestTimings
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import HttpRequest
+from headrace.ipc.router import Router
+from headrace.ipc.sockets import Frame
+
+OVERLOADED = Rejection(
+    503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1
+)
+TOO_MANY = 429
+PIECE_BYTES = 256 << 10  # of a whole answer, written at once
+MAX_PIECES = 8  # in one turn of the event loop
+
+
+class RequestProxy:
+    """What comes back for a request is written as it comes, as far as its client reads."""
+
+    def __init__(
+        self,
+        request: Request,
+        exchange: OpenRequest,
+        links: Router,
+        slot: Slot,
+        *,
+        streams: Streams,
+        retry_after_s: Callable[[], int],
+        on_end: Callable[[Request, OpenRequest], None],
+    ) -> None:
+        """Be the way of a request that has come in.
+
+        Args:
+            streams: write the pieces of a stream whose client reads.
+            retry_after_s: when there will be room again in an engine that was full.
+            on_end: is told when it has been answered, or given up.
+        """
+        self._request = request
+        self._exchange = exchange
+        self._links = links
+        self._slot = slot
+        self._streams = streams
+        self._retry_after_s = retry_after_s
+        self._on_end = on_end
+        self._num_kept = 0
+        self._has_place = False  # among those who are counted at the door
+        self._is_timed = False
+
+    def enter(self, body: bytes, key: int) -> None:
+        """Send the request into the ring; `key` is whose part it has of the engine."""
+        request, exchange, slot = self._request, self._exchange, self._slot
+        slot.add(Field.BYTES_IN, len(body))
+        message = HttpRequest(exchange.id, request.method, request.path, time.time(), key)
+        sent = InflightRequest(message, body)
+        if not self._links.forward(sent):
+            self.refuse(OVERLOADED)
+            return
+        exchange.sent = sent
+        self._num_kept = len(body)
+        self._has_place = request.method == POST
+        slot.add(Field.KEPT_BYTES, self._num_kept)
+        slot.add(Field.ADMITTED, self._has_place)
+        exchange.on_news = request.on_writable = self._write_news
+        request.on_lost = exchange.drop
+
+    def refuse(self, refusal: Rejection) -> None:
+        """Answer with an error instead."""
+        self._exchange.status = refusal.status
+        self._exchange.declared_length = self._request.refuse(refusal)
+        self.end()
+
+    def end(self) -> None:
+        """Let go of the request."""
+        self._give_up_place()
+        self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
+        self._request.on_lost = self._request.on_writable = nobody
+        self._on_end(self._request, self._exchange)
+
+    def _give_up_place(self) -> None:
+        """Let go of the body, and of the place at the door: the answer is here."""
+        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
+        self._slot.add(Field.ADMITTED, -self._has_place)
+        self._num_kept, self._has_place = 0, False
+        if self._exchange.sent is not None:
+            self._exchange.sent.body = b""
+
+    def _write_news(self) -> None:
+        """Write what has come, if the client reads; it may be the last."""
+        request, exchange = self._request, self._exchange
+        if exchange.complete:
+            self._give_up_place()
+        if exchange.dropped:
+            self._slot.add(Field.DISCONNECTS)
+            if not exchange.complete:
+                assert exchange.sent is not None
+                self._links.abort(exchange.sent)
+            if not request.is_given_up:
+                request.break_off()
+            self.end()
+            return
+        if exchange.head is None or not request.is_writable:
+            return
+        if not exchange.has_begun:
+            self._begin(len(exchange.unsent))
+        exchange.written_at = time.monotonic()
+        if exchange.complete and not self._write_most():
+            return
+        data = exchange.unsent.take(len(exchange.unsent))
+        self._slot.add(Field.BYTES_OUT, len(data))
+        if not exchange.complete:
+            request.write(data)
+            exchange.write = self._write_piece
+            return
+        request.end(data)
+        self._slot.add(Field.RESPONSES)
+        if self._is_timed:
+            whole = self._slot.histogram(Timing.WHOLE)
+            whole.observe(time.monotonic_ns() - request.received_at)
+        self.end()
+
+    def _write_most(self) -> bool:
+        """Write all of the rest but its last piece; return whether that can be written now.
+
+        Where the client does not read it is written when it does, and what is left after some
+        pieces in the next turn of the event loop.
+        """
+        request, unsent = self._request, self._exchange.unsent
+        for _ in range(MAX_PIECES):
+            if len(unsent) <= PIECE_BYTES:
+                return True
+            data = unsent.take(PIECE_BYTES)
+            self._slot.add(Field.BYTES_OUT, len(data))
+            request.write(data)
+            if not request.is_writable:
+                return False
+        asyncio.get_running_loop().call_soon(self._go_on)
+        return False
+
+    def _go_on(self) -> None:
+        """Write more, unless that has been done or the request has ended meanwhile."""
+        if self._exchange.on_news is not None:
+            self._write_news()
+
+    def _write_piece(self, data: Frame, num_written: int) -> bool:
+        """Write a piece from the middle of an answer, if the client reads."""
+        if not self._request.is_writable:
+            return False
+        self._request.write(data, num_written)
+        self._slot.add(Field.BYTES_OUT, len(data))
+        # There may be many more pieces. Where this one waits none may overtake it, though one of
+        # another sequence may have gone through a moment ago.
+        self._streams.open(self._exchange.id, self._request.clear_socket)
+        return True
+
+    def _begin(self, length: int) -> None:
+        """Begin the answer, with its length where that is known."""
+        exchange = self._exchange
+        head = exchange.head
+        assert head is not None
+        exchange.has_begun = True
+        exchange.status = head.status
+        headers = [(b"content-type", head.content_type.encode())]
+        headers += [(name.encode(), value.encode()) for name, value in head.headers]
+        if head.status == TOO_MANY:
+            headers.append((b"retry-after", b"%d" % self._retry_after_s()))
+        if exchange.complete:
+            exchange.declared_length = length
+        else:
+            headers.append((b"cache-control", b"no-cache"))
+        if head.times is not None:
+            self._is_timed = True
+            hops = RequestTimings(self._request.received_at, head.times)
+            hops.observe(self._slot)
+            if not exchange.complete:
+                written_ns = time.monotonic_ns() - head.times.rendered
+                self._slot.histogram(Timing.WRITE).observe(written_ns)
+            if exchange.wants_timing:
+                headers.append((b"server-timing", hops.header()))
+        self._request.begin(head.status, headers, length if exchange.complete else None)

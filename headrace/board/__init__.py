@@ -1,0 +1,1 @@
+"""Status of the ring in shared memory: one writer for each word."""

@@ -1,0 +1,39 @@
+"""What operators ask of a running server: a frontend notes it on the board; the supervisor looks,
+and for profiles the workers.
+
+Counters only grow, so nothing is lost when either of them is busy or replaced.
+"""
+
+from headrace.board.board import Board, Field, Slot
+
+RENEWABLE = ("frontend", "tokenizer", "detokenizer", "fetcher")  # one after the other, unnoticed
+STOP = "drain"
+START_PROFILE, STOP_PROFILE = "start_profile", "stop_profile"
+SUPERVISED = (STOP, *RENEWABLE)  # to stop when all is answered, or to renew a role's processes
+PROFILE = (START_PROFILE, STOP_PROFILE)
+WISHES = (*SUPERVISED, *PROFILE)
+
+
+def wish(slot: Slot, what: str) -> None:
+    """Note one of `WISHES`; for the slot's owner."""
+    slot.add(Field.WISHES + WISHES.index(what))
+
+
+class AdminRequests:
+    """What has been asked for since the last look, of what is `heeded`."""
+
+    def __init__(self, board: Board, heeded: tuple[str, ...] = SUPERVISED) -> None:
+        self._heeded = heeded
+        self._places = [Field.WISHES + WISHES.index(what) for what in heeded]
+        self._slots = list(board.of("frontend"))
+        self._counts = self._read()
+
+    def _read(self) -> list[int]:
+        return [sum([slot[place] for slot in self._slots]) for place in self._places]
+
+    def take(self) -> list[str]:
+        """Return the wishes that are new, each once."""
+        before, self._counts = self._counts, self._read()
+        if before == self._counts:
+            return []
+        return [w for w, a, b in zip(self._heeded, before, self._counts, strict=True) if a != b]

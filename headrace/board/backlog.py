@@ -1,0 +1,59 @@
+"""How far a process is behind what it has been sent, by counters on the board."""
+
+from headrace.board.board import MESSAGES_SENT, Board, Field, Slot
+
+
+class Backlog:
+    """What senders count as sent to a process, less what that counts as handled.
+
+    Who sends counts first. Counts go wrong when somebody dies: what was on its way is neither.
+    They are put right by the receiver, when it starts and when it has had nothing to do for long.
+    """
+
+    def __init__(self, senders: list[Slot], sent: int, receiver: Slot, taken: int) -> None:
+        self._senders = senders
+        self._sent = sent
+        self._receiver = receiver
+        self._taken = taken
+        self._looked_at = -1
+
+    def __call__(self) -> int:
+        return self._total() - self._receiver[self._taken]
+
+    def settle(self) -> None:
+        """Take all that has been sent as handled: nothing is on its way. For the receiver alone."""
+        self._receiver[self._taken] = self._total()
+
+    def settle_idle(self) -> None:
+        """Settle, if nothing has been sent since the last call: what has not come by now is lost.
+
+        For the receiver, when nothing has come for a while. A machine that stood still may have it
+        wait in vain, and deliver in the next moment what was sent meanwhile.
+        """
+        total = self._total()
+        if total == self._looked_at:
+            self._receiver[self._taken] = total
+        self._looked_at = total
+
+    def _total(self) -> int:
+        sent = self._sent
+        return sum([slot[sent] for slot in self._senders])
+
+
+def tokenizer_backlog(board: Board, index: int) -> Backlog:
+    """Return how many bytes of bodies a tokenizer has still to handle, each counted as one more."""
+    senders, receiver = list(board.of("frontend")), board.slot("tokenizer", index)
+    return Backlog(senders, Field.FORWARDED_BYTES + index, receiver, Field.HANDLED_BYTES)
+
+
+def detokenizer_backlog(board: Board, index: int) -> Backlog:
+    """Return how many steps a detokenizer has still to handle."""
+    receiver = board.slot("detokenizer", index)
+    return Backlog([board.slot("engine")], MESSAGES_SENT + index, receiver, Field.MESSAGES_TAKEN)
+
+
+def frontend_backlog(board: Board, index: int) -> Backlog:
+    """Return how many messages a frontend has still to handle."""
+    senders = [*board.of("tokenizer"), *board.of("detokenizer")]
+    receiver = board.slot("frontend", index)
+    return Backlog(senders, MESSAGES_SENT + index, receiver, Field.MESSAGES_TAKEN)

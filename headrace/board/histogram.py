@@ -1,0 +1,96 @@
+"""Histograms, in words of a board slot: written by one process, read by any.
+
+0 …   one count per bucket, the last of what is beyond all bounds
+last  the sum, in units of the scale
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+
+from headrace.board import buckets
+from headrace.board.buckets import Bounds
+
+
+class Scale:
+    """What a histogram counts in, and by which bounds."""
+
+    def __init__(self, bounds: Bounds, units: int) -> None:
+        """`bounds` ascend; what is observed comes as whole `units`, so many to one of them."""
+        self.bounds = bounds
+        self.units = units
+        self.limits = tuple(round(bound * units) for bound in bounds)
+
+    @property
+    def num_buckets(self) -> int:
+        """How many buckets there are, that of what is beyond all bounds included."""
+        return len(self.bounds) + 1
+
+
+SECONDS = Scale(
+    buckets.union(
+        *(buckets.HEADRACE, buckets.VLLM_FIRST_TOKEN, buckets.VLLM_TOKEN, buckets.VLLM_REQUEST),
+        *(buckets.SGLANG_REQUEST, buckets.SGLANG_TOKEN, buckets.SGLANG_QUEUE),
+    ),
+    units=10**9,  # ns
+)
+COUNTS = Scale(
+    buckets.union(
+        *(buckets.VLLM_TOKENS, buckets.VLLM_STEP, buckets.VLLM_PREEMPTIONS, buckets.VLLM_N),
+        buckets.SGLANG_TOKENS,
+    ),
+    units=1,
+)
+HISTOGRAM_WORDS = max(SECONDS.num_buckets, COUNTS.num_buckets) + 1
+
+
+class Histogram:
+    """One histogram. Its counts only grow."""
+
+    def __init__(self, words: "memoryview[int]", scale: Scale = SECONDS) -> None:
+        """Use `HISTOGRAM_WORDS` words."""
+        self._words = words
+        self.scale = scale
+        self._limits = scale.limits
+
+    def observe(self, amount: int, times: int = 1) -> None:
+        """Count an amount; for the owner of the words alone. Less than nothing is nothing."""
+        if amount < 0:
+            amount = 0
+        self._words[bisect_left(self._limits, amount)] += times
+        self._words[-1] += amount * times
+
+    @property
+    def counts(self) -> list[int]:
+        """How many fell into each bucket, not cumulated."""
+        return self._words[: self.scale.num_buckets].tolist()
+
+    @property
+    def sum(self) -> float:
+        """The sum of all that was observed, in the unit of the bounds."""
+        return self._words[-1] / self.scale.units
+
+
+class HistogramSum:
+    """The sum of some histograms of one scale, at one moment."""
+
+    def __init__(self, histograms: Iterable[Histogram], scale: Scale = SECONDS) -> None:
+        counts = [0] * scale.num_buckets
+        self.sum = 0.0
+        for histogram in histograms:
+            assert histogram.scale is scale
+            counts = [a + b for a, b in zip(counts, histogram.counts, strict=True)]
+            self.sum += histogram.sum
+        self._scale = scale
+        self._up_to = list(accumulate(counts))
+
+    def at_most(self, bound: float) -> int:
+        """Return how many were `bound` or less, which must be a bound of the scale."""
+        place = bisect_left(self._scale.bounds, bound)
+        assert self._scale.bounds[place] == bound, bound
+        return self._up_to[place]
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return self._up_to[-1]

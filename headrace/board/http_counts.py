@@ -1,0 +1,130 @@
+"""What a frontend counts of the requests it answers, by route: in words of its board slot.
+
+A route is a path and its method, or a method alone where nothing is served. Each has a row:
+
+0 …     requests begun, then answers by status
+…       how long they took, a histogram
+last 2  bytes of the requests' bodies and of the answers', as their heads declare them
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headrace.board import buckets
+from headrace.board.histogram import Histogram, Scale
+
+GET, HEAD, POST = "GET", "HEAD", "POST"
+NOWHERE = "none"  # the path of what is not served
+SERVED = {
+    GET: ("/v1/models", "/openapi.json", "/docs"),
+    POST: (
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+        *("/v1/responses/input_tokens", "/v1/messages"),
+        *("/v1/messages/count_tokens", "/generate", "/v1/embeddings", "/tokenize", "/detokenize"),
+        *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
+    ),
+}
+NOT_COUNTED = (
+    *("/metrics", "/version", "/load"),
+    *("/model_info", "/get_model_info", "/server_info", "/get_server_info"),
+)  # nor are /health and its kin; as with vLLM
+METHODS = (GET, POST, "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "OTHER")
+CLIENT_LEFT = 499  # before there was an answer; the number is nginx's
+STATUSES = (200, 400, 401, 404, 405, 413, 415, 429, CLIENT_LEFT, 500, 503)
+PLACES = {status: place for place, status in enumerate(STATUSES, 1)}
+
+SECONDS = Scale(buckets.HTTP, units=10**9)  # ns
+DURATIONS = 1 + len(STATUSES)
+RECEIVED = DURATIONS + SECONDS.num_buckets + 1
+SENT = RECEIVED + 1
+ROW_WORDS = SENT + 1
+
+
+class Route(NamedTuple):
+    """What a row is about."""
+
+    method: str
+    path: str
+
+
+ROUTES = (
+    *(Route(method, path) for method, paths in SERVED.items() for path in paths),
+    *(Route(method, NOWHERE) for method in METHODS),
+)
+HTTP_WORDS = ROW_WORDS * (len(ROUTES) + 1)  # the last row is of what is not counted
+
+
+class HttpRow:
+    """The counts of one route. One process writes them."""
+
+    def __init__(self, words: "memoryview[int]") -> None:
+        """Use `ROW_WORDS` words."""
+        self._words = words
+        self.durations = Histogram(words[DURATIONS:RECEIVED], SECONDS)
+
+    def begin(self) -> None:
+        """Count a request that has come."""
+        self._words[0] += 1
+
+    def end(self, status: int, duration_ns: int, num_received: int, num_sent: int) -> None:
+        """Count its answer, or that there was none."""
+        words = self._words
+        words[PLACES[status]] += 1
+        words[RECEIVED] += num_received
+        words[SENT] += num_sent
+        self.durations.observe(duration_ns)
+
+    def settle(self) -> None:
+        """Count as failed what a process had begun that is no more."""
+        self._words[PLACES[500]] += self.num_begun - sum(self._words[1:DURATIONS])
+
+    @property
+    def num_begun(self) -> int:
+        """How many requests have come."""
+        return self._words[0]
+
+    @property
+    def answers(self) -> dict[int, int]:
+        """How many have been answered, by status."""
+        return {status: self._words[place] for status, place in PLACES.items()}
+
+    @property
+    def num_received_bytes(self) -> int:
+        """Bytes of the requests' bodies."""
+        return self._words[RECEIVED]
+
+    @property
+    def num_sent_bytes(self) -> int:
+        """Bytes of the answers; of those that stream, none."""
+        return self._words[SENT]
+
+
+class HttpCounts:
+    """All rows of a frontend."""
+
+    def __init__(self, words: "memoryview[int]") -> None:
+        """Use `HTTP_WORDS` words."""
+        starts = range(0, HTTP_WORDS, ROW_WORDS)
+        *rows, not_counted = [HttpRow(words[start : start + ROW_WORDS]) for start in starts]
+        self._rows = dict(zip(ROUTES, rows, strict=True))
+        self._found: dict[tuple[str, str], HttpRow] = {(m, path): r for (m, path), r in self}
+        self._found |= {(GET, path): not_counted for path in NOT_COUNTED}
+
+    def row(self, method: str, path: str) -> HttpRow:
+        """Return the row of a request."""
+        found = self._found.get((GET if method == HEAD else method, path))
+        return self._rows[nowhere(method)] if found is None else found
+
+    def settle(self) -> None:
+        """Count what a frontend had open that has died; for the one in its place."""
+        for _, row in self:
+            row.settle()
+
+    def __iter__(self) -> Iterator[tuple[Route, HttpRow]]:
+        """Yield the rows to be told of."""
+        return iter(self._rows.items())
+
+
+def nowhere(method: str) -> Route:
+    """Return the route of a request for what is not served."""
+    return Route(method if method in METHODS else METHODS[-1], NOWHERE)

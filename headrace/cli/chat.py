@@ -1,0 +1,138 @@
+"""`headrace chat [URL | MODEL] [flags]`: a conversation in the terminal.
+
+With a URL it talks to the server there; else it starts one, which takes the flags of `headrace
+serve` and ends with it. An empty line says nothing; Ctrl-C stops an answer, Ctrl-D all.
+"""
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from headrace.client.client import Client
+from headrace.config.api_keys import VARIABLE
+from headrace.config.flags import parse
+from headrace.errors import HeadraceError
+
+PROMPT = "> "
+NEW = "/new"  # begins another conversation
+
+
+class Conversation:
+    """What has been said, and what is said next."""
+
+    def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
+        """`options` are fields of every request."""
+        self._client = client
+        self._options = options
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = [*self._opening]
+
+    def begin(self) -> None:
+        """Forget what has been said."""
+        self._messages = [*self._opening]
+
+    def say(self, text: str) -> Generator[str, None, None]:
+        """Yield the answer as it comes. What came of one that was stopped counts as said.
+
+        Raises:
+            ApiError: the server refuses; nothing has been said then.
+        """
+        asked = [*self._messages, {"role": "user", "content": text}]
+        answer = ""
+        stream = self._client.stream_chat(asked, **self._options)
+        try:
+            for piece in stream:
+                answer += piece
+                yield piece
+        finally:
+            stream.close()
+            if answer:
+                self._messages = [*asked, {"role": "assistant", "content": answer}]
+
+
+def converse(
+    conversation: Conversation, lines: Iterable[str], write: Callable[[str], object]
+) -> None:
+    """Answer each line that is said."""
+    for line in lines:
+        if line.strip() == NEW:
+            conversation.begin()
+        elif line.strip():
+            answer(conversation, line, write)
+
+
+def answer(conversation: Conversation, text: str, write: Callable[[str], object]) -> None:
+    """Write one answer, or what went wrong with it."""
+    pieces = conversation.say(text)
+    try:
+        for piece in pieces:
+            write(piece)
+    except KeyboardInterrupt:
+        pieces.close()
+        write(" …")
+    except HeadraceError as error:
+        write(f"error: {error}")
+    write("\n")
+
+
+def typed() -> Iterator[str]:
+    """Yield what a person types, until Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # with it, lines can be edited and come again
+    while True:
+        try:
+            yield input(PROMPT if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of what is not about a server."""
+    made = argparse.ArgumentParser(
+        prog="headrace chat",
+        usage="%(prog)s [URL | MODEL] [flags]",
+        description="Talk to a model: at a URL, or on a server of its own, which takes the flags "
+        f"of `headrace serve`. {NEW} begins another conversation.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--system", metavar="TEXT", help="what the model is told before all else")
+    made.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
+    made.add_argument("--max-tokens", type=int, metavar="N", help="of an answer")
+    return made
+
+
+def connect(argv: list[str]) -> Client:
+    """Return a client of the server that the rest of the command line names or describes.
+
+    Raises:
+        HeadraceError: there is none, and none can be started.
+    """
+    key = os.environ.get(VARIABLE)
+    if argv and argv[0].startswith(("http://", "https://")):
+        fields = parse(argv[1:])
+        keys = fields.pop("api_key", (key,))
+        if fields:
+            raise HeadraceError(f"{', '.join(fields)}: a server that runs takes no flags")
+        return Client(argv[0].removesuffix("/").removesuffix("/v1"), keys[0])
+    fields = parse(argv)
+    print("starting a server …", file=sys.stderr)
+    return Client.launch(fields.pop("model", None), **fields)
+
+
+def main(argv: list[str]) -> None:
+    """Converse until the input ends."""
+    arguments, rest = parser().parse_known_args(argv)
+    names = ("temperature", "max_tokens")
+    options = {n: v for n in names if (v := getattr(arguments, n)) is not None}
+    try:
+        with connect(rest) as client:
+            conversation = Conversation(client, arguments.system, options)
+            converse(conversation, typed(), lambda text: print(text, end="", flush=True))
+    except HeadraceError as error:
+        sys.exit(f"headrace chat: error: {error}")

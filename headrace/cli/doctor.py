@@ -1,0 +1,295 @@
+"""`headrace doctor [MODEL] [flags]`: what this machine has, what will be used, what is wrong.
+
+It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
+"""
+
+import pkgutil
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from headrace import __version__
+from headrace.config.config import CPU_KV_BYTES, ModelCard, ServerConfig
+from headrace.config.flags import from_flags
+from headrace.config.model_card import read_card
+from headrace.core import load_core
+from headrace.errors import HeadraceError
+from headrace.supervision.listeners import listen
+from headrace.system.all_reduce_policy import Topology, describe
+from headrace.system.gpu_topology import load_nvml, topology
+from headrace.system.gpus import Gpu, load_driver, look
+from headrace.system.machine import Machine, has_gpus, packages
+
+FEW_FILES = 1024
+NUM_BUSY = 5  # processes that work at once: one of each kind
+WEIGHTS = ("*.safetensors", "*.gguf")
+# Imported only when it is called, since it loads the worker.
+FORESEE = "headrace.engine_proc.worker.backend_selection:foresee_with"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong, and what to do. `fatal` is that the server would not start."""
+
+    text: str
+    fatal: bool = False
+
+
+def gib(num_bytes: float) -> str:
+    """Return a size as people say it."""
+    return f"{num_bytes / (1 << 30):.1f} GiB"
+
+
+def weight_bytes(path: Path) -> int:
+    """Return how large a model's weights are as they are stored."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for pattern in WEIGHTS for file in path.glob(pattern))
+
+
+def is_for_gpus(config: ServerConfig, machine: Machine) -> bool:
+    """Whether weights and pages go to GPUs, as far as flags and machine tell."""
+    return config.device == "cuda" or (config.device == "auto" and bool(machine.gpus))
+
+
+def kv_bytes(config: ServerConfig) -> int:
+    """Return how large the KV cache will be on CPUs."""
+    return CPU_KV_BYTES if config.kv_cache_memory_bytes is None else config.kv_cache_memory_bytes
+
+
+def facts(machine: Machine) -> Iterator[tuple[str, str]]:
+    """Yield what the machine has."""
+    quota = "" if machine.quota >= machine.num_usable else f", {machine.quota:g} cores' time"
+    yield (
+        "processor",
+        f"{machine.processor}: {machine.num_usable} of {machine.num_cores} cores{quota}",
+    )
+    yield "kernels", machine.isa
+    yield "memory", f"{gib(machine.free_bytes)} free of {gib(machine.memory_bytes)}"
+    yield "NUMA nodes", str(machine.num_numa_nodes)
+    driver = f", driver {machine.driver}" if machine.driver else ""
+    yield "GPUs", f"{', '.join(machine.gpus)}{driver}" if machine.gpus else "none"
+    shm = "none" if machine.shm_bytes is None else f"{gib(machine.shm_bytes)} free; not needed"
+    yield "/dev/shm", shm
+    files = "no limit" if machine.max_files < 0 else str(machine.max_files)
+    yield "open files", f"{files} for each process"
+    yield "system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def executor_of(config: ServerConfig, card: ModelCard) -> str:
+    """Return what will run a model, and why.
+
+    Raises:
+        ModelError: nothing will, as the flags are.
+    """
+    if config.engine == "mock":
+        return "nothing: --engine mock runs no model"
+    executor, why = pkgutil.resolve_name(FORESEE)(config, Path(card.path))
+    return f"{executor}: {why}"
+
+
+def all_reduce(
+    config: ServerConfig, machine: Machine, find: Callable[[int], Topology]
+) -> Iterator[tuple[str, str]]:
+    """Yield what sums over the workers of a model: as many as `--tp` says, or as there are GPUs.
+
+    Args:
+        find: returns how a number of GPUs reach each other.
+    """
+    num_gpus = config.tp if config.tp > 1 else len(machine.gpus)
+    if config.device == "cpu" or (config.device == "auto" and num_gpus > len(machine.gpus)):
+        if config.tp > 1:
+            yield "all-reduce", "shared memory: the workers are on the CPU"
+        return
+    if not 1 < num_gpus <= len(machine.gpus):
+        return
+    try:
+        text = describe(num_gpus, find(num_gpus), config.disable_custom_all_reduce)
+    except HeadraceError as error:
+        text = f"NCCL: {error}"
+    yield "all-reduce", text
+
+
+def find_topology(num_gpus: int) -> Topology:
+    """Return how the first GPUs reach each other, of those that workers may use.
+
+    Raises:
+        HeadraceError: there are fewer, or nothing is installed that our own kernels need.
+    """
+    uuids = [gpu.uuid for gpu in find_gpus()]
+    if len(uuids) < num_gpus:
+        raise HeadraceError(f"{len(uuids)} of {num_gpus} GPUs may be used")
+    return topology(load_nvml(), uuids[:num_gpus])
+
+
+def find_gpus() -> list[Gpu]:
+    """Return the GPUs that the CUDA driver finds."""
+    return list(look(load_driver(), load_nvml()))
+
+
+def facts_of_gpus(gpus: list[Gpu]) -> Iterator[tuple[str, str]]:
+    """Yield what each GPU is."""
+    for gpu in gpus:
+        yield (
+            f"GPU {gpu.index}",
+            f"{gpu.name}, {gib(gpu.free_bytes)} free of {gib(gpu.total_bytes)}, compute capability "
+            f"{'.'.join(map(str, gpu.capability))}, {gpu.num_processors} processors, {gpu.pci}",
+        )
+
+
+def wrong_with_gpus(config: ServerConfig, gpus: list[Gpu]) -> Iterator[Finding]:
+    """Yield what is wrong with those that workers would use."""
+    share = config.gpu_memory_utilization
+    for gpu in gpus[: config.tp]:
+        if gpu.free_bytes < share * gpu.total_bytes:
+            yield Finding(
+                f"GPU {gpu.index} has {gib(gpu.free_bytes)} free, and --gpu-memory-utilization "
+                f"{share:g} would have {gib(share * gpu.total_bytes)}: the KV cache will be smaller"
+            )
+
+
+def examine_gpus(config: ServerConfig, find: Callable[[], list[Gpu]]) -> list[Finding]:
+    """Print which GPUs there are and return what is wrong with them."""
+    try:
+        gpus = find()
+    except HeadraceError as error:
+        return [Finding(f"the GPUs cannot be asked what they are: {error}")]
+    report("GPUs", facts_of_gpus(gpus))
+    return list(wrong_with_gpus(config, gpus))
+
+
+def kv_cache(config: ServerConfig, on_gpus: bool) -> str:
+    """Return how large the KV cache will be, for people."""
+    if on_gpus and config.kv_cache_memory_bytes is None:
+        return f"what --gpu-memory-utilization {config.gpu_memory_utilization:g} leaves"
+    return f"{gib(kv_bytes(config))} (--kv-cache-memory-bytes)"
+
+
+def plan(
+    config: ServerConfig, card: ModelCard, executor: str, on_gpus: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield what will be used for a model."""
+    yield "name", card.name
+    yield "files", f"{card.path}, {gib(weight_bytes(Path(card.path)))}"
+    yield "runs in", executor
+    yield "context", f"{card.max_model_len} tokens, {config.max_num_seqs} sequences at once"
+    if card.embeds:
+        yield "kind", f"embeddings of {card.embedding_size} numbers"
+    else:
+        yield "KV cache", kv_cache(config, on_gpus)
+        template = "from the model" if card.chat_template else "none"
+        yield "chat template", template
+
+
+def wrong_with_machine(machine: Machine) -> Iterator[Finding]:
+    """Yield what is wrong with a machine, whatever it is to serve."""
+    if machine.isa == "portable":
+        yield Finding("the processor has no AVX2: the kernels are slow")
+    if machine.is_refused_tiles:
+        yield Finding(
+            "the system refuses this process the processor's tiles (AMX), as a filter of system "
+            "calls may: allow arch_prctl, or prompts in bf16 take longer"
+        )
+    if machine.num_usable < NUM_BUSY:
+        yield Finding(
+            f"{NUM_BUSY} processes share {machine.num_usable} cores: they wait for each other"
+        )
+    if machine.quota < machine.num_usable:
+        yield Finding(
+            f"the container has {machine.quota:g} cores' time for {machine.num_usable} cores, and "
+            "is stopped when it is used up; give it whole cores"
+        )
+    if machine.num_numa_nodes > 1:
+        yield Finding(
+            "memory is spread over several NUMA nodes; stay on one: "
+            "numactl --cpunodebind=0 --membind=0 headrace serve …"
+        )
+    if 0 <= machine.max_files < FEW_FILES:
+        yield Finding(
+            f"a frontend may open {machine.max_files} files, a connection each; raise `ulimit -n`"
+        )
+
+
+def wrong_with_model(config: ServerConfig, card: ModelCard, machine: Machine) -> Iterator[Finding]:
+    """Yield what is wrong with serving a model on a machine."""
+    if config.engine == "mock":
+        return
+    needed = weight_bytes(Path(card.path)) + (0 if card.embeds else kv_bytes(config))
+    if needed > machine.free_bytes and not is_for_gpus(config, machine):
+        yield Finding(
+            f"weights and KV cache take {gib(needed)}, and {gib(machine.free_bytes)} are free; "
+            "lower --kv-cache-memory-bytes, or use --quantization or a smaller model",
+            fatal=True,
+        )
+    if not card.embeds and not card.chat_template:
+        yield Finding("the model has no chat template: /v1/chat/completions will refuse")
+
+
+def wrong_with_install(found: dict[str, str | None]) -> Iterator[Finding]:
+    """Yield what is wrong with the installation."""
+    for name, version in found.items():
+        if version is None:
+            yield Finding(f"the package {name} is missing; `pip install {name}`", fatal=True)
+    try:
+        load_core()
+    except HeadraceError as error:
+        yield Finding(str(error), fatal=True)
+
+
+def report(title: str, rows: Iterator[tuple[str, str]]) -> None:
+    """Print a table."""
+    print(f"{title}:")
+    for name, value in rows:
+        print(f"  {name:14} {value}")
+    print()
+
+
+def examine_model(config: ServerConfig, card: ModelCard, on_gpus: bool = False) -> list[Finding]:
+    """Print what will be used for a model, and return why nothing can run it."""
+    findings, executor = [], "nothing"
+    try:
+        executor = executor_of(config, card)
+    except HeadraceError as error:
+        findings.append(Finding(str(error), fatal=True))
+    report("model", plan(config, card, executor, on_gpus))
+    return findings
+
+
+def examine(config: ServerConfig, machine: Machine) -> list[Finding]:
+    """Print what there is and return what is wrong."""
+    report("machine", chain(facts(machine), all_reduce(config, machine, find_topology)))
+    findings = [*wrong_with_machine(machine)]
+    if machine.gpus and config.device != "cpu":
+        findings += examine_gpus(config, find_gpus)
+    try:
+        card = read_card(config)
+    except HeadraceError as error:
+        findings.append(Finding(str(error), fatal=True))
+    else:
+        findings += examine_model(config, card, is_for_gpus(config, machine))
+        findings += wrong_with_model(config, card, machine)
+    found = packages()
+    versions = (f"{name} {version}" for name, version in found.items() if version)
+    report("packages", iter([("headrace", __version__), ("its needs", ", ".join(versions))]))
+    findings += wrong_with_install(found)
+    try:
+        listen(config).close()
+    except HeadraceError as error:
+        findings.append(Finding(str(error), fatal=True))
+    return findings
+
+
+def main(argv: list[str]) -> None:
+    """Tell, and exit with 1 where the server could not start."""
+    try:
+        findings = examine(from_flags(argv, has_gpus()), Machine.look())
+    except HeadraceError as error:
+        sys.exit(f"headrace doctor: error: {error}")
+    print("what is wrong:" if findings else "nothing is wrong")
+    for finding in findings:
+        print(f"  {'!' if finding.fatal else '-'} {finding.text}")
+    if any(finding.fatal for finding in findings):
+        sys.exit(1)

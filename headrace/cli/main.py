@@ -1,0 +1,58 @@
+"""`headrace COMMAND`: everything from one word."""
+
+import os
+import pkgutil
+import signal
+import sys
+
+from headrace import __version__
+from headrace.system import standard_streams
+
+# What each does, and where its code is: only that of the one that is asked for is loaded.
+COMMANDS = {
+    "serve": ("serve a model", "headrace.launch.serve:main"),
+    "chat": ("talk to a model in the terminal", "headrace.cli.chat:main"),
+    "bench": ("put load on a server", "headrace.bench:main"),
+    "replay": ("play what --record has recorded to one process", "headrace.cli.replay:main"),
+    "doctor": ("tell what this machine has, and what is wrong", "headrace.cli.doctor:main"),
+}
+USAGE = "usage: headrace COMMAND …, or headrace --version; --help after a command\n\n" + "\n".join(
+    f"  {name:8} {help}" for name, (help, _) in COMMANDS.items()
+)
+
+
+def main() -> None:
+    """Run the command named first."""
+    run_safely(*(sys.argv[1:] or ["--help"]))
+
+
+def launch_server() -> None:
+    """Be the command `launch_server`, which is `headrace serve`."""
+    run_safely("serve", *sys.argv[1:])
+
+
+def run_safely(*argv: str) -> None:
+    """Run a command; end without a traceback on Ctrl-C, and where nothing reads what it prints."""
+    standard_streams.open_closed()
+    try:
+        try:
+            run(*argv)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # as shells have it
+
+
+def run(name: str, *rest: str) -> None:
+    """Run a command with the rest of its line."""
+    if name in ("-V", "--version"):
+        print(f"headrace {__version__}")
+    elif name in ("-h", "--help"):
+        print(USAGE)
+    elif name in COMMANDS:
+        pkgutil.resolve_name(COMMANDS[name][1])([*rest])
+    else:
+        sys.exit(f"headrace: no command '{name}'\n{USAGE}")

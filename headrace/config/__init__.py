@@ -1,0 +1,1 @@
+"""Flags, and the configuration of each process that follows from them."""

@@ -1,0 +1,536 @@
+"""Configuration: the flags, and what each process gets of them.
+
+`ServerConfig` is the command line (`flags.py`): a field is a flag, its help is the documentation.
+Processes never see it; each gets the few values it needs in a config of its own.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+
+from headrace.board.board import MAX_FRONTENDS, MAX_PREPROCESSORS, MAX_TOKENIZERS
+from headrace.config.chaos import parse_chaos
+from headrace.config.media_domains import read_domain
+from headrace.errors import ConfigError
+from headrace.model.output_formats import REASONING_PARSERS, TOOL_PARSERS, ThoughtFormat, ToolFormat
+from headrace.model.pooling import Pooling, PoolingKind
+from headrace.model.sampling_defaults import OPENAI, SamplingDefaults
+
+T = TypeVar("T")
+DEVICES = ("auto", "cpu", "cuda")
+MODEL_IMPLS = ("auto", "headrace", "transformers")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+LOAD_FORMATS = ("auto", "dummy")
+KV_DTYPES = (*DTYPES, "fp8")
+ATTENTION_BACKENDS = ("auto", "triton", "flashinfer")
+QUANTIZATIONS = ("none", "int8", "int8_weight_only", "fp8")
+MAX_TP = 16  # of csrc/collectives/shm_group.h
+ENGINES = ("auto", "mock")
+MIN_IMAGE_MEMORY_BYTES = 16 << 20
+ON_GPUS = {"max_num_seqs": 256, "max_num_batched_tokens": 8192}  # defaults that differ from CPUs'
+CPU_KV_BYTES = 2 << 30  # of the KV cache on CPUs, where no flag says otherwise
+MAX_IMAGE_BYTES = 20 << 20  # of an image as it comes
+MAX_AT_ONCE = 1 << 24  # sequences, and tokens of a step
+MAX_BODY_BYTES = 1 << 40
+MAX_NUMBER = (1 << 63) - 1  # of a flag
+SECRETS = ("api_key", "admin_api_key")  # never shown
+MIN_WATCHDOG_TIMEOUT = 2  # processes beat at least once a second
+METRICS_DIALECTS = ("vllm", "sglang")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def flag(default: T, help: str, choices: Sequence[str] = ()) -> T:
+    """Declare a field that is a flag."""
+    metadata = {"help": help, "choices": choices or None}
+    result: Any = field(default=default, metadata=metadata)
+    return result  # type: ignore[no-any-return]  # dataclasses' own stubs lie in the same way
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """The flags of `launch_server`."""
+
+    model: str | None = flag(None, "a Hugging Face folder, a .gguf file or a hub id")
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(8000, "TCP port to listen on; 0 takes a free one")
+    uds: str | None = flag(None, "a Unix socket to listen on instead")
+    ssl_certfile: str | None = flag(None, "certificate, PEM; serve HTTPS")
+    ssl_keyfile: str | None = flag(None, "its key, unless it is in the same file")
+    api_key: tuple[str, ...] = flag((), "a key that clients must send; may be repeated")
+    api_key_file: str | None = flag(None, "a file with a key on each line")
+    admin_api_key: str | None = flag(None, "the key of /admin, which is closed without one")
+    allowed_origins: tuple[str, ...] = flag((), "a site whose pages may call; may be repeated")
+    served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
+    tp: int = flag(1, "workers that run the model together, each a share of it")
+    disable_custom_all_reduce: bool = flag(False, "sums over GPUs are NCCL's, whatever their size")
+    enforce_eager: bool = flag(False, "no CUDA graphs: GPUs start sooner, and steps take longer")
+    cudagraph_capture_sizes: tuple[int, ...] = flag(
+        (), "tokens of a step that there is a CUDA graph for; may be repeated; default: many"
+    )
+    frontend_procs: int = flag(1, "HTTP processes, sharing the port")
+    tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
+    preprocess_procs: int = flag(1, "processes that prepare images, for models that take some")
+    detokenizer_procs: int = flag(1, "detokenizer processes")
+    tokenizer_max_batch_size: int = flag(32, "requests encoded together; 1 is no batching")
+    tokenizer_batch_wait_ms: int = flag(2, "a batch is filled no longer than this")
+    max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
+    engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
+    mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
+    device: str = flag("auto", "where it is computed; auto is GPUs, if they can do it", DEVICES)
+    model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
+    load_format: str = flag(
+        "auto", "dummy needs no weights: random ones, for a folder with config.json", LOAD_FORMATS
+    )
+    dtype: str = flag(
+        "auto",
+        "arithmetic; auto is the file's, float32 rounds nothing, float16 is for GPUs",
+        DTYPES,
+    )
+    quantization: str = flag(
+        "none",
+        "int8, on CPUs, and fp8, on GPUs, round activations, too, to 8 bits, and are faster for "
+        "many tokens",
+        QUANTIZATIONS,
+    )
+    attention_backend: str = flag(
+        "auto",
+        "who attends, on GPUs; auto is triton; with flashinfer, for prompts, a text may depend on "
+        "its batch mates",
+        ATTENTION_BACKENDS,
+    )
+    seed: int = flag(0, "seed of requests that bring none")
+    max_num_seqs: int = flag(64, "sequences that run at once; on GPUs 256 unless said otherwise")
+    max_num_batched_tokens: int = flag(
+        512, "tokens computed in one step; on GPUs 8192 unless said otherwise"
+    )
+    max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
+    max_queued_tokens: int = flag(0, "prompt tokens that wait; more get a 429; 0 is no limit")
+    scheduling_policy: str = flag(
+        "fcfs", "who runs next; lpm is the longest cached prefix", ("fcfs", "priority", "lpm")
+    )
+    target_itl_ms: int = flag(
+        100, "prompts are computed in chunks that let others' tokens come this often; 0 is off"
+    )
+    enable_prefix_caching: bool = flag(True, "compute a prefix that prompts share once")
+    async_scheduling: bool | None = flag(
+        None, "send a step while another is computed; default: on GPUs, and while steps are short"
+    )
+    speculative: str = flag(
+        "off", "guess tokens ahead from the text itself; changes no output", ("off", "ngram")
+    )
+    gpu_memory_utilization: float = flag(
+        0.9, "share of each GPU that weights, steps, the KV cache and a vision tower may fill"
+    )
+    kv_cache_memory_bytes: int | None = flag(
+        None,
+        f"memory of the KV cache, of all workers; default: on CPUs {CPU_KV_BYTES}, on GPUs what "
+        "--gpu-memory-utilization leaves",
+    )
+    kv_cache_dtype: str = flag("auto", "keys and values; auto is bfloat16", KV_DTYPES)
+    stream_interval: int = flag(1, "tokens in each event of a stream, but for its first and last")
+    max_body_bytes: int = flag(32 << 20, "larger request bodies get a 413")
+    max_images: int = flag(16, "images in a request")
+    image_memory_bytes: int = flag(
+        512 << 20, "prepared images of each process that prepares some, and again embeddings of all"
+    )
+    allowed_media_domains: tuple[str, ...] = flag(
+        (), "a host whose images are fetched, or HOST:PORT at any address; may be repeated"
+    )
+    chat_template: str | None = flag(None, "a Jinja file to use instead of the model's template")
+    tool_call_parser: str = flag(
+        "auto", "how the model writes calls of tools; auto asks the chat template", TOOL_PARSERS
+    )
+    reasoning_parser: str = flag(
+        "auto", "how the model writes thoughts; auto asks the chat template", REASONING_PARSERS
+    )
+    generation_config: str = flag(
+        "auto",
+        "how tokens are chosen, and how many, where a request does not say; auto is as the model's "
+        "generation_config.json says, vllm is as OpenAI does",
+        ("auto", "vllm"),
+    )
+    trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
+    metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
+    drain_timeout: int = flag(30, "seconds that open requests have to end after SIGTERM")
+    watchdog_timeout: int = flag(8, "seconds of silence after which a process is replaced")
+    chaos: str | None = flag(
+        None, "end processes at random, as kill=engine:0.1/s,stop=worker:0.02/s says"
+    )
+    record: str | None = flag(
+        None, "a folder for what each process receives, texts included, for headrace replay"
+    )
+    crash_dir: str | None = flag(
+        None, "where it is kept what is known when a process dies; an empty one is nowhere"
+    )
+    profile_dir: str | None = flag(
+        None, "where workers leave profiles of steps, as POST /start_profile and /stop_profile ask"
+    )
+    nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
+    log_level: str = flag("info", "what to log", LOG_LEVELS)
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            one_of(f.name, getattr(self, f.name), f.metadata["choices"])
+            check_plain(f.name, getattr(self, f.name))
+        for name in ("frontend_procs", "tokenizer_procs", "detokenizer_procs", "max_num_seqs"):
+            at_least(name, getattr(self, name), 1)
+        at_least("preprocess_procs", self.preprocess_procs, 1)
+        at_most("preprocess_procs", self.preprocess_procs, MAX_PREPROCESSORS)
+        at_least("max_images", self.max_images, 1)
+        at_least("image_memory_bytes", self.image_memory_bytes, MIN_IMAGE_MEMORY_BYTES)
+        for domain in self.allowed_media_domains:
+            read_domain(domain)
+        at_least("tp", self.tp, 1)
+        at_most("tp", self.tp, MAX_TP)
+        at_least("tokenizer_max_batch_size", self.tokenizer_max_batch_size, 1)
+        at_least("tokenizer_batch_wait_ms", self.tokenizer_batch_wait_ms, 0)
+        at_least("max_num_queued", self.max_num_queued, 1)
+        at_least("max_queued_tokens", self.max_queued_tokens, 0)
+        at_least("target_itl_ms", self.target_itl_ms, 0)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"--gpu-memory-utilization {self.gpu_memory_utilization:g} is not a share; it must "
+                "be above 0 and at most 1"
+            )
+        for size in self.cudagraph_capture_sizes:
+            at_least("cudagraph_capture_sizes", size, 1)
+        parse_chaos(self.chaos)
+        at_least("drain_timeout", self.drain_timeout, 0)
+        at_least("watchdog_timeout", self.watchdog_timeout, MIN_WATCHDOG_TIMEOUT)
+        at_least("stream_interval", self.stream_interval, 1)
+        at_least("max_body_bytes", self.max_body_bytes, 1)
+        at_most("max_body_bytes", self.max_body_bytes, MAX_BODY_BYTES)
+        at_most("max_num_seqs", self.max_num_seqs, MAX_AT_ONCE)
+        at_most("max_num_batched_tokens", self.max_num_batched_tokens, MAX_AT_ONCE)
+        at_most("frontend_procs", self.frontend_procs, MAX_FRONTENDS)
+        at_most("tokenizer_procs", self.tokenizer_procs, MAX_TOKENIZERS)
+        at_most("detokenizer_procs", self.detokenizer_procs, 256)
+        at_least("port", self.port, 0)
+        at_most("port", self.port, 65535)
+        at_least("seed", self.seed, 0)
+        if self.max_model_len is not None:
+            at_least("max_model_len", self.max_model_len, 2)
+        if self.quantization != "none" and self.dtype != "auto":
+            raise ConfigError(
+                f"--quantization {self.quantization} says how weights are held; "
+                f"leave out --dtype {self.dtype}"
+            )
+        if self.device == "cuda" and self.model_impl == "transformers":
+            raise ConfigError(
+                "--device cuda runs our own kernels only, and --model-impl transformers asks for "
+                "others; use --device cpu"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs "
+                f"{self.max_num_seqs}: every running sequence needs one token per step"
+            )
+
+
+TYPES: dict[str, Any] = {f.name: f.type for f in dataclasses.fields(ServerConfig)}
+
+
+def config_of(flags: Mapping[str, Any], has_gpus: bool) -> ServerConfig:
+    """Return the configuration with these flags, the others as suits where the model will run.
+
+    Args:
+        has_gpus: whether `--device auto` finds some.
+
+    Raises:
+        ConfigError: a flag has a value that cannot work; the text names it.
+    """
+    values = {name: typed(name, value) for name, value in flags.items()}
+    device = values.get("device", "auto")
+    on_gpus = device == "cuda" or (device == "auto" and has_gpus)
+    return ServerConfig(**({**ON_GPUS, **values} if on_gpus else values))
+
+
+def typed(name: str, value: Any) -> Any:
+    """Return a flag's value in the flag's type. A program may give lists, paths, or anything."""
+    try:
+        plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return msgspec.convert(plain, TYPES[name])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{flag_name(name)}: {error}") from None
+
+
+def flag_name(name: str) -> str:
+    """Return the flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def check_plain(name: str, value: object) -> None:
+    """Refuse what cannot be told other processes: long numbers, and text that is not UTF-8."""
+    if isinstance(value, tuple):
+        for item in value:
+            check_plain(name, item)
+    elif isinstance(value, int):
+        at_most(name, value, MAX_NUMBER)
+    elif isinstance(value, str) and not is_utf8(value):
+        shown = "" if name in SECRETS else f" {value!a}"
+        raise ConfigError(f"{flag_name(name)}{shown} is not UTF-8")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be encoded; one from a command line may have bytes that are none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def at_least(name: str, value: int, limit: int) -> None:
+    """Refuse a flag below its limit."""
+    if value < limit:
+        raise ConfigError(f"{flag_name(name)} {value} is too small; it must be at least {limit}")
+
+
+def at_most(name: str, value: int, limit: int) -> None:
+    """Refuse a flag above its limit."""
+    if value > limit:
+        raise ConfigError(f"{flag_name(name)} {value} is too large; it must be at most {limit}")
+
+
+def one_of(name: str, value: object, choices: Sequence[str] | None) -> None:
+    """Refuse a flag that is none of its choices."""
+    if choices and value not in choices:
+        allowed = ", ".join(choices)
+        raise ConfigError(f"{flag_name(name)} {value} is not known; it must be one of {allowed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCard:
+    """What the processes around the engine know of the model. See `model_card.py`."""
+
+    path: str
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    chat_template: str | None
+    special_tokens: dict[str, str]  # "bos_token" and "eos_token", as templates use them
+    pooling: Pooling | None = None  # None generates
+    embedding_size: int | None = None
+
+    tool_format: ToolFormat | None = None
+    thought_format: ThoughtFormat | None = None
+    sampling_defaults: SamplingDefaults = OPENAI
+    infill_token_ids: dict[str, int] = field(default_factory=dict)  # as GGUF names them
+    image_token: int | None = None  # stands for each row of an image; None takes no images
+    image_row_size: int = 0  # numbers of such a row
+    image_run: int = 0  # adjacent tokens of an image that see each other; 0 see what is before them
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether a step computes all adjacent tokens of an image, or none."""
+        return self.image_run > 0
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether images may be parts of its messages."""
+        return self.image_token is not None
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it makes vectors of texts, and generates none."""
+        return self.pooling is not None and self.pooling.kind is not PoolingKind.HEAD
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is a cross-encoder, which reads two texts and says how alike they are."""
+        return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
+
+
+SECRETS = ("api_key", "admin_api_key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrashConfig:
+    """For whoever makes crash capsules: where they go, None is nowhere, and the server's flags."""
+
+    directory: str | None
+    flags: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: ServerConfig, directory: str | None) -> "CrashConfig":
+        """Take the flags of a server, without its keys."""
+        told = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
+        return cls(directory=directory, flags=told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontendConfig:
+    """For a frontend. `listen_fd` is its bound socket."""
+
+    run_dir: str
+    listen_fd: int
+    num_tokenizers: int
+    max_body_bytes: int
+    max_num_requests: int  # open in all frontends; more get a 429, as with the next two
+    max_queued_tokens: int
+    drain_timeout: int  # seconds
+    max_kept_bytes: int  # of bodies, held or on their way to a tokenizer process
+    api_key_digests: list[bytes]
+    admin_key_digests: list[bytes]  # none, or one
+    allowed_origins: tuple[str, ...]
+    ssl_certfile: str | None
+    ssl_keyfile: str | None
+    profiles: bool = False  # workers write some when operators ask
+    pages: dict[str, bytes] = field(default_factory=dict)  # JSON that never changes, by path
+    anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """For a tokenizer process."""
+
+    run_dir: str
+    card: ModelCard
+    num_frontends: int
+    num_detokenizers: int
+    seed: int
+    started_at: int  # seconds since the epoch; `created` of the model
+    # That take short prompts; the next index has the long ones, those after it have images.
+    num_tokenizers: int
+    max_batch_size: int
+    batch_wait_ms: int
+    trust_request_chat_template: bool = False
+    metrics_dialect: str = "vllm"
+    follows_grammars: bool = True  # the engine does; a mock does not
+    arena_fd: int | None = None  # None takes no images
+    num_arena_regions: int = 0
+    max_images: int = 0  # of a request
+    fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
+    answers_gets: bool = True  # the last index does, and encodes nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetcherConfig:
+    """For the fetcher."""
+
+    run_dir: str
+    allowed_domains: tuple[str, ...]
+    max_bytes: int  # of a request's images together
+    fetched_fd: int  # an arena of one region, its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """For a worker. The channels are inherited file descriptors."""
+
+    model_path: str
+    device: str
+    model_impl: str
+    load_format: str
+    dtype: str
+    quantization: str
+    kv_cache_memory_bytes: int | None
+    kv_cache_dtype: str
+    max_model_len: int
+    vocab_size: int
+    step_fd: int
+    result_fd: int
+    mask_fd: int
+    num_ranks: int = 1
+    group_fd: int | None = None  # where the ranks meet, if there are several,
+    control_fd: int | None = None  # and the page of which GPUs know when to give up
+    disable_custom_all_reduce: bool = False
+    embedding_fd: int | None = None  # of images, if the model takes some
+    image_row_size: int = 0  # numbers of a row there
+    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
+    gpu_memory_utilization: float = 0.9
+    max_num_seqs: int = 1  # what a step may have, like the next
+    max_num_batched_tokens: int = 1
+    enforce_eager: bool = False
+    attention_backend: str = "auto"
+    cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
+    num_guesses: int = 0  # after each sequence's token, as a rule
+    profile_dir: str | None = None
+    nvtx: bool = False
+
+    @property
+    def cpu_kv_bytes(self) -> int:
+        """Memory of the KV cache, of all workers, on CPUs."""
+        return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """For a vision worker. Everything it works on is inherited by descriptor."""
+
+    model_path: str
+    device: str  # this and the next seven say what runs the decoder
+    model_impl: str
+    load_format: str
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    attention_backend: str
+    tp: int
+    image_row_size: int
+    ask_fd: int
+    answer_fd: int
+    arena_fd: int
+    num_arena_regions: int
+    embedding_fd: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """For the engine process."""
+
+    run_dir: str
+    model_path: str
+    max_model_len: int
+    num_detokenizers: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_queued: int
+    scheduling_policy: str
+    target_itl_ms: int
+    enable_prefix_caching: bool
+    async_scheduling: bool | None  # None is as the workers would have it
+    speculative: str
+    engine: str
+    mock_profile: str
+    embedding_size: int | None
+    tp: int
+    device: str
+    model_impl: str
+    load_format: str
+    dtype: str
+    quantization: str
+    kv_cache_memory_bytes: int | None
+    kv_cache_dtype: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    crash: CrashConfig
+    disable_custom_all_reduce: bool = False
+    arena_fd: int | None = None  # None takes no images
+    num_arena_regions: int = 0
+    image_token: int | None = None  # as in `ModelCard`, like the next two
+    image_row_size: int = 0
+    whole_images: bool = False
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    attention_backend: str = "auto"
+    cudagraph_capture_sizes: tuple[int, ...] = ()
+    profile_dir: str | None = None
+    nvtx: bool = False
+    image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
+    watchdog_timeout: int = 8  # seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetokenizerConfig:
+    """For a detokenizer process."""
+
+    run_dir: str
+    card: ModelCard
+    num_frontends: int
+    stream_interval: int

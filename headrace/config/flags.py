@@ -1,0 +1,278 @@
+"""The command line: `ServerConfig` as flags, theirs by our names, and what a file says.
+
+A flag wins over the file of `--config`. Nothing is read from the environment but secrets.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import logging
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from headrace import __version__
+from headrace.config.config import ServerConfig, config_of, flag_name
+from headrace.config.foreign_flags import ALIASES, Already, Meaning, Refused, Same, Switch, Unused
+from headrace.errors import BAD_JSON, ConfigError
+
+log = logging.getLogger(__name__)
+
+CONFIG = "--config"
+HELP_COLUMN = 32
+# Titles of --help, by the first field that each has.
+GROUPS = {
+    "model": "the model",
+    "host": "who may call, and where",
+    "tp": "processes",
+    "max_model_len": "how the model is computed",
+    "max_num_seqs": "who runs",
+    "gpu_memory_utilization": "memory",
+    "stream_interval": "requests and answers",
+    "metrics_dialect": "what is told",
+}
+HINTS = get_type_hints(ServerConfig)
+FIELDS = {f.name: f for f in dataclasses.fields(ServerConfig)}
+
+
+def plain_type(hint: Any) -> Any:
+    """Return `int` for `int | None`."""
+    if get_origin(hint) is types.UnionType:
+        return next(t for t in get_args(hint) if t is not types.NoneType)
+    return hint
+
+
+# What each flag means that takes a value or is not ours; our switches mean themselves.
+MEANINGS: dict[str, Meaning] = {
+    CONFIG: Same("config"),
+    **{flag_name(name): Same(name) for name in FIELDS if plain_type(HINTS[name]) is not bool},
+    **ALIASES,
+}
+# Flags that may be followed by several numbers, as vLLM has it.
+SEVERAL = {
+    name
+    for name, meaning in MEANINGS.items()
+    if isinstance(meaning, Same) and HINTS.get(meaning.field) == tuple[int, ...]
+}
+SUFFIXES = {"k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `ConfigError` where argparse would end the program."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong with the command line."""
+        raise ConfigError(message)
+
+
+def whole(text: str) -> int:
+    """Return a number; 32k is 32000 and 32K is 32768, as vLLM has it."""
+    factor = SUFFIXES.get(text[-1:], 1)
+    try:
+        return int(text if factor == 1 else text[:-1]) * factor
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """Return a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a number") from None
+
+
+READERS: dict[type, tuple[Callable[[str], Any], str]] = {
+    int: (whole, "N"),
+    float: (number, "X"),
+    str: (str, "TEXT"),
+}
+
+
+def help_of(field: "dataclasses.Field[Any]") -> str:
+    """Return a flag's help, with its default where there is one."""
+    text: str = field.metadata["help"]
+    choices = field.metadata["choices"]
+    if choices:
+        text = f"{' | '.join(choices)}: {text}"
+    return text if field.default in (None, ()) else f"{text} ({field.default})"
+
+
+def server_parser() -> Parser:
+    """Return the parser of `ServerConfig`: `model` by position, the rest by flag.
+
+    What is not given is not in its result.
+    """
+    parser = Parser(
+        prog="launch_server",
+        usage="%(prog)s [MODEL] [flags]",
+        description="Serve a language model with an OpenAI-compatible API.",
+        epilog="Flags of vLLM and SGLang are known by their names: see docs/migration.md.",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=HELP_COLUMN),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    version = f"headrace {__version__}"
+    parser.add_argument("-V", "--version", action="version", version=version)
+    parser.add_argument(CONFIG, metavar="FILE", help="flags as YAML, by name")
+    group = parser.add_argument_group(GROUPS["model"])
+    for field in dataclasses.fields(ServerConfig):
+        if field.name in GROUPS and field.name != "model":
+            group = parser.add_argument_group(GROUPS[field.name])
+        add_field(group, field)
+    return parser
+
+
+def add_field(group: "argparse._ArgumentGroup", field: "dataclasses.Field[Any]") -> None:
+    """Add the flag of a field. What it may be `ServerConfig` checks."""
+    hint, name, help = HINTS[field.name], flag_name(field.name), help_of(field)
+    if field.name == "model":
+        group.add_argument("model", metavar="MODEL", nargs="?", help=help)
+    elif get_origin(hint) is tuple:
+        read, metavar = READERS[get_args(hint)[0]]
+        group.add_argument(name, metavar=metavar, type=read, action="append", help=help)
+    elif plain_type(hint) is bool:
+        group.add_argument(name, action=argparse.BooleanOptionalAction, help=help)
+    else:
+        read, metavar = READERS[plain_type(hint)]
+        group.add_argument(name, metavar=metavar, type=read, help=help)
+
+
+def from_flags(argv: Sequence[str], has_gpus: bool = False) -> ServerConfig:
+    """Build the configuration from the command line, and the file it names.
+
+    Args:
+        has_gpus: whether this machine has some; with them other defaults suit.
+
+    Raises:
+        ConfigError: a flag is not known or has a value that cannot work; the text names it.
+    """
+    values = parse(argv)
+    path = values.pop("config", None)
+    if path is not None:
+        values = parse(list(file_flags(Path(path)))) | values
+    return config_of(values, has_gpus)
+
+
+def parse(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the values of flags by field, only of those that are given."""
+    found, unknown = server_parser().parse_known_args(list(translate(argv)))
+    if unknown:
+        raise ConfigError(unknown_flag(unknown[0]))
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in vars(found).items()}
+
+
+def unknown_flag(argument: str) -> str:
+    """Return what is to be said of an argument that nobody knows."""
+    name = argument.partition("=")[0]
+    if not name.startswith("-"):
+        return f"{name}: there is a MODEL already; whatever else has a flag"
+    return f"{name} is not known{suggestion(name, [*own_flags(), *ALIASES])}"
+
+
+def suggestion(name: str, names: Sequence[str]) -> str:
+    """Return the end of a sentence that asks whether another name was meant."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {near[0]}?" if near else "; --help lists all flags"
+
+
+def own_flags() -> list[str]:
+    """Return our flags, by name."""
+    return [CONFIG, *(flag_name(name) for name in FIELDS if name != "model")]
+
+
+def translate(argv: Sequence[str]) -> Iterator[str]:
+    """Yield a command line in our flags. Underscores in names are hyphens.
+
+    Raises:
+        ConfigError: a flag asks for what there is not.
+    """
+    rest = repeated(argv)
+    for argument in rest:
+        name, equals, given = argument.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        meaning = MEANINGS.get(name)
+        if meaning is None:
+            yield name + equals + given
+        else:
+            yield from meant(name, meaning, given if equals else None, rest)
+
+
+def repeated(argv: Sequence[str]) -> Iterator[str]:
+    """Yield a command line where each of several numbers has a flag: `--x 1 2` is `--x=1 --x=2`."""
+    name, has_value = "", True
+    for argument in argv:
+        if name and argument.isdecimal():
+            has_value = True
+            yield f"{name}={argument}"
+            continue
+        if not has_value:
+            yield name
+        name = argument if argument.replace("_", "-") in SEVERAL else ""
+        has_value = not name
+        if not name:
+            yield argument
+    if not has_value:
+        yield name
+
+
+def meant(name: str, meaning: Meaning, given: str | None, rest: Iterator[str]) -> list[str]:
+    """Return what a flag is here; its value, if it takes one and none is given, is the next."""
+    if isinstance(meaning, Refused):
+        raise ConfigError(f"{name} is not supported; {meaning.instead}")
+    if isinstance(meaning, Switch):
+        return [flag_name(meaning.field if meaning.on else "no_" + meaning.field)]
+    if meaning == Already():
+        return []
+    value = next(rest, None) if given is None else given
+    if value is None:
+        raise ConfigError(f"{name} needs a value")
+    if isinstance(meaning, Unused):
+        log.warning("%s %s changes nothing: %s", name, value, meaning.why)
+        return []
+    if isinstance(meaning, Already):
+        if value not in meaning.values:
+            raise ConfigError(f"{name} {value} is not supported; {meaning.instead}")
+        return []
+    value = meaning.read(value)
+    return [value] if meaning.field == "model" else [f"{flag_name(meaning.field)}={value}"]
+
+
+def file_flags(path: Path) -> Iterator[str]:
+    """Yield the command line that a YAML file stands for: names without hyphens, and values.
+
+    Raises:
+        ConfigError: it cannot be read, or has a name that is no flag.
+    """
+    try:
+        values = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, *BAD_JSON) as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{CONFIG} {path} cannot be read: {why}") from None
+    for key, value in values.items():
+        name = flag_name(key)
+        if name == CONFIG or name not in (*own_flags(), *ALIASES, "--model"):
+            near = suggestion(name, [*own_flags(), *ALIASES]).replace("--", "")
+            raise ConfigError(f"{CONFIG} {path}: {key} is not known{near}")
+        yield from value_flags(name, value, f"{CONFIG} {path}: {key}")
+
+
+def value_flags(name: str, value: Any, where: str) -> Iterator[str]:
+    """Yield a flag with a value of a file, or each of a list of them."""
+    match value:
+        case True:
+            yield name
+        case False:
+            yield name.replace("--", "--no-", 1)
+        case list():
+            for item in value:
+                yield from value_flags(name, item, where)
+        case dict():
+            yield f"{name}={msgspec.json.encode(value).decode()}"
+        case str() | int() | float():
+            yield f"{name}={value}"
+        case _:
+            raise ConfigError(f"{where} has no value")

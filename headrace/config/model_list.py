@@ -1,0 +1,47 @@
+"""What `/v1/models` answers: bytes that are the same as long as a server runs."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from headrace.config.config import ModelCard
+
+PATH = "/v1/models"
+
+
+def model_of(card: ModelCard, created: int) -> dict[str, Any]:
+    """Return a model in OpenAI's shape; `created` is in seconds since the epoch."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "headrace",
+        "root": card.path,
+        "max_model_len": card.max_model_len,
+    }
+
+
+def anthropic_model_of(card: ModelCard, created: int) -> dict[str, Any]:
+    """Return a model in Anthropic's shape (https://docs.anthropic.com/en/api/models)."""
+    at = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": card.name, "display_name": card.name, "created_at": at}
+
+
+def model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
+    """Return the list, and the one model, by path, in OpenAI's shape."""
+    model = model_of(card, created)
+    return {
+        PATH: msgspec.json.encode({"object": "list", "data": [model]}),
+        f"{PATH}/{card.name}": msgspec.json.encode(model),
+    }
+
+
+def anthropic_model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
+    """Return the same for clients that send `anthropic-version`."""
+    model = anthropic_model_of(card, created)
+    ends = {"has_more": False, "first_id": card.name, "last_id": card.name}
+    return {
+        PATH: msgspec.json.encode({"data": [model], **ends}),
+        f"{PATH}/{card.name}": msgspec.json.encode(model),
+    }

@@ -1,0 +1,21 @@
+"""Requests that are to be dropped when they come: an abort may overtake what it aborts. Pure."""
+
+from collections import OrderedDict
+
+MAX_GONE = 4096  # older ones are forgotten
+
+
+class AbortedIds:
+    """Which requests nobody waits for any more, as far as that is remembered."""
+
+    def __init__(self) -> None:
+        self._requests: OrderedDict[int, None] = OrderedDict()
+
+    def add(self, request: int) -> None:
+        """Take note of one; it may have come, or may be still to come."""
+        self._requests[request] = None
+        if len(self._requests) > MAX_GONE:
+            self._requests.popitem(last=False)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._requests

@@ -1,0 +1,86 @@
+"""A request on its way around the ring, with all it takes to send it once more. Pure.
+
+Whoever sends a request keeps its body until the answer is complete. When a process has died and
+been replaced, what it had is sent again: the ring computes the same text, and tells what the client
+does not have.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headrace.board.board import Seat
+from headrace.ipc.messages import MORE, HttpRequest, detokenizer_of
+from headrace.ipc.sockets import Frame
+
+MAX_BLAMED = 2  # deaths of a process while this request was at hand
+
+
+@dataclass(eq=False, slots=True)
+class InflightRequest:
+    """A request, and what the client has of its answer."""
+
+    request: HttpRequest
+    body: bytes
+    tokenizer: int = -1  # to which it went; -1 is that it waits to be sent
+    told: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
+    is_answered: bool = False  # something has come back since it was sent
+    num_blamed: int = 0
+    held: list[Frame] = field(default_factory=list)  # of a piece that has not come whole
+
+    def take(self, index: int, data: Frame, last: int, told: int) -> list[Frame]:
+        """Take an entry of the answer, news of a sequence; return a piece once it is whole.
+
+        Args:
+            last: as in `ResponseFrames`.
+            told: as in `ResponseFrames`.
+        """
+        self.is_answered = True
+        if last == MORE:
+            self.held.append(bytes(data))
+            return []
+        self.told[index] = told
+        piece, self.held = [*self.held, data], []
+        return piece
+
+    @property
+    def num_held_bytes(self) -> int:
+        """How many bytes of the answer have come and wait for the rest of their piece."""
+        return sum(map(len, self.held))
+
+    def is_lost_with(self, seat: Seat, num_detokenizers: int) -> bool:
+        """Whether the process in a seat may have taken this request with it."""
+        match seat.role:
+            case "tokenizer":
+                return self.tokenizer == seat.index and self.is_with_tokenizer
+            case "engine":
+                return True
+            case "detokenizer":
+                return detokenizer_of(self.request.id, num_detokenizers) == seat.index
+            case _:
+                return False
+
+    @property
+    def is_with_tokenizer(self) -> bool:
+        """Whether a tokenizer may be at it."""
+        return self.tokenizer >= 0 and not self.is_answered
+
+    def blame(self, at_hand: int) -> bool:
+        """Take note of what a dead process was at; return whether this is sent once more."""
+        self.num_blamed += at_hand == self.request.id
+        return self.num_blamed < MAX_BLAMED
+
+    def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:
+        """Be sent once more, with a new id. A suspect stays one."""
+        before = self.request
+        self.request = msgspec.structs.replace(
+            before,
+            id=id,
+            origin=before.first_id,
+            resumes=before.id,
+            told=dict(self.told),
+            is_suspect=is_suspect or before.is_suspect,
+            is_reply_suspect=is_reply_suspect or before.is_reply_suspect,
+        )
+        self.tokenizer, self.is_answered = -1, False
+        self.held.clear()

@@ -1,0 +1,186 @@
+"""Where a frontend sends: bodies to the least busy tokenizer, aborts there and to the engine.
+
+Long bodies have a tokenizer of their own: who asks for little never waits behind one. So do those
+with images, and GETs, the last. What has an image is told by a word in it, without a look at
+anything else.
+Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
+again (aborts: losing one would leave others working for nobody). What a process had that died
+is sent again when another is in its seat.
+"""
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.board.backlog import tokenizer_backlog
+from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.replacements import ReplacementWatch
+from headrace.errors import ANTHROPIC_PATHS
+from headrace.ipc.inflight import InflightRequest
+from headrace.ipc.messages import Abort, HttpRequest, Renew
+from headrace.ipc.sockets import Outbox, address
+
+RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
+LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms
+MAX_LONG_BACKLOG_BYTES = 512 << 20  # of long bodies that wait; more are refused
+IMAGE_MARK = b'"image_url"'  # in every body with images, and in few others;
+READS = ("GET", "HEAD")  # ask for what needs no tokenizer
+ANTHROPIC_MARK = b'"image"'  # a block's type, where images are written Anthropic's way
+
+
+class Router:
+    """The outgoing links of one frontend."""
+
+    def __init__(
+        self,
+        run_dir: str,
+        num_tokenizers: int,
+        board: Board,
+        slot: Slot,
+        answers_gets: bool = True,
+    ) -> None:
+        """Connect to `num_tokenizers` for short bodies, those for others, and the engine.
+
+        Args:
+            answers_gets: the last tokenizer does; else no GET is forwarded.
+        """
+        self._tokenizer_slots = list(board.of("tokenizer"))
+        num_all = len(self._tokenizer_slots)
+        self._tokenizers = [Outbox(address(run_dir, "tokenizer", i)) for i in range(num_all)]
+        self._short = range(num_tokenizers)
+        self._long = num_tokenizers
+        self._about = num_all - 1  # answers GETs
+        # Empty where the model takes none.
+        self._images = range(num_tokenizers + 1, num_all - answers_gets)
+        self._engine = Outbox(address(run_dir, "engine"))
+        self._backlogs = [tokenizer_backlog(board, i) for i in range(num_all)]
+        self._detokenizer_slots = list(board.of("detokenizer"))
+        self._num_detokenizers = len(self._detokenizer_slots)
+        self._watch = ReplacementWatch(board, ("tokenizer", "engine", "detokenizer"))
+        self._are_unsent = False  # requests that are to be sent again
+        self._slot = slot
+        self._tokenizer_aborts = [Outbox(address(run_dir, "aborts", i)) for i in range(num_all)]
+        self._aborts: dict[Outbox, deque[Abort]] = {
+            outbox: deque() for outbox in (self._engine, *self._tokenizer_aborts)
+        }
+        self._renewed_at = 0.0
+
+    def backlog(self, tokenizer: int) -> int:
+        """Return how many bytes of bodies a tokenizer has been sent and not handled."""
+        return self._backlogs[tokenizer]()
+
+    def long_backlog(self) -> int:
+        """Return how many bytes of long bodies and of such with images have still to be handled."""
+        return sum([self.backlog(tokenizer) for tokenizer in (self._long, *self._images)])
+
+    def forward(self, sent: InflightRequest) -> bool:
+        """Give a request to the least busy tokenizer; False, and not given, where that is full.
+
+        It goes with others at the next `flush`: to wake a process costs more than a short request.
+        """
+        body = sent.body
+        target = min(self._lane(sent.request, body), key=self._business)
+        if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
+            return False
+        counter, num_bytes = Field.FORWARDED_BYTES + target, len(body) + 1  # none is work, too
+        self._slot.add(counter, num_bytes)  # first: it may be handled before this goes on
+        if not self._tokenizers[target].try_put(sent.request, body):
+            self._slot.add(counter, -num_bytes)
+            return False
+        sent.tokenizer = target
+        return True
+
+    def _lane(self, request: HttpRequest, body: bytes) -> Sequence[int]:
+        """Return the tokenizers that may get a body."""
+        if request.method in READS:
+            return (self._about,)
+        mark = ANTHROPIC_MARK if request.path.startswith(ANTHROPIC_PATHS) else IMAGE_MARK
+        if self._images and mark in body:
+            return self._images
+        return self._short if len(body) < LONG_BODY_BYTES else (self._long,)
+
+    def _business(self, tokenizer: int) -> tuple[bool, int]:
+        """Return how little use it is to send to a tokenizer now."""
+        is_ready = self._tokenizer_slots[tokenizer][Field.STATE] == State.READY
+        return not is_ready, self.backlog(tokenizer)
+
+    def resend(
+        self,
+        open: Callable[[], Iterable[InflightRequest]],
+        renumber: Callable[[InflightRequest], int],
+        give_up: Callable[[InflightRequest], None],
+    ) -> None:
+        """Send again what those had who have been replaced since the last time.
+
+        Args:
+            open: the requests whose answers are not complete.
+            renumber: draws a new id for one of them.
+            give_up: is told of one with which processes die.
+        """
+        for seat in self._watch.replaced():
+            at_hand = self._at_hand(seat)
+            for sent in open():
+                if not sent.is_lost_with(seat, self._num_detokenizers):
+                    continue
+                self._withdraw(sent)
+                if sent.blame(at_hand):
+                    sent.renew(
+                        renumber(sent),
+                        is_suspect=seat.role == "tokenizer",
+                        is_reply_suspect=seat.role == "detokenizer" and not at_hand,
+                    )
+                    self._are_unsent = True
+                else:
+                    self._aborts[self._engine].append(Abort(sent.request.id))
+                    give_up(sent)
+        if self._are_unsent:
+            unsent = [sent for sent in open() if sent.tokenizer < 0]
+            self._are_unsent = not all([self.forward(sent) for sent in unsent])
+            self.flush()
+
+    def _at_hand(self, seat: Seat) -> int:
+        """Return at which request the process died that was in a seat, where that is known."""
+        match seat.role:
+            case "tokenizer":
+                return self._tokenizer_slots[seat.index][Field.AT_HAND]
+            case "detokenizer":
+                return self._detokenizer_slots[seat.index][Field.LAST_REPLY_AT_HAND]
+            case _:
+                return 0
+
+    def abort(self, sent: InflightRequest) -> None:
+        """Have the engine forget a request, now or as soon as the link takes it.
+
+        So does the tokenizer that may still have it.
+        """
+        self._aborts[self._engine].append(Abort(sent.request.id))
+        self._withdraw(sent)
+        self.flush()
+
+    def _withdraw(self, sent: InflightRequest) -> None:
+        """Have the tokenizer that may be at a request, under the id it has now, let it be."""
+        if sent.is_with_tokenizer:
+            self._aborts[self._tokenizer_aborts[sent.tokenizer]].append(Abort(sent.request.id))
+
+    def renew(self, requests: Iterable[int]) -> None:
+        """Tell the engine, now and then, which requests are still waited for."""
+        now = time.monotonic()
+        if now - self._renewed_at < RENEW_S:
+            return
+        ids = array("Q", requests)
+        if not ids or self._engine.try_send(Renew(), ids.tobytes()):
+            self._renewed_at = now
+
+    def flush(self) -> None:
+        """Send what has been forwarded, and the aborts that are still to be sent."""
+        for tokenizer in self._tokenizers:
+            tokenizer.flush()
+        for outbox, aborts in self._aborts.items():
+            while aborts and outbox.try_send(aborts[0]):
+                aborts.popleft()
+
+    def close(self) -> None:
+        """Drop all links."""
+        for outbox in (*self._tokenizers, *self._aborts):
+            outbox.close()

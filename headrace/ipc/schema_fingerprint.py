@@ -1,0 +1,47 @@
+"""What processes have to agree on to talk."""
+
+import hashlib
+from typing import get_args, get_type_hints
+
+from headrace.ipc.messages import (
+    Api,
+    FinishReason,
+    FromFetcher,
+    FromVision,
+    GenerateForm,
+    Head,
+    Image,
+    Parsing,
+    Plan,
+    ResponsesForm,
+    Sampling,
+    Tensor,
+    Times,
+    ToDetokenizer,
+    ToEngine,
+    ToFetcher,
+    ToFrontend,
+    ToTokenizer,
+    ToVision,
+)
+from headrace.ipc.token_logprobs import PAIR, ROW
+from headrace.ipc.worker_messages import SAMPLING_ROW, FromWorker, ToWorker
+from headrace.model.output_formats import ThoughtFormat, ToolFormat
+
+
+def fingerprint() -> str:
+    """Return a hash of all message definitions: processes that disagree must not talk."""
+    lines = []
+    for union in (
+        *(ToTokenizer, ToEngine, ToDetokenizer, ToFrontend),
+        *(ToFetcher, FromFetcher, ToWorker, FromWorker, ToVision, FromVision),
+    ):
+        for kind in get_args(union) or (union,):
+            lines.append(f"{kind.__name__} {get_type_hints(kind)}")
+    forms = (Parsing, ResponsesForm, GenerateForm)
+    for part in (Sampling, Tensor, Image, Times, *forms, *get_args(Plan), Head):
+        lines.append(f"{part.__name__} {get_type_hints(part)}")
+    lines.append(f"{SAMPLING_ROW.format} {ROW.format} {PAIR.format}")
+    lines.append(f"{list(FinishReason)} {list(Api)}")
+    lines.append(f"{list(ToolFormat)} {list(ThoughtFormat)}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

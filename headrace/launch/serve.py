@@ -1,0 +1,98 @@
+"""`launch_server`: flags in, a serving ring out."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from setproctitle import setproctitle
+
+from headrace import logs
+from headrace.config.api_keys import read_admin_key, read_api_keys
+from headrace.config.config import ServerConfig
+from headrace.config.flags import from_flags
+from headrace.config.model_card import read_card
+from headrace.errors import HeadraceError
+from headrace.exit_status import ExitStatus
+from headrace.runtime.process import leave
+from headrace.supervision.listeners import listen
+from headrace.supervision.supervisor import Supervisor
+from headrace.system import standard_streams
+from headrace.system.machine import has_gpus
+
+BAR_WIDTH = 30
+
+
+class Progress:
+    """A start-up bar on standard error, for terminals only."""
+
+    def __init__(self) -> None:
+        self._shown = -1
+
+    def show(self, share: float) -> None:
+        """Draw the bar at `share`, 0 to 1."""
+        filled = int(share * BAR_WIDTH)
+        if filled == self._shown or not sys.stderr.isatty():
+            return
+        self._shown = filled
+        bar = "#" * filled + "." * (BAR_WIDTH - filled)
+        print(f"\rloading [{bar}] {share:4.0%}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._shown >= 0:
+            print("\r" + " " * (BAR_WIDTH + 16) + "\r", end="", file=sys.stderr, flush=True)
+
+
+def greeting(url: str, model: str, seconds: float, has_keys: bool) -> str:
+    """Return what a person sees when the server answers."""
+    path = url.removeprefix("http+unix://")
+    where = url if path == url else f"--unix-socket {path} http://localhost"
+    key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
+    return (
+        f"Headrace serves {model} on {url} (ready in {seconds:.1f} s). Try:\n\n"
+        f"  curl {where}/v1/chat/completions -H 'Content-Type: application/json'{key} -d "
+        '\'{"messages": [{"role": "user", "content": "What is the capital of France?"}], '
+        '"temperature": 0}\'\n'
+    )
+
+
+def serve(config: ServerConfig) -> None:
+    """Run a server until a signal ends it."""
+    started = time.monotonic()
+    card = read_card(config)
+    api_keys = read_api_keys(config, os.environ)
+    admin_key = read_admin_key(config, os.environ, api_keys)
+    listeners = listen(config)
+    progress = Progress()
+
+    def on_ready() -> None:
+        progress.clear()
+        hello = greeting(listeners.url, card.name, time.monotonic() - started, bool(api_keys))
+        with contextlib.suppress(OSError):  # a log that cannot be written to ends nothing
+            print(hello, file=sys.stderr, flush=True)
+
+    Supervisor(config, card, listeners, api_keys, admin_key).run(on_ready, progress.show)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Serve; exit with an `ExitStatus`, and one line where that cannot be."""
+    standard_streams.open_closed()
+    signal.signal(signal.SIGTERM, leave)  # PID 1 of a container would not even get it
+    setproctitle("headrace: supervisor")
+    logs.setup("supervisor", "info")
+    try:
+        serve(from_flags(sys.argv[1:] if argv is None else argv, has_gpus()))
+    except (HeadraceError, OSError) as error:  # OSError: the system is short of something
+        why = " ".join(str(error).splitlines())  # a path may have several
+        print(f"launch_server: error: {why}", file=sys.stderr)
+        short_of = ExitStatus.SHORT_OF
+        sys.exit(error.exit_status if isinstance(error, HeadraceError) else short_of)
+    except KeyboardInterrupt:  # before the supervisor takes signals
+        sys.exit(128 + signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""What frontends count of HTTP, in the words of two dialects.
+
+vLLM's are those of prometheus-fastapi-instrumentator
+(https://github.com/trallnag/prometheus-fastapi-instrumentator), SGLang's its own.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.registry import Collector
+
+from headrace.board import buckets
+from headrace.board.board import Board
+from headrace.board.histogram import Histogram, HistogramSum
+from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, Route
+from headrace.metrics.families import buckets_of
+
+
+@dataclass
+class Told:
+    """What all frontends together have counted of a route, of which there were requests."""
+
+    num_begun: int = 0
+    answers: Counter[int] = field(default_factory=Counter)  # by status
+    num_received_bytes: int = 0
+    num_sent_bytes: int = 0
+    durations: list[Histogram] = field(default_factory=list)
+
+    def add(self, row: HttpRow) -> None:
+        """Add what one of them has."""
+        self.num_begun += row.num_begun
+        self.answers.update(row.answers)
+        self.num_received_bytes += row.num_received_bytes
+        self.num_sent_bytes += row.num_sent_bytes
+        self.durations.append(row.durations)
+
+    @property
+    def num_answers(self) -> int:
+        """How many have been answered."""
+        return self.answers.total()
+
+
+def told_of(board: Board) -> dict[Route, Told]:
+    """Return what a board has, by route; only of those that somebody has asked for."""
+    found: dict[Route, Told] = {}
+    for slot in board.of("frontend"):
+        for route, row in HttpCounts(slot.http_words):
+            if row.num_begun:
+                found.setdefault(route, Told()).add(row)
+    return found
+
+
+class VllmHttpCollector(Collector):
+    """The instrumentator's families. `handler` is a path, or "none" where none is served."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        told = told_of(self._board)
+        requests = CounterMetricFamily(
+            "http_requests",
+            "Requests by what became of them",
+            labels=["method", "status", "handler"],
+        )
+        for route, one in told.items():
+            for status, count in grouped(one.answers).items():
+                requests.add_metric([route.method, status, route.path], count)
+        yield requests
+        yield from self._sizes(told)
+        by_handler = HistogramMetricFamily(
+            "http_request_duration_seconds",
+            "From a request's head to its last byte, coarse",
+            labels=["method", "handler"],
+        )
+        for route, one in told.items():
+            add(by_handler, list(route), one.durations, buckets.HTTP_BY_HANDLER)
+        yield by_handler
+        everything = HistogramMetricFamily(
+            "http_request_duration_highr_seconds",
+            "From a request's head to its last byte",
+            labels=[],
+        )
+        add(everything, [], (d for one in told.values() for d in one.durations), buckets.HTTP)
+        yield everything
+
+    def _sizes(self, told: dict[Route, Told]) -> Iterator[Metric]:
+        """Yield how large bodies were, as their heads declare them: streams count as empty."""
+        counts, received, sent = Counter[str](), Counter[str](), Counter[str]()
+        for route, one in told.items():
+            counts[route.path] += one.num_answers
+            received[route.path] += one.num_received_bytes
+            sent[route.path] += one.num_sent_bytes
+        for name, help, sums in [
+            ("http_request_size_bytes", "Declared length of requests", received),
+            ("http_response_size_bytes", "Declared length of answers", sent),
+        ]:
+            family = SummaryMetricFamily(name, help, labels=["handler"])
+            for path, count in counts.items():
+                family.add_metric([path], count, sums[path])
+            yield family
+
+
+class SglangHttpCollector(Collector):
+    """SGLang's families. `endpoint` is a path, or "none" where none is served."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        told = told_of(self._board)
+        labels = ["endpoint", "method"]
+        requests = CounterMetricFamily("sglang:http_requests", "Requests begun", labels=labels)
+        active = GaugeMetricFamily("sglang:http_requests_active", "Requests open", labels=labels)
+        responses = CounterMetricFamily(
+            "sglang:http_responses",
+            "Requests by what became of them",
+            labels=["endpoint", "status_code", "method"],
+        )
+        for (method, path), one in told.items():
+            requests.add_metric([path, method], one.num_begun)
+            active.add_metric([path, method], one.num_begun - one.num_answers)
+            for status, count in one.answers.items():
+                if count:
+                    responses.add_metric([path, str(status), method], count)
+        yield from (requests, responses, active)
+
+
+def grouped(answers: Counter[int]) -> Counter[str]:
+    """Return how many answers there were of each class of statuses: "2xx" and so on."""
+    found = Counter[str]()
+    for status, count in answers.items():
+        if count:
+            found[f"{status // 100}xx"] += count
+    return found
+
+
+def add(
+    family: HistogramMetricFamily,
+    labels: list[str],
+    durations: Iterable[Histogram],
+    bounds: buckets.Bounds,
+) -> None:
+    """Add the sum of histograms to a family."""
+    spread = HistogramSum(durations, SECONDS)
+    family.add_metric(labels, buckets_of(spread, bounds), spread.sum)

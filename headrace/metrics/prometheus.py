@@ -1,0 +1,234 @@
+"""The board as Prometheus text. Any process can render it; the frontend never does.
+
+Families called `headrace:` tell of each process. Those that tell of the server as vLLM or SGLang
+would are beside them, in the dialect that is asked for.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from headrace.board.backlog import frontend_backlog, tokenizer_backlog
+from headrace.board.board import Board, Field, State, Timing
+from headrace.board.buckets import HEADRACE
+from headrace.board.histogram import HistogramSum
+from headrace.config.config import ModelCard
+from headrace.metrics.exposition import Exposition
+from headrace.metrics.families import buckets_of
+from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector
+from headrace.metrics.sglang import SglangCollector
+from headrace.metrics.vllm import VllmCollector
+from headrace.system.procfs import vitals_of
+
+CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+
+COUNTERS = [
+    ("http_requests", "HTTP requests read", "frontend", Field.REQUESTS),
+    ("http_responses", "HTTP responses written whole", "frontend", Field.RESPONSES),
+    ("http_disconnects", "Clients that left before the end", "frontend", Field.DISCONNECTS),
+    ("http_overloads", "Requests refused unread, for overload", "frontend", Field.OVERLOADS),
+    ("http_partings", "Connections ended: bad HTTP, too slow, many", "frontend", Field.PARTINGS),
+    ("http_unauthorized", "Requests without a valid key", "frontend", Field.UNAUTHORIZED),
+    ("http_received_bytes", "Bytes of request bodies", "frontend", Field.BYTES_IN),
+    ("http_sent_bytes", "Bytes of response bodies", "frontend", Field.BYTES_OUT),
+    ("tokenizer_requests", "Requests handled", "tokenizer", Field.HANDLED),
+    ("tokenizer_refusals", "Requests refused", "tokenizer", Field.REFUSED),
+    ("tokenizer_abandoned", "Requests whose clients had left", "tokenizer", Field.ABANDONED),
+    ("prompt_tokens", "Prompt tokens received", "tokenizer", Field.PROMPT_TOKENS),
+    ("images", "Images in requests", "tokenizer", Field.IMAGES),
+    ("images_found", "Images that need not be prepared again", "tokenizer", Field.FOUND_IMAGES),
+    ("engine_steps", "Steps executed", "engine", Field.STEPS),
+    ("engine_steps_ahead", "Steps sent while another was run", "engine", Field.STEPS_AHEAD),
+    ("computed_tokens", "Tokens run through the model", "engine", Field.COMPUTED_TOKENS),
+    ("generation_tokens", "Tokens generated", "engine", Field.GENERATED_TOKENS),
+    ("num_preemptions", "Sequences whose pages were taken back", "engine", Field.PREEMPTIONS),
+    ("prefix_cache_queries", "Tokens looked up", "engine", Field.PREFIX_QUERIES),
+    ("prefix_cache_hits", "Tokens found", "engine", Field.PREFIX_HITS),
+    ("encoder_cache_queries", "Images of prompts", "engine", Field.EMBEDDING_QUERIES),
+    ("encoder_cache_hits", "Those encoded before", "engine", Field.EMBEDDING_HITS),
+    ("encoded_images", "Images encoded", "vision", Field.ENCODED_IMAGES),
+    ("encoder_batches", "Calls of the tower for them", "vision", Field.ENCODER_BATCHES),
+    ("fetched_images", "Images fetched by their URLs", "fetcher", Field.FETCHED_IMAGES),
+    ("fetch_refusals", "Requests whose images were not", "fetcher", Field.FETCH_REFUSALS),
+    ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", Field.DRAFTS),
+    ("spec_decode_num_accepted_tokens", "Guesses right", "engine", Field.RIGHT_DRAFTS),
+    ("queue_refusals", "Requests refused, the queue being full", "engine", Field.QUEUE_REFUSALS),
+    ("aborted_sequences", "Sequences aborted", "engine", Field.ABORTED),
+    ("lapsed_requests", "Requests nobody waited for any more", "engine", Field.LAPSED),
+    ("finished_sequences", "Sequences run to their end", "engine", Field.FINISHED),
+    ("detokenized_tokens", "Tokens turned into text", "detokenizer", Field.TOKENS),
+]
+GAUGES = [
+    ("http_requests_open", "HTTP requests in progress", "frontend", Field.OPEN_REQUESTS),
+    ("http_connections", "Open connections", "frontend", Field.CONNECTIONS),
+    ("http_held_bytes", "Bytes of bodies being read", "frontend", Field.HELD_BYTES),
+    ("http_unsent_bytes", "Bytes clients have yet to read", "frontend", Field.UNSENT_BYTES),
+    ("image_bytes", "Bytes of prepared images", "tokenizer", Field.IMAGE_BYTES),
+    ("image_bytes_sent", "Of those the engine needs", "tokenizer", Field.SENT_IMAGE_BYTES),
+    ("num_requests_running", "Sequences in the running batch", "engine", Field.RUNNING),
+    ("num_requests_waiting", "Sequences waiting for a place", "engine", Field.WAITING),
+    ("num_tokens_waiting", "Tokens to compute of those", "engine", Field.WAITING_TOKENS),
+    ("kv_pages", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
+    ("kv_pages_total", "As kv_pages; goes with the next release", "engine", Field.PAGES_TOTAL),
+    ("kv_pages_free", "Free pages of the KV cache", "engine", Field.PAGES_FREE),
+    ("num_images_waiting", "Images to be encoded", "engine", Field.WAITING_IMAGES),
+    ("embedding_rows", "Rows for embeddings of images", "engine", Field.EMBEDDING_ROWS),
+    (
+        "embedding_rows_total",
+        "As embedding_rows; goes with the next release",
+        *("engine", Field.EMBEDDING_ROWS),
+    ),
+    ("embedding_rows_free", "Those that no sequence needs", "engine", Field.EMBEDDING_ROWS_FREE),
+    ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
+]
+HISTOGRAMS = [
+    ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
+    ("time_to_first_token_seconds", "From the head read to the first text", Timing.FIRST_TOKEN),
+    ("e2e_request_latency_seconds", "From the head read to the last byte", Timing.WHOLE),
+]
+HOPS = [span for span in Timing if Timing.ACCEPT <= span <= Timing.WRITE]
+LABELS = ["model_name", "process"]
+DIALECTS = {"vllm": VllmCollector, "sglang": SglangCollector}
+HTTP_DIALECTS = {"vllm": VllmHttpCollector, "sglang": SglangHttpCollector}
+VITALS = [
+    (CounterMetricFamily, "process_cpu_seconds", "Processor time of all threads", "cpu_s"),
+    (
+        CounterMetricFamily,
+        "process_busy_seconds",
+        "Processor time of the thread that does the work",
+        "busy_s",
+    ),
+    (GaugeMetricFamily, "process_resident_memory_bytes", "Memory in use", "resident_bytes"),
+]
+
+
+class BoardCollector(Collector):
+    """Reads every slot."""
+
+    def __init__(self, board: Board, model: str) -> None:
+        self._board = board
+        self._model = model
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        up = GaugeMetricFamily("headrace:process_up", "Whether the process serves", labels=LABELS)
+        for slot in self._board.slots:
+            up.add_metric([self._model, str(slot.seat)], slot[Field.STATE] == State.READY)
+        yield up
+        restarts = CounterMetricFamily(
+            "headrace:process_restarts", "Processes that died and were replaced", labels=LABELS
+        )
+        for slot in self._board.slots:
+            restarts.add_metric([self._model, str(slot.seat)], max(slot[Field.STARTS], 1) - 1)
+        yield restarts
+        for name, help, role, field in COUNTERS:
+            counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            for slot in self._board.of(role):
+                counter.add_metric([self._model, str(slot.seat)], slot[field])
+            yield counter
+        for name, help, role, field in GAUGES:
+            gauge = GaugeMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            for slot in self._board.of(role):
+                gauge.add_metric([self._model, str(slot.seat)], slot[field])
+            yield gauge
+        yield from self._histograms()
+        longest = GaugeMetricFamily(
+            "headrace:event_loop_longest_callback_seconds",
+            "Processor time of the longest callback so far, at most",
+            labels=LABELS,
+        )
+        for slot in self._board.of("frontend"):
+            seconds = slot[Field.LONGEST_CALLBACK_NS] / 1e9
+            longest.add_metric([self._model, str(slot.seat)], seconds)
+        yield longest
+        usage = GaugeMetricFamily(
+            "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
+        )
+        for slot in self._board.of("engine"):
+            total = slot[Field.PAGES_TOTAL]
+            used = 1 - slot[Field.PAGES_FREE] / total if total else 0.0
+            usage.add_metric([self._model, str(slot.seat)], used)
+        yield usage
+        yield from self._backlogs()
+        yield from self._vitals()
+
+    def _backlogs(self) -> Iterator[Metric]:
+        """What is on its way: bodies to tokenizer processes, messages to frontends."""
+        bodies = GaugeMetricFamily(
+            "headrace:tokenizer_queue_bytes",
+            "Bytes of bodies sent to a tokenizer and not handled",
+            labels=LABELS,
+        )
+        for place, slot in enumerate(self._board.of("tokenizer")):
+            backlog = tokenizer_backlog(self._board, place)
+            bodies.add_metric([self._model, str(slot.seat)], max(backlog(), 0))
+        yield bodies
+        messages = GaugeMetricFamily(
+            "headrace:frontend_queue_messages",
+            "Messages sent to a frontend and not handled",
+            labels=LABELS,
+        )
+        for place, slot in enumerate(self._board.of("frontend")):
+            backlog = frontend_backlog(self._board, place)
+            messages.add_metric([self._model, str(slot.seat)], max(backlog(), 0))
+        yield messages
+
+    def _vitals(self) -> Iterator[Metric]:
+        """What the kernel says of each process that lives."""
+        alive = [s for s in self._board.slots if s[Field.STATE] in (State.STARTING, State.READY)]
+        found = [(slot, vitals_of(slot[Field.PID])) for slot in alive]
+        for kind, name, help, attribute in VITALS:
+            family = kind(f"headrace:{name}", help, labels=LABELS)
+            for slot, vitals in found:
+                if vitals is not None:
+                    labels = [self._model, str(slot.seat)]
+                    family.add_metric(labels, getattr(vitals, attribute))
+            yield family
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, help, span in HISTOGRAMS:
+            family = HistogramMetricFamily(f"headrace:{name}", help, labels=LABELS)
+            self._add(family, span)
+            yield family
+        hops = HistogramMetricFamily(
+            "headrace:request_hop_seconds",
+            "How long requests take from each part of the ring to the next",
+            labels=[*LABELS, "hop"],
+        )
+        for span in HOPS:
+            self._add(hops, span, span.name.lower())
+        yield hops
+
+    def _add(self, family: HistogramMetricFamily, span: Timing, *labels: str) -> None:
+        for slot in self._board.of("frontend"):
+            spread = HistogramSum([slot.histogram(span)])
+            family.add_metric(
+                [self._model, str(slot.seat), *labels], buckets_of(spread, HEADRACE), spread.sum
+            )
+
+
+class MetricsPage:
+    """What `/metrics` answers; `dialect` is one of `DIALECTS`."""
+
+    def __init__(self, board: Board, card: ModelCard, dialect: str = "vllm") -> None:
+        self._collectors: list[Collector] = [
+            BoardCollector(board, card.name),
+            DIALECTS[dialect](board, card),
+            HTTP_DIALECTS[dialect](board),
+        ]
+        self._exposition = Exposition()
+
+    def render(self) -> bytes:
+        """Return what the board says now."""
+        return self._exposition.text(f for one in self._collectors for f in one.collect())
+
+
+def render_metrics(board: Board, card: ModelCard, dialect: str = "vllm") -> bytes:
+    """Return what `/metrics` answers, once."""
+    return MetricsPage(board, card, dialect).render()

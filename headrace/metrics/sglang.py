@@ -1,0 +1,143 @@
+"""The board as SGLang's metrics: its names and buckets, for `--metrics-dialect sglang`.
+
+There is one scheduler here and no rank but 0. `is_streaming`, a label of its newest versions, is
+left out: the engine does not know it.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from headrace.board import buckets
+from headrace.board.board import Board, Field, Timing
+from headrace.config.config import ModelCard
+from headrace.metrics.families import BoardTotals, Families, Labels
+
+# Histograms, who keeps them, and by which bounds they are told.
+HISTOGRAMS = [
+    (
+        "time_to_first_token_seconds",
+        "From a request's head to its first text",
+        *("frontend", Timing.FIRST_TOKEN, buckets.SGLANG_FIRST_TOKEN),
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "From a request's head to its last byte",
+        *("frontend", Timing.WHOLE, buckets.SGLANG_REQUEST),
+    ),
+    (
+        "inter_token_latency_seconds",
+        "From one piece of a text to the next",
+        *("engine", Timing.BETWEEN, buckets.SGLANG_TOKEN),
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "Mean time between a sequence's tokens",
+        *("engine", Timing.PER_TOKEN, buckets.SGLANG_TOKEN),
+    ),
+    (
+        "prompt_tokens_histogram",
+        "Tokens of a sequence's prompt",
+        *("engine", Timing.PROMPT, buckets.SGLANG_TOKENS),
+    ),
+    (
+        "uncached_prompt_tokens_histogram",
+        "Tokens of a sequence's prompt that no cache had",
+        *("engine", Timing.COMPUTED, buckets.SGLANG_TOKENS),
+    ),
+    (
+        "generation_tokens_histogram",
+        "Tokens generated for a sequence",
+        *("engine", Timing.GENERATED, buckets.SGLANG_TOKENS),
+    ),
+]
+
+
+class SglangCollector(Collector):
+    """SGLang's families, by who tells them there: its front end, and its scheduler."""
+
+    def __init__(self, board: Board, card: ModelCard) -> None:
+        self._readings = BoardTotals(board)
+        self._card = card
+        labels = {"model_name": card.name, "engine_type": "unified"}
+        ranks = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+        self._front = Families("sglang:", labels)
+        self._scheduler = Families("sglang:", labels | ranks)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        yield from self._gauges()
+        yield from self._counters()
+        readings = self._readings
+        for name, help, role, span, bounds in HISTOGRAMS:
+            yield self._front.histogram(name, help, readings.spread(role, span), bounds)
+        waited = readings.spread("engine", Timing.WAITED)
+        help = "From a sequence's arrival to its first step"
+        yield self._scheduler.histogram("queue_time_seconds", help, waited, buckets.SGLANG_QUEUE)
+
+    def _gauges(self) -> Iterator[Metric]:
+        engine = self._readings.engine
+        pages, page_tokens = engine(Field.PAGES_TOTAL), engine(Field.PAGE_TOKENS)
+        free, total = engine(Field.PAGES_FREE) * page_tokens, pages * page_tokens
+        hits, queries = engine(Field.PREFIX_HITS), engine(Field.PREFIX_QUERIES)
+        rounds, right = engine(Field.DRAFT_ROUNDS), engine(Field.RIGHT_DRAFTS)
+        speed = engine(Field.TOKENS_PER_SECOND) if engine(Field.RUNNING) else 0
+        for name, help, value in [
+            ("num_running_reqs", "Sequences that run", engine(Field.RUNNING)),
+            ("num_queue_reqs", "Sequences that wait", engine(Field.WAITING)),
+            ("token_usage", "Share of the KV cache in use, 0 to 1", self._readings.kv_usage),
+            ("full_token_usage", "The same: all layers are alike", self._readings.kv_usage),
+            ("num_used_tokens", "Tokens that the KV cache has in use", total - free),
+            ("kv_used_tokens", "The same", total - free),
+            ("kv_available_tokens", "Tokens that the KV cache has room for", free),
+            ("max_total_num_tokens", "Tokens that the KV cache holds", total),
+            ("num_pages", "Pages of the KV cache", pages),
+            ("page_size", "Tokens that a page of the KV cache holds", page_tokens),
+            ("context_len", "The longest sequence, tokens", self._card.max_model_len),
+            ("cache_hit_rate", "Share of prompts' tokens found, so far", share(hits, queries)),
+            ("gen_throughput", "Tokens generated per second, lately", speed),
+            (
+                "spec_accept_length",
+                "Tokens of a step with guesses, the one drawn included, so far",
+                share(right + rounds, rounds),
+            ),
+            (
+                "spec_accept_rate",
+                "Share of guesses that were right, so far",
+                share(right, engine(Field.DRAFTS)),
+            ),
+        ]:
+            yield self._scheduler.gauge(name, help, [({}, value)])
+
+    def _counters(self) -> Iterator[Metric]:
+        engine = self._readings.engine
+        computed, cached = engine(Field.PREFILLED_TOKENS), engine(Field.CACHED_TOKENS)
+        generated, aborted = engine(Field.GENERATED_TOKENS), engine(Field.ABORTED)
+        ended = engine(Field.FINISHED) + aborted
+        for name, help, value in [
+            ("prompt_tokens", "Tokens of prompts that have a first token", computed + cached),
+            ("generation_tokens", "Tokens generated", generated),
+            ("num_requests", "Sequences that ended", ended),
+            ("num_aborted_requests", "Sequences whose client left", aborted),
+            ("spec_verify_calls", "Steps of sequences with guesses", engine(Field.DRAFT_ROUNDS)),
+        ]:
+            yield self._front.counter(name, help, [({}, value)])
+        source = {"cache_source": "device"}
+        yield self._front.counter(
+            "cached_tokens", "Tokens of prompts found in the cache", [(source, cached)]
+        )
+        modes: list[tuple[Labels, float]] = [
+            ({"mode": "prefill_compute"}, computed),
+            ({"mode": "prefill_cache"}, cached),
+            ({"mode": "decode"}, generated),
+        ]
+        yield self._scheduler.counter("realtime_tokens", "Tokens, by what was done", modes)
+        retracted = engine(Field.PREEMPTIONS)
+        help = "Sequences whose KV pages were taken back"
+        yield self._scheduler.counter("num_retracted_requests", help, [({}, retracted)])
+
+
+def share(part: int, whole: int) -> float:
+    """Return a part of a whole; 0 of nothing."""
+    return part / whole if whole else 0.0

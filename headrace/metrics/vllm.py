@@ -1,0 +1,197 @@
+"""The board as vLLM's metrics: its names, labels and buckets, so that its dashboards work.
+
+Only what this server knows is told, and nothing is guessed. Sequences are counted where vLLM counts
+them, too: each of the `n` texts of a request is one.
+"""
+
+from collections.abc import Iterator
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from headrace.board import buckets
+from headrace.board.board import Board, Field, Timing
+from headrace.config.config import ModelCard
+from headrace.ipc.messages import FinishReason
+from headrace.metrics.families import BoardTotals, Families, Labels
+from headrace.metrics.tool_calls import labeled
+
+IMAGES = (Field.IMAGES, Field.FOUND_IMAGES)
+MAX_DRAFTS = 15  # places of `Field.RIGHT_AT`
+
+# Counters of the engine.
+COUNTERS = [
+    ("num_preemptions", "Sequences whose KV pages were taken back", Field.PREEMPTIONS),
+    ("prompt_tokens_cached", "Tokens of prompts found in the cache", Field.CACHED_TOKENS),
+    ("generation_tokens", "Tokens generated", Field.GENERATED_TOKENS),
+    ("prefix_cache_queries", "Tokens looked up in the prefix cache", Field.PREFIX_QUERIES),
+    ("prefix_cache_hits", "Tokens found in the prefix cache", Field.PREFIX_HITS),
+    ("spec_decode_num_drafts", "Steps of sequences with guesses", Field.DRAFT_ROUNDS),
+    ("spec_decode_num_draft_tokens", "Tokens guessed", Field.DRAFTS),
+    ("spec_decode_num_accepted_tokens", "Guesses that were right", Field.RIGHT_DRAFTS),
+]
+# Counters of what there is none of, which vLLM tells whether there is or not.
+ABSENT = [
+    ("external_prefix_cache_queries", "Tokens looked up on other machines: none"),
+    ("external_prefix_cache_hits", "Tokens found on other machines: none"),
+]
+# Histograms, who keeps them, and by which bounds they are told.
+HISTOGRAMS = [
+    (
+        "time_to_first_token_seconds",
+        "From a request's head to its first text",
+        *("frontend", Timing.FIRST_TOKEN, buckets.VLLM_FIRST_TOKEN),
+    ),
+    (
+        "e2e_request_latency_seconds",
+        "From a request's head to its last byte",
+        *("frontend", Timing.WHOLE, buckets.VLLM_REQUEST),
+    ),
+    (
+        "inter_token_latency_seconds",
+        "From one piece of a text to the next",
+        *("engine", Timing.BETWEEN, buckets.VLLM_TOKEN),
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "Mean time between a sequence's tokens",
+        *("engine", Timing.PER_TOKEN, buckets.VLLM_TOKEN),
+    ),
+    (
+        "request_queue_time_seconds",
+        "From a sequence's arrival to its first step",
+        *("engine", Timing.WAITED, buckets.VLLM_REQUEST),
+    ),
+    (
+        "request_prefill_time_seconds",
+        "From a sequence's first step to its first token",
+        *("engine", Timing.PREFILLED, buckets.VLLM_REQUEST),
+    ),
+    (
+        "request_decode_time_seconds",
+        "From a sequence's first token to its last",
+        *("engine", Timing.DECODED, buckets.VLLM_REQUEST),
+    ),
+    (
+        "request_inference_time_seconds",
+        "From a sequence's first step to its last token",
+        *("engine", Timing.RAN, buckets.VLLM_REQUEST),
+    ),
+    (
+        "iteration_tokens_total",
+        "Tokens computed in a step",
+        *("engine", Timing.STEP, buckets.VLLM_STEP),
+    ),
+    (
+        "request_num_preemptions",
+        "How often a sequence was preempted",
+        *("engine", Timing.PREEMPTED, buckets.VLLM_PREEMPTIONS),
+    ),
+    (
+        "request_params_n",
+        "How many texts were asked for a prompt",
+        *("tokenizer", Timing.N, buckets.VLLM_N),
+    ),
+]
+# Histograms of tokens, up to the context's length.
+TOKENS = [
+    ("request_prompt_tokens", "Tokens of a sequence's prompt", Timing.PROMPT),
+    (
+        "request_prefill_kv_computed_tokens",
+        "Tokens of a sequence's prompt that no cache had",
+        Timing.COMPUTED,
+    ),
+    ("request_generation_tokens", "Tokens generated for a sequence", Timing.GENERATED),
+    ("request_max_num_generation_tokens", "As request_generation_tokens", Timing.GENERATED),
+    ("request_params_max_tokens", "Tokens that a sequence might have had", Timing.MAX_TOKENS),
+]
+
+
+class VllmCollector(Collector):
+    """vLLM's families, one engine: label `engine` is "0"."""
+
+    def __init__(self, board: Board, card: ModelCard) -> None:
+        self._readings = BoardTotals(board)
+        self._card = card
+        self._families = Families("vllm:", {"model_name": card.name, "engine": "0"})
+        self._doors = Families("vllm:", {"model_name": card.name})
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all families."""
+        yield from self._gauges()
+        yield from self._counters()
+        readings, families = self._readings, self._families
+        for name, help, role, span, bounds in HISTOGRAMS:
+            yield families.histogram(name, help, readings.spread(role, span), bounds)
+        tokens = tuple(b for b in buckets.VLLM_TOKENS if b <= self._card.max_model_len)
+        for name, help, span in TOKENS:
+            yield families.histogram(name, help, readings.spread("engine", span), tokens)
+
+    def _gauges(self) -> Iterator[Metric]:
+        engine, gauge = self._readings.engine, self._families.gauge
+        running, waiting = engine(Field.RUNNING), engine(Field.WAITING)
+        yield gauge("num_requests_running", "Sequences that run", [({}, running)])
+        yield gauge("num_requests_waiting", "Sequences that wait", [({}, waiting)])
+        yield gauge(
+            "num_requests_waiting_by_reason",
+            "Sequences that wait, by why: for room",
+            [({"reason": "capacity"}, waiting), ({"reason": "deferred"}, 0)],
+        )
+        usage = self._readings.kv_usage
+        yield gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", [({}, usage)])
+        pages = str(engine(Field.PAGES_TOTAL))
+        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}  # it never sleeps
+        sleep: list[tuple[Labels, float]] = [({"sleep_state": s}, n) for s, n in states.items()]
+        yield gauge("engine_sleep_state", "Whether the engine is awake: it always is", sleep)
+        info = {"block_size": str(engine(Field.PAGE_TOKENS)), "num_gpu_blocks": pages}
+        yield gauge("cache_config_info", "What the KV cache is, as labels", [(info, 1)])
+
+    def _counters(self) -> Iterator[Metric]:
+        engine, counter = self._readings.engine, self._families.counter
+        for name, help, field in COUNTERS:
+            yield counter(name, help, [({}, engine(field))])
+        computed, cached = engine(Field.PREFILLED_TOKENS), engine(Field.CACHED_TOKENS)
+        help = "Tokens of prompts that have a first token"
+        yield counter("prompt_tokens", help, [({}, computed + cached)])
+        sources: list[tuple[Labels, float]] = [
+            ({"source": "local_compute"}, computed),
+            ({"source": "local_cache_hit"}, cached),
+            ({"source": "external_kv_transfer"}, 0),
+        ]
+        yield counter("prompt_tokens_by_source", "Where prompts' keys came from", sources)
+        by_tier: list[tuple[Labels, float]] = [({"source": "device"}, cached)]
+        yield counter("prompt_tokens_cached_by_source", "Where cached tokens were", by_tier)
+        images, found = (self._readings.total("tokenizer", f) for f in IMAGES)
+        yield counter("mm_cache_queries", "Images of requests", [({}, images)])
+        yield counter("mm_cache_hits", "Those that were prepared before", [({}, found)])
+        for name, help in ABSENT:
+            yield counter(name, help, [({}, 0)])
+        ends = {
+            "stop": engine(Field.ENDED + FinishReason.STOP),
+            "length": engine(Field.ENDED + FinishReason.LENGTH),
+            "abort": engine(Field.ABORTED),
+            "error": 0,  # those are the server's end, too
+            "repetition": 0,  # is nobody's end here
+        }
+        reasons: list[tuple[Labels, float]] = [({"finished_reason": r}, n) for r, n in ends.items()]
+        yield counter("request_success", "Sequences that ended, by why", reasons)
+        right: list[tuple[Labels, float]] = [
+            ({"position": str(place)}, engine(Field.RIGHT_AT + place))
+            for place in range(MAX_DRAFTS)
+        ]
+        total = self._readings.total
+        too_many = total("frontend", Field.REQUEST_OVERLOADS) + engine(Field.QUEUE_REFUSALS)
+        rejections: list[tuple[Labels, float]] = [
+            ({"reason": "max_num_queued_reqs"}, too_many),
+            ({"reason": "max_num_queued_tokens"}, total("frontend", Field.TOKEN_OVERLOADS)),
+        ]
+        help = "Requests refused for want of room"
+        yield self._doors.counter("admission_rejections", help, rejections)
+        readings: list[tuple[Labels, float]] = [
+            (labels, total("detokenizer", Field.TOOL_READINGS + place))
+            for place, labels in labeled()
+        ]
+        help = "Answers, or events of streams, read for calls of tools"
+        yield self._doors.counter("tool_call_parser_invocations", help, readings)
+        help = "Right guesses, by place"
+        yield counter("spec_decode_num_accepted_tokens_per_pos", help, right)

@@ -1,0 +1,1 @@
+"""Metadata of models: files, tokenizers, output formats, families."""

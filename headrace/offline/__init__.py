@@ -1,0 +1,1 @@
+"""The embedded `Engine`: the ring without HTTP."""

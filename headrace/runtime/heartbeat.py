@@ -1,0 +1,67 @@
+"""A heart for who works longer at a piece than a heart may stand still.
+
+It beats beside the thread that works, since native code may take that long. It is no proof against
+that being stuck: who has been at one piece of work for too long falls silent, and is replaced. Who
+loads a model may take as long as it gets on.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from headrace.board.board import Slot
+
+BEAT_S = 0.5
+MAX_WORK_S = 300.0  # of a step or a long prompt; vLLM's and SGLang's watchdogs wait as long
+
+log = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Says that its process is alive."""
+
+    def __init__(self, slot: Slot, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slot = slot
+        self._clock = clock
+        self._began_at: float | None = None
+        self._progress: Callable[[], object] | None = None
+        self._reached: object = None
+        self._reached_at = -math.inf
+
+    def start(self) -> None:
+        """Beat from now on."""
+        threading.Thread(target=self._run, name="heart", daemon=True).start()
+
+    def begin(self, progress: Callable[[], object] | None = None) -> None:
+        """Note that a piece of work begins.
+
+        Args:
+            progress: how far it is; each time that changes the piece counts as begun anew.
+        """
+        self._progress = progress
+        self._began_at = self._clock()
+
+    def end(self) -> None:
+        """Note that it is done."""
+        self._began_at = self._progress = None
+
+    def beat(self) -> bool:
+        """Beat, or return that the work takes too long."""
+        began_at, progress = self._began_at, self._progress
+        if progress is not None and (reached := progress()) != self._reached:
+            self._reached, self._reached_at = reached, self._clock()
+        if began_at is not None and self._clock() - max(began_at, self._reached_at) > MAX_WORK_S:
+            return False
+        self._slot.beat()
+        return True
+
+    def _run(self) -> None:
+        has_beaten = True
+        while True:
+            beats = self.beat()
+            if has_beaten and not beats:
+                log.error("at one piece of work for more than %g s; its heart stops", MAX_WORK_S)
+            has_beaten = beats
+            time.sleep(BEAT_S)

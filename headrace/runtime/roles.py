@@ -1,0 +1,62 @@
+"""The process table: who there is, what they are called, where their code begins.
+
+Code is named by string and found in the child, so that no process loads what it does not run.
+"""
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.config.config import (
+    DetokenizerConfig,
+    EngineConfig,
+    FetcherConfig,
+    FrontendConfig,
+    TokenizerConfig,
+    VisionConfig,
+    WorkerConfig,
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One kind of process. `main` takes the config and the process's own `Context`."""
+
+    main: str
+    config: type[Any]
+    numbered: bool = True
+    niceness: int = 0
+    is_urgent: bool = False  # takes a core from the others at once when there is something to do
+    death_signal: signal.Signals = signal.SIGKILL  # sent by the kernel when the parent dies
+    cleans_up: bool = (
+        False  # runs its `finally` blocks at SIGTERM; SIGTERM kills the others at once
+    )
+
+
+ROLES = {
+    # A frontend outlives the supervisor by a moment, to remove the run directory.
+    "frontend": Role(
+        "headrace.frontend.main:main",
+        FrontendConfig,
+        is_urgent=True,
+        death_signal=signal.SIGTERM,
+        cleans_up=True,
+    ),
+    # Those that encode give way to the frontends and the step when cores are short; a process can
+    # give way by itself (`tokenizer_proc/main.py`), and not take it back.
+    "tokenizer": Role("headrace.tokenizer_proc.main:main", TokenizerConfig, is_urgent=True),
+    # The engine ends its workers.
+    "engine": Role("headrace.engine_proc.main:main", EngineConfig, numbered=False, cleans_up=True),
+    "worker": Role("headrace.engine_proc.worker.main:main", WorkerConfig, is_urgent=True),
+    # Text goes on while images are encoded.
+    "vision": Role("headrace.engine_proc.vision.main:main", VisionConfig, niceness=10),
+    "fetcher": Role(
+        "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
+    ),
+    "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
+}
+
+
+def title(role: str, index: int) -> str:
+    """Return the process title that `ps` shows."""
+    return f"headrace: {role} {index}" if ROLES[role].numbered else f"headrace: {role}"

@@ -1,0 +1,22 @@
+"""Since when whoever listens to others has been awake. Pure: the clock is the caller's."""
+
+GAP_S = 2.0  # between looks: a watcher that looks more rarely was itself not running
+
+
+class WakeClock:
+    """The looks of a watcher.
+
+    A machine that stands still stops hearts and watchers alike: silence counts from where the
+    watcher was awake.
+    """
+
+    def __init__(self) -> None:
+        self._looked_ns = 0
+        self._since_ns = 0
+
+    def look(self, now_ns: int) -> int:
+        """Look once more; return since when, by the same clock, it has looked often."""
+        if now_ns - self._looked_ns > GAP_S * 1e9:
+            self._since_ns = now_ns
+        self._looked_ns = now_ns
+        return self._since_ns

@@ -1,0 +1,1 @@
+"""The supervisor: starts processes, watches them, replaces them."""

@@ -1,0 +1,138 @@
+"""Crash capsules: what is known when a process dies, in a file for whoever asks later why it did.
+
+A capsule has no text of requests and no keys. There are so many of them at most; the oldest go.
+"""
+
+import contextlib
+import logging
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace import __version__
+from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.process_status import process_status
+from headrace.config.config import CrashConfig
+from headrace.runtime.stack_dumps import stacks_of
+
+MAX_CAPSULES = 32
+LOOK_S = 0.01  # between looks at whether all are written, at the end of the process,
+NUM_LOOKS = 100  # and how many there are
+SUFFIX = ".json"
+
+log = logging.getLogger(__name__)
+
+
+def crash_directory(flag: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return where capsules go: as --crash-dir says, or with the user's state. None is nowhere."""
+    if flag is not None:
+        return flag or None
+    home = environment.get("HOME", "")
+    state = environment.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    return f"{state}/headrace/crashes" if state else None
+
+
+class CrashReports:
+    """Makes capsules of the processes on a board."""
+
+    def __init__(self, config: CrashConfig, board: Board) -> None:
+        self._directory = None if config.directory is None else Path(config.directory)
+        self._flags = config.flags
+        self._board = board
+        self._unwritten: queue.Queue[tuple[str, bytes] | None] = queue.Queue(MAX_CAPSULES)
+        self._writer: threading.Thread | None = None
+
+    def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
+        """Keep what is known of a process that has died.
+
+        Whoever calls waits for what the others are at (`stack_dumps.py`), and not for the disk.
+
+        Args:
+            how: it ended.
+            stacks: its own, where they were written.
+            requests: ids of those it was at, where that is known.
+        """
+        if self._directory is None:
+            return
+        found = stacks_of(self._board.slots)
+        if stacks:
+            found[slot.seat] = stacks
+        now, now_ns = time.time(), time.monotonic_ns()
+        capsule = {
+            "process": str(slot.seat),
+            "ended": how,
+            "last_words": slot.last_words,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
+            "requests_at_hand": [f"{id:x}" for id in requests or () if id],
+            "log": slot.log_tail.splitlines(),
+            "processes": [self._reading(s, found, now_ns) for s in self._board.slots],
+            "flags": self._flags,
+            "headrace": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        }
+        data = msgspec.json.format(msgspec.json.encode(capsule), indent=2)
+        stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03}"
+        name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
+        if self._writer is None:
+            self._writer = threading.Thread(
+                target=self._write_all, args=(self._directory,), name="capsules", daemon=True
+            )
+            self._writer.start()
+        try:
+            self._unwritten.put_nowait((name, data))
+        except queue.Full:
+            log.warning("no crash capsule of %s: those before are still being written", slot.seat)
+
+    def _write_all(self, directory: Path) -> None:
+        while (capsule := self._unwritten.get()) is not None:
+            write(directory, *capsule)
+
+    def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
+        """Return what the board says of a process, and what it was at."""
+        details: dict[str, Any] = {**process_status(self._board, slot, now_ns)}
+        if slot.seat.role == "frontend":
+            details["requests"] = [f"{id:x}" for id in slot.open_ids]
+        return {
+            "process": str(slot.seat),
+            "pid": slot[Field.PID],
+            "state": State(slot[Field.STATE]).name.lower(),
+            "starts": slot[Field.STARTS],
+            "silent_s": round(slot.silent_s(now_ns), 3),
+            **details,
+            "stacks": stacks.get(slot.seat, "").splitlines(),
+        }
+
+    def close(self) -> None:
+        """Wait a moment for what is being written; while a machine stands still none passes."""
+        if self._writer is None:
+            return
+        with contextlib.suppress(queue.Full):
+            self._unwritten.put_nowait(None)
+        for _ in range(NUM_LOOKS):
+            self._writer.join(LOOK_S)
+
+
+def write(directory: Path, name: str, data: bytes) -> None:
+    """Write a capsule and remove the oldest beyond `MAX_CAPSULES`, or log why that cannot be."""
+    path, part = directory / name, directory / f".{name}"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in sorted(directory.glob(f"[!.]*{SUFFIX}"))[: -MAX_CAPSULES + 1]:
+            old.unlink(missing_ok=True)
+        with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+        part.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        log.warning("no crash capsule in %s: %s", directory, error.strerror or error)
+    else:
+        log.warning("a crash capsule is in %s", path)

@@ -1,0 +1,544 @@
+"""The supervisor: starts every process of the ring, watches them, ends them.
+
+It holds no traffic. Its children die with it however it dies (`process.die_with_parent`). A child
+that dies is replaced; one that dies again and again without having served ends the whole server,
+which says which and why.
+
+SIGTERM ends it when open requests are answered, SIGINT at once; SIGHUP replaces all processes but
+the engine, one by one, and nobody notices.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
+from headrace.board.board import Board, Field, Seat, State
+from headrace.config.api_keys import digest
+from headrace.config.chaos import Chaos, parse_chaos
+from headrace.config.config import (
+    CrashConfig,
+    DetokenizerConfig,
+    EngineConfig,
+    FetcherConfig,
+    FrontendConfig,
+    ModelCard,
+    ServerConfig,
+    TokenizerConfig,
+)
+from headrace.config.model_list import anthropic_model_pages, model_pages
+from headrace.errors import HeadraceError
+from headrace.exit_status import CAUSES, FINAL, ExitStatus, ending
+from headrace.ipc.arena import Arena
+from headrace.ipc.recorder import prepare_folder
+from headrace.runtime.process import DRAIN, LEAVE, Process, spawn
+from headrace.runtime.run_directory import RunDirectory
+from headrace.runtime.stack_dumps import write_last
+from headrace.supervision.crash_reports import CrashReports, crash_directory
+from headrace.supervision.hang_watchdog import HangWatchdog
+from headrace.supervision.listeners import Listeners
+from headrace.supervision.memory_watchdog import MemoryWatchdog
+from headrace.supervision.restart_backoff import RestartBackoff
+from headrace.supervision.spin_watchdog import SpinWatchdog
+from headrace.system.file_limit import raise_file_limit
+from headrace.system.machine import memory_limit
+from headrace.system.procfs import busy_seconds, own_bytes
+
+TOLD_S = 4.0  # after SIGTERM; a process that is still there gets it again, since it may get lost
+STOP_S = 5.0  # what is not gone this long after the first SIGTERM is killed
+POLL_S = 0.05  # of the board, while the server starts
+LOOK_S = 0.5  # between looks at hearts
+WAKEUP_BYTES = 4096
+FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
+KEPT_BODIES = 16  # of the largest size, that may be in memory
+MIN_KEPT_BYTES = 256 << 20  # of bodies, if those are small
+
+log = logging.getLogger(__name__)
+
+
+class ChildDied(HeadraceError):
+    """A process of the ring ended on its own. `why` are its last words."""
+
+    def __init__(self, seat: Seat, code: int, why: str = "") -> None:
+        super().__init__(f"{seat} {ending(code)}{f' ({why})' if why else ''}")
+        self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
+
+
+@dataclass
+class Child:
+    """Who is in a seat: a process and the descriptor that tells of its end."""
+
+    seat: Seat
+    process: Process
+    pidfd: int
+    restarts: RestartBackoff = field(default_factory=RestartBackoff)
+    start_at: float | None = None  # when another is to start, where this one has died
+
+
+def seats_of(
+    config: ServerConfig, takes_images: bool = False, answers_gets: bool = True
+) -> list[Seat]:
+    """Return one seat per process; workers, vision's too, are children of the engine.
+
+    Args:
+        answers_gets: false of an embedded ring without frontends, which is asked nothing by GET.
+    """
+    num_preprocessors = config.preprocess_procs if takes_images else 0
+    counts = {
+        "frontend": config.frontend_procs,
+        # One has the long prompts, those after it prepare images, the last answers GETs.
+        "tokenizer": config.tokenizer_procs + 1 + num_preprocessors + answers_gets,
+        "engine": 1,
+        "worker": 0 if config.engine == "mock" else config.tp,
+        "vision": 1 if takes_images and config.engine != "mock" else 0,
+        "detokenizer": config.detokenizer_procs,
+        "fetcher": 1 if takes_images and config.allowed_media_domains else 0,
+    }
+    return [Seat(role, i) for role, count in counts.items() for i in range(count)]
+
+
+class Supervisor:
+    """One server: its board, its run directory, its children.
+
+    Without `listeners` there are no frontends: who embeds the ring takes their seat.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        card: ModelCard,
+        listeners: Listeners | None = None,
+        api_keys: Sequence[str] = (),
+        admin_key: str | None = None,
+    ) -> None:
+        self._config = config
+        self._card = card
+        self._started_at = int(time.time())
+        self._listeners = listeners
+        self._api_keys = api_keys
+        self._admin_keys = () if admin_key is None else (admin_key,)
+        seats = seats_of(config, card.takes_images, answers_gets=listeners is not None)
+        raise_file_limit(len(seats))
+        self._record = None if config.record is None else prepare_folder(config.record)
+        self.board = Board.create(seats)
+        self._arena = None
+        if card.takes_images:
+            self._arena = Arena.create(config.preprocess_procs, config.image_memory_bytes)
+        self._fetched = None
+        if Seat("fetcher", 0) in seats:
+            self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
+        self._directory = RunDirectory()
+        self.run_dir = self._directory.path
+        self._children: list[Child] = []
+        self._wishes = AdminRequests(self.board)
+        self._is_up = False  # all have been ready
+        self._vigil = HangWatchdog(config.watchdog_timeout)
+        self._ceilings = MemoryWatchdog(memory_limit())
+        self._toil = SpinWatchdog()
+        directory = crash_directory(config.crash_dir, os.environ)
+        self._crash = CrashConfig.of(config, directory)
+        self._capsules = CrashReports(self._crash, self.board)
+        self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
+        self._selector = selectors.DefaultSelector()
+        self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
+        self._stopping = False
+        self._drain_until: float | None = None  # requests may end until then
+        self._to_renew: deque[Child] = deque()
+        self._renewing: tuple[Child, Process] | None = None  # and who it was
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
+            signal.signal(signal.SIGHUP, self._on_hangup)
+        self._selector.register(self._wakeup_r, selectors.EVENT_READ)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        may_drain = number == signal.SIGTERM and self._is_up and self._listeners is not None
+        if not may_drain or self._drain_until is not None:
+            self._stopping = True
+            return
+        self._drain()
+
+    def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
+        for role in RENEWABLE:
+            self._renew_all(role)
+
+    def _drain(self) -> None:
+        """Stop when open requests are answered."""
+        if self._drain_until is None:
+            self._drain_until = time.monotonic() + self._config.drain_timeout
+
+    def _renew_all(self, role: str) -> None:
+        """Have the processes of a role replaced, each when it is its turn."""
+        for child in self._children:
+            if child.seat.role == role and child not in self._to_renew:
+                self._to_renew.append(child)
+
+    def _grant(self) -> None:
+        """Do what operators have asked for."""
+        for what in self._wishes.take():
+            log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
+            if what == STOP:
+                self._drain()
+            else:
+                self._renew_all(what)
+
+    def stop_with(self, fd: int) -> None:
+        """End the server when `fd` becomes readable."""
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def run(self, on_ready: Callable[[], None], on_progress: Callable[[float], None]) -> None:
+        """Serve until a signal; then, and when a child dies, end every process.
+
+        Raises:
+            ChildDied: a process ended on its own.
+        """
+        try:
+            self._start()
+            while not self._stopping and not self._all_ready():
+                self._wait(POLL_S)
+                self._kill_sick()
+                on_progress(self._progress())
+            self._is_up = True
+            if not self._stopping:
+                on_ready()
+            while not self._stopping and not self._is_drained():
+                is_draining = self._drain_until is not None
+                self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
+                self._kill_sick()
+                self._harm()
+                self._grant()
+                self._renew()
+        finally:
+            self._stop()
+
+    def _start(self) -> None:
+        for slot in self.board.slots:
+            role = slot.seat.role
+            if role in ("worker", "vision"):  # the engine starts these
+                continue
+            if role == "frontend" and self._listeners is None:
+                continue
+            child = Child(slot.seat, *self._spawn(slot.seat))
+            self._children.append(child)
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _spawn(self, seat: Seat) -> tuple[Process, int]:
+        """Start the process of a seat; return it and the descriptor that tells of its end.
+
+        Raises:
+            OSError: the system is short of processes, files or memory.
+        """
+        config = self._config_of(seat)
+        fds = [config.listen_fd] if isinstance(config, FrontendConfig) else []
+        if self._arena is not None and isinstance(config, TokenizerConfig | EngineConfig):
+            fds.append(self._arena.fd)
+        if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
+            fds.append(self._fetched.fd)
+        process = spawn(seat, config, self.board, self._config.log_level, tuple(fds), self._record)
+        try:
+            return process, os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            process.stacks.close()
+            raise
+
+    def _is_drained(self) -> bool:
+        """Whether the server is to stop, and nobody waits for an answer any more."""
+        if self._drain_until is None:
+            return False
+        num_open = 0
+        for child in self._children:
+            slot = self.board.slot(child.seat.role, child.seat.index)
+            if child.seat.role == "frontend" and slot[Field.STATE] == State.READY:
+                if not slot[Field.IS_CLOSED]:
+                    child.process.send_signal(DRAIN)
+                num_open += slot[Field.OPEN_REQUESTS] + (not slot[Field.IS_CLOSED])
+        return num_open == 0 or time.monotonic() >= self._drain_until
+
+    def _kill_sick(self) -> None:
+        """End whoever is stuck, or takes too much of the machine; another takes the seat."""
+        living = [child.seat for child in self._children if child.start_at is None]
+        slots = [slot for slot in self.board.slots if slot.seat in living]
+        stuck = self._vigil.stuck(slots, time.monotonic_ns())
+        if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
+            slots += [*self.board.of("worker"), *self.board.of("vision")]
+        passed = self._ceilings.passed(slots, own_bytes)
+        passed += self._toil.passed(slots, busy_seconds, time.monotonic())
+        for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
+            log.warning("%s %s; killing it", slot.seat, why)
+            write_last(slot)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(slot[Field.PID], signal.SIGKILL)
+
+    def _renew(self) -> None:
+        """Have the next process replaced that is to be, once the one before it has been."""
+        if self._renewing is not None:
+            child, before = self._renewing
+            slot = self.board.slot(child.seat.role, child.seat.index)
+            if child.process is before or slot[Field.STATE] != State.READY:
+                if child.process is before and child.seat.role != "frontend":
+                    before.send_signal(signal.SIGTERM)  # once more: it may have got lost
+                return
+            self._renewing = None
+        if self._to_renew:
+            child = self._to_renew.popleft()
+            self._renewing = child, child.process
+            child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
+
+    def _harm(self) -> None:
+        """Do what --chaos says."""
+        for rule in self._chaos.due(time.monotonic()):
+            alive = [s for s in self.board.of(rule.role) if s[Field.STATE] == State.READY]
+            if alive:
+                victim = random.choice(alive)
+                log.warning("chaos: %s gets %s", victim.seat, rule.signal.name)
+                victim[Field.HARMED_PID] = victim[Field.PID]
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim[Field.PID], rule.signal)
+
+    def _restart(self) -> float:
+        """Start whoever is to be replaced by now; return in how many seconds the next one is."""
+        now = time.monotonic()
+        dead = [child for child in self._children if child.start_at is not None]
+        for child in dead:
+            assert child.start_at is not None
+            if child.start_at <= now:
+                self._start_another(child)
+        waits = [child.start_at - now for child in dead if child.start_at is not None]
+        return min(waits, default=LOOK_S)
+
+    def _start_another(self, child: Child) -> None:
+        """Start who takes a seat; later, where the system is short of something now.
+
+        Raises:
+            ChildDied: it has been short of it too often in a row.
+        """
+        child.start_at = None
+        try:
+            child.process, child.pidfd = self._spawn(child.seat)
+        except OSError as error:
+            delay_s = child.restarts.delay_s()
+            if delay_s is None:
+                raise ChildDied(child.seat, ExitStatus.SHORT_OF, str(error)) from None
+            log.warning("%s cannot be started: %s; trying again", child.seat, error)
+            child.start_at = time.monotonic() + delay_s
+            return
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+
+    def _config_of(self, seat: Seat) -> Any:
+        c, role = self._config, seat.role
+        if role == "frontend":
+            assert self._listeners is not None
+            return FrontendConfig(
+                run_dir=self.run_dir,
+                listen_fd=self._listeners.sockets[seat.index].fileno(),
+                num_tokenizers=c.tokenizer_procs,
+                max_body_bytes=c.max_body_bytes,
+                max_num_requests=c.max_num_seqs + c.max_num_queued,
+                max_queued_tokens=c.max_queued_tokens,
+                drain_timeout=c.drain_timeout,
+                max_kept_bytes=max(KEPT_BODIES * c.max_body_bytes, MIN_KEPT_BYTES),
+                api_key_digests=[digest(key.encode()) for key in self._api_keys],
+                admin_key_digests=[digest(key.encode()) for key in self._admin_keys],
+                allowed_origins=c.allowed_origins,
+                ssl_certfile=c.ssl_certfile,
+                ssl_keyfile=c.ssl_keyfile,
+                profiles=c.profile_dir is not None and c.engine != "mock",
+                pages=model_pages(self._card, self._started_at),
+                anthropic_pages=anthropic_model_pages(self._card, self._started_at),
+            )
+        if role == "tokenizer":
+            return TokenizerConfig(
+                run_dir=self.run_dir,
+                card=self._card,
+                num_frontends=c.frontend_procs,
+                num_detokenizers=c.detokenizer_procs,
+                seed=c.seed,
+                started_at=self._started_at,
+                num_tokenizers=c.tokenizer_procs,
+                max_batch_size=c.tokenizer_max_batch_size,
+                batch_wait_ms=c.tokenizer_batch_wait_ms,
+                trust_request_chat_template=c.trust_request_chat_template,
+                metrics_dialect=c.metrics_dialect,
+                follows_grammars=c.engine != "mock",
+                max_images=c.max_images,
+                fetched_fd=None if self._fetched is None else self._fetched.fd,
+                answers_gets=self._listeners is not None,
+                **self._arena_fields,
+            )
+        if role == "engine":
+            return self._engine_config()
+        if role == "fetcher":
+            return self._fetcher_config()
+        return DetokenizerConfig(
+            run_dir=self.run_dir,
+            card=self._card,
+            num_frontends=c.frontend_procs,
+            stream_interval=c.stream_interval,
+        )
+
+    def _engine_config(self) -> EngineConfig:
+        c = self._config
+        return EngineConfig(
+            run_dir=self.run_dir,
+            model_path=self._card.path,
+            max_model_len=self._card.max_model_len,
+            num_detokenizers=c.detokenizer_procs,
+            max_num_seqs=c.max_num_seqs,
+            max_num_batched_tokens=c.max_num_batched_tokens,
+            max_num_queued=c.max_num_queued,
+            scheduling_policy=c.scheduling_policy,
+            target_itl_ms=c.target_itl_ms,
+            enable_prefix_caching=c.enable_prefix_caching,
+            async_scheduling=c.async_scheduling,
+            speculative=c.speculative,
+            engine=c.engine,
+            mock_profile=c.mock_profile,
+            embedding_size=self._card.embedding_size,
+            tp=c.tp,
+            device=c.device,
+            disable_custom_all_reduce=c.disable_custom_all_reduce,
+            model_impl=c.model_impl,
+            load_format=c.load_format,
+            dtype=c.dtype,
+            quantization=c.quantization,
+            kv_cache_memory_bytes=c.kv_cache_memory_bytes,
+            gpu_memory_utilization=c.gpu_memory_utilization,
+            enforce_eager=c.enforce_eager,
+            attention_backend=c.attention_backend,
+            cudagraph_capture_sizes=c.cudagraph_capture_sizes,
+            profile_dir=c.profile_dir,
+            nvtx=c.nvtx,
+            kv_cache_dtype=c.kv_cache_dtype,
+            vocab_size=self._card.vocab_size,
+            eos_token_ids=self._card.eos_token_ids,
+            crash=self._crash,
+            image_token=self._card.image_token,
+            image_row_size=self._card.image_row_size,
+            whole_images=self._card.whole_images,
+            image_memory_bytes=c.image_memory_bytes,
+            watchdog_timeout=c.watchdog_timeout,
+            **self._arena_fields,
+        )
+
+    def _fetcher_config(self) -> FetcherConfig:
+        assert self._fetched is not None
+        return FetcherConfig(
+            run_dir=self.run_dir,
+            allowed_domains=self._config.allowed_media_domains,
+            max_bytes=self._config.max_body_bytes,
+            fetched_fd=self._fetched.fd,
+        )
+
+    @property
+    def _arena_fields(self) -> dict[str, Any]:
+        """Return what those who have part in the arena are told of it."""
+        if self._arena is None:
+            return {}
+        num_regions = self._config.preprocess_procs
+        return {"arena_fd": self._arena.fd, "num_arena_regions": num_regions}
+
+    def _all_ready(self) -> bool:
+        return all(slot[Field.STATE] == State.READY for slot in self.board.slots)
+
+    def _progress(self) -> float:
+        """Return the share of start-up work done: the worker's, which is nearly all of it."""
+        return min((s[Field.PROGRESS] for s in self.board.of("worker")), default=1000) / 1000
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for a signal or the death of a child."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                if key.fd == self._wakeup_r:  # a signal, which has been handled
+                    os.read(self._wakeup_r, WAKEUP_BYTES)
+                else:
+                    self._stopping = True
+                continue
+            child: Child = key.data
+            code = child.process.wait()
+            if not self._stopping:
+                self._bury(child, code)
+        reap_orphans({child.process.pid for child in self._children})
+
+    def _bury(self, child: Child, code: int) -> None:
+        """Have a child that has died replaced.
+
+        Raises:
+            ChildDied: it gave up, died before all were up, or too often in a row.
+        """
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        slot = self.board.slot(child.seat.role, child.seat.index)
+        if slot[Field.STATE] == State.READY:
+            child.restarts.worked()
+        slot[Field.STATE] = State.DEAD
+        is_hopeless = code in FINAL or not self._is_up
+        delay_s = None if is_hopeless else child.restarts.delay_s()
+        death = ChildDied(child.seat, code, slot.last_words)
+        is_wanted = self._renewing is not None and self._renewing[0] is child
+        if delay_s is not None:
+            log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
+        if self._is_up and not is_wanted:
+            hands = {"tokenizer": Field.AT_HAND, "detokenizer": Field.REPLY_AT_HAND}
+            role = child.seat.role
+            at_hand = [slot[hands[role]]] if role in hands else []
+            self._capsules.make(slot, ending(code), child.process.stacks.take(), at_hand)
+        child.process.stacks.close()
+        if delay_s is None:
+            raise death
+        slot.last_words = ""
+        child.start_at = time.monotonic() + delay_s
+
+    def _stop(self) -> None:
+        """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
+        left = self._told_to_end(self._children, TOLD_S)
+        for child in self._told_to_end(left, STOP_S - TOLD_S):
+            # A process that does not serve yet may miss the signal, and leaves nothing behind.
+            level = logging.WARNING if self._is_up else logging.DEBUG
+            log.log(level, "%s does not end; killing it", child.seat)
+            child.process.kill()
+            child.process.wait()
+        if self._listeners is not None:
+            self._listeners.close()
+        self._capsules.close()
+        self._directory.remove()
+
+    def _told_to_end(self, children: Sequence[Child], seconds: float) -> list[Child]:
+        """Tell children to end; return those that have not ended after some seconds."""
+        for child in children:
+            child.process.terminate()
+            child.process.send_signal(signal.SIGCONT)  # a stopped process takes SIGTERM then
+        deadline = time.monotonic() + seconds
+        left = []
+        for child in children:
+            try:
+                child.process.wait(max(deadline - time.monotonic(), 0))
+            except subprocess.TimeoutExpired:
+                left.append(child)
+        return left
+
+
+def reap_orphans(own: Container[int]) -> None:
+    """Take note of the end of processes whose parents have ended: PID 1 of a container gets them.
+
+    Args:
+        own: children of this process, which are waited for elsewhere.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid in own:  # it has ended since; it comes first until it is waited for
+                return
+            os.waitpid(ended.si_pid, 0)

@@ -1,0 +1,1 @@
+"""The machine: processors, memory, GPUs, limits of the operating system."""

@@ -1,0 +1,114 @@
+"""Which all-reduce GPUs use for a tensor: pure, and of nothing but what all ranks know alike, so
+that all choose the same. A rank that chose differently would wait for ever.
+"""
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+KB, MB = 1 << 10, 1 << 20
+VECTOR_BYTES = 16
+DTYPES = ("float32", "float16", "bfloat16")
+WORLDS = (2, 4, 6, 8)
+MAX_BYTES = 8 * MB  # of our own; what is larger is bound by the link, where NCCL is good
+# Up to here every rank reads all inputs: more bytes, and a barrier less. vLLM's, for NVLink.
+ONE_SHOT_BYTES = {2: MAX_BYTES, 4: 512 * KB, 6: 256 * KB, 8: 256 * KB}
+MIN_FUSED_WORLD = 4  # with two ranks, adding and norming in the same kernel gained nothing
+
+
+class Topology(IntEnum):
+    """How the GPUs of a group reach each other: the worst of all pairs."""
+
+    NONE = 0  # not at all
+    PCIE = 1
+    NVLINK = 2
+
+
+class Algorithm(Enum):
+    """What sums. The last two are `csrc/collectives/all_reduce.cuh`."""
+
+    NCCL = "NCCL"
+    ONE_SHOT = "one-shot"
+    TWO_SHOT = "two-shot"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is used and why. `registered` reads inputs where they lie, which graphs can."""
+
+    algorithm: Algorithm
+    registered: bool
+    reason: str
+
+
+def choose(
+    num_bytes: int,
+    dtype: str,
+    world: int,
+    topology: Topology,
+    capturing: bool = False,
+    max_bytes: int = MAX_BYTES,
+) -> Choice:
+    """Choose for a tensor of `num_bytes`.
+
+    Args:
+        dtype: as in DTYPES.
+        capturing: whether a graph is captured, whose inputs can be registered.
+        max_bytes: what the workspace holds.
+    """
+    why_not = why_not_ours(world, topology) or why_not_this(num_bytes, dtype, max_bytes)
+    if why_not:
+        return Choice(Algorithm.NCCL, False, why_not)
+    if num_bytes <= ONE_SHOT_BYTES[world]:
+        return Choice(Algorithm.ONE_SHOT, capturing, f"at most {size(ONE_SHOT_BYTES[world])}")
+    return Choice(Algorithm.TWO_SHOT, capturing, f"at most {size(max_bytes)}")
+
+
+def fuses(
+    num_bytes: int, row_bytes: int, dtype: str, world: int, topology: Topology, max_bytes: int
+) -> bool:
+    """Whether the residual and the norm are done in the same kernel, rows of `row_bytes` each."""
+    choice = choose(num_bytes, dtype, world, topology, max_bytes=max_bytes)
+    small = choice.algorithm is Algorithm.ONE_SHOT
+    return small and world >= MIN_FUSED_WORLD and row_bytes % VECTOR_BYTES == 0
+
+
+def why_not_ours(world: int, topology: Topology, disabled: bool = False) -> str:
+    """Return why a group never uses our own; "" is that it does."""
+    if disabled:
+        return "--disable-custom-all-reduce"
+    if world not in WORLDS:
+        return f"{world} GPUs; ours is for {', '.join(map(str, WORLDS))}"
+    if topology is Topology.NONE:
+        return "the GPUs cannot read each other's memory"
+    if world > 2 and topology is not Topology.NVLINK:
+        return f"{world} GPUs without NVLink between all of them"
+    return ""
+
+
+def why_not_this(num_bytes: int, dtype: str, max_bytes: int) -> str:
+    """Return why a tensor is not for our own; "" is that it is."""
+    if dtype not in DTYPES:
+        return f"{dtype} is none of {', '.join(DTYPES)}"
+    if num_bytes == 0 or num_bytes % VECTOR_BYTES:
+        return f"{num_bytes} bytes are not a multiple of {VECTOR_BYTES}"
+    if num_bytes > max_bytes:
+        return f"more than {size(max_bytes)}"
+    return ""
+
+
+def describe(world: int, topology: Topology, disabled: bool = False) -> str:
+    """Return what a group of GPUs will use, for people."""
+    why_not = why_not_ours(world, topology, disabled)
+    if why_not:
+        return f"NCCL: {why_not}"
+    links = "NVLink" if topology is Topology.NVLINK else "PCIe"
+    one_shot = ONE_SHOT_BYTES[world]
+    steps = [f"one-shot to {size(one_shot)}"]
+    if one_shot < MAX_BYTES:
+        steps.append(f"two-shot to {size(MAX_BYTES)}")
+    return f"{', '.join(steps)}, then NCCL: {world} GPUs, {links}"
+
+
+def size(num_bytes: int) -> str:
+    """Return a size as people say it."""
+    return f"{num_bytes // MB} MiB" if num_bytes % MB == 0 else f"{num_bytes // KB} KiB"

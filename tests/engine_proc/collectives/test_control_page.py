@@ -1,0 +1,67 @@
+"""The page that ends all waits is one for all, and says who waited for whom."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.control_page import MAX_RANKS, STATUS, ControlPage, Status
+
+
+@pytest.fixture
+def page() -> Iterator[ControlPage]:
+    made = ControlPage.create()
+    yield made
+    os.close(made.fd)
+
+
+def fails(page: ControlPage, rank: int, status: Status) -> None:
+    """Write what a kernel of `rank` does."""
+    words = (status.outcome, status.peer, status.phase, status.block, status.epoch)
+    os.pwrite(page.fd, STATUS.pack(*words), page.status_at(rank))
+
+
+def test_nothing_has_failed_in_a_new_page(page: ControlPage) -> None:
+    for rank in range(MAX_RANKS):
+        page.check(rank)
+    assert page.aborted is Outcome.OK
+
+
+def test_an_abort_is_seen_in_every_mapping_and_the_first_says_why(page: ControlPage) -> None:
+    other = ControlPage(page.fd)
+    other.abort(Outcome.PEER_DIED)
+    page.abort(Outcome.ABORTED)
+    assert page.aborted is other.aborted is Outcome.PEER_DIED
+    for rank in range(2):
+        with pytest.raises(CollectiveFailed) as failed:
+            page.check(rank)
+        assert (failed.value.outcome, failed.value.rank) == (Outcome.PEER_DIED, None)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (Outcome.ABORTED, "the workers were told to stop while rank 1 waited for rank 3"),
+        (Outcome.MISMATCH, "rank 1 called another all-reduce than rank 3"),
+        (Outcome.LATE, "rank 1 waited too long for rank 3"),
+    ],
+)
+def test_a_rank_tells_of_its_own_failure_only(
+    page: ControlPage, outcome: Outcome, text: str
+) -> None:
+    fails(page, 1, Status(outcome, peer=3, phase=1, block=5, epoch=4_000_000_000))
+    with pytest.raises(CollectiveFailed) as failed:
+        ControlPage(page.fd).check(1)
+    assert str(failed.value) == f"{text}, in call 4000000000, barrier 1, block 5"
+    assert (failed.value.outcome, failed.value.rank) == (outcome, 3)
+    page.check(0)
+    page.check(2)
+
+
+def test_a_page_is_used_again_once_it_is_cleared(page: ControlPage) -> None:
+    page.abort()
+    fails(page, 0, Status(Outcome.ABORTED, 1, 0, 0, 1))
+    page.clear()
+    page.check(0)
+    assert page.aborted is Outcome.OK

@@ -1,0 +1,469 @@
+"""The scheduler loses no token, repeats none, and keeps every page accounted for."""
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_rig import (
+    MAX_PROMPT,
+    MAX_TOKENS,
+    PENALIZED,
+    PLAIN,
+    TOLD,
+    VOCABULARY,
+    WATCHED,
+    FakeWorker,
+    Rig,
+    generate_alone,
+    make_sequence,
+    next_token,
+)
+
+from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Limits, Scheduler
+from headrace.engine_proc.scheduling.waiting_queue import Policy
+from headrace.ipc.messages import FinishReason, Sampling, request_id, request_of
+from headrace.ipc.worker_messages import StepResult
+
+LAST_EVENT = 20  # the step before which the last thing happens
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request: when it comes, what it says, how it ends."""
+
+    step: int
+    prompts: list[list[int]]
+    max_tokens: int
+    abort_step: int | None  # the client leaves
+    stop_step: int | None  # a stop string ends the first sequence
+    sampling: Sampling
+    priority: int
+    key: int
+    salt: bytes
+
+
+tokens = st.integers(0, VOCABULARY - 1)
+own = st.lists(tokens, min_size=1, max_size=MAX_PROMPT)
+SHARED = [index % VOCABULARY for index in range(MAX_PROMPT)]
+prefixed = st.integers(1, MAX_PROMPT).map(lambda length: SHARED[:length])
+arrivals = st.builds(
+    Arrival,
+    step=st.integers(0, 12),
+    prompts=st.lists(own | prefixed, min_size=1, max_size=3),
+    max_tokens=st.integers(0, MAX_TOKENS),
+    abort_step=st.none() | st.integers(0, LAST_EVENT),
+    stop_step=st.none() | st.integers(0, LAST_EVENT),
+    sampling=st.sampled_from([PLAIN, PLAIN, WATCHED, TOLD, PENALIZED]),
+    priority=st.integers(-1, 1),
+    key=st.integers(0, 2),
+    salt=st.sampled_from([b"", b"salt"]),
+)
+
+
+class Story:
+    """A script played on a rig, and what each sequence would have said alone."""
+
+    def __init__(self, rig: Rig, script: list[Arrival]) -> None:
+        self.rig = rig
+        self.script = script
+        self.expected: dict[int, tuple[list[int], FinishReason]] = {}
+        self.cut_short: set[int] = set()
+
+    def play(self, step: int) -> None:
+        """Let happen what happens before this step."""
+        for counter, arrival in enumerate(self.script):
+            request = request_id(0, counter)
+            if arrival.step == step:
+                self._arrive(request, arrival)
+            if arrival.abort_step == step:
+                self._abort(request)
+            if arrival.stop_step == step and self.rig.scheduler.end(request) is not None:
+                self.cut_short.add(request)
+            self.rig.check_pages()
+
+    def _arrive(self, request: int, arrival: Arrival) -> None:
+        for id, prompt in enumerate(arrival.prompts, request):
+            self.expected[id] = generate_alone(prompt, arrival.max_tokens)
+            options = {name: getattr(arrival, name) for name in ("priority", "key", "salt")}
+            sequence = make_sequence(
+                prompt, arrival.max_tokens, id, sampling=arrival.sampling, **options
+            )
+            self.rig.add(sequence)
+
+    def _abort(self, request: int) -> None:
+        mine = {id for id in self.expected if request_of(id) == request}
+        ended = {sequence.id for sequence in self.rig.scheduler.abort(request)}
+        assert ended == mine - self.rig.finished.keys() - self.cut_short
+        self.cut_short |= ended
+
+    def check(self) -> None:
+        """Compare what was said with what should have been."""
+        for id, (said, reason) in self.expected.items():
+            if id in self.cut_short:
+                assert self.rig.said[id] == said[: len(self.rig.said[id])]
+            else:
+                assert (self.rig.said[id], self.rig.finished[id]) == (said, reason)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    script=st.lists(arrivals, min_size=1, max_size=8),
+    page_tokens=st.integers(1, 5),
+    spare_pages=st.integers(0, 12),
+    max_num_seqs=st.integers(1, 6),
+    spare_budget=st.integers(0, 20),
+    policy=st.sampled_from(Policy),
+    speculation=st.sampled_from([None, PromptLookup()]),
+    reuses_prefixes=st.booleans(),
+    deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
+    failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
+    depth=st.integers(1, 2),
+)
+def test_every_sequence_says_what_it_would_say_alone(
+    script: list[Arrival],
+    page_tokens: int,
+    spare_pages: int,
+    max_num_seqs: int,
+    spare_budget: int,
+    policy: Policy,
+    speculation: PromptLookup | None,
+    reuses_prefixes: bool,
+    deaths: set[int],
+    failures: set[int],
+    depth: int,
+) -> None:
+    longest = max(len(p) + a.max_tokens for a in script for p in a.prompts)
+    num_pages = -(-longest // page_tokens) + spare_pages
+    rig = Rig.make(
+        num_pages,
+        page_tokens,
+        max_num_seqs + spare_budget,
+        max_num_seqs,
+        depth,
+        policy=policy,
+        speculation=speculation,
+        reuses_prefixes=reuses_prefixes,
+    )
+    story = Story(rig, script)
+    # Each step computes a token of the most important sequence that runs, however often the
+    # others are preempted; hence an end to the number of steps.
+    for step in range(LAST_EVENT + 1 + 48 * (MAX_PROMPT + MAX_TOKENS)):
+        story.play(step)
+        if step in deaths:
+            rig.lose()
+        if step in failures:
+            rig.fail()
+        if rig.scheduler.has_work:
+            rig.step()
+        elif step > LAST_EVENT:
+            break
+    assert not rig.scheduler.has_work, "it does not come to an end"
+    assert rig.pool.num_free == rig.pool.num_pages
+    story.check()
+
+
+def test_scarce_pages_preempt_and_change_no_token() -> None:
+    rig = Rig.make(num_pages=6, page_tokens=2, budget=16, max_num_seqs=4)
+    prompts = [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    for i, prompt in enumerate(prompts):
+        rig.add(make_sequence(prompt, 8, request_id(0, i), stop_token_ids=[]))
+    rig.run()
+    assert rig.scheduler.counts.preemptions > 0
+    for i, prompt in enumerate(prompts):
+        tokens = list(prompt)
+        for _ in range(8):
+            tokens.append(next_token(tokens))
+        assert rig.said[request_id(0, i)] == tokens[3:]
+
+
+def test_the_last_arrived_is_preempted_and_goes_first_again() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=2, budget=16, max_num_seqs=4)
+    first, second, third = (
+        make_sequence([1, 2, i], 5, request_id(0, i), stop_token_ids=[]) for i in range(3)
+    )
+    rig.add(first)
+    rig.add(second)
+    rig.add(third)
+    rig.step()
+    assert rig.scheduler.running == [first, second]
+    while not rig.scheduler.counts.preemptions:
+        rig.step()
+    assert rig.scheduler.running == [first]
+    assert set(rig.scheduler.waiting) == {second, third}
+    assert rig.scheduler.waiting.first(0) is second
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=4)
+    short = make_sequence([1, 2], 30, request_id(0, 1), stop_token_ids=[])
+    rig.add(short)
+    rig.step()
+    long = make_sequence([3] * 20, 4, request_id(0, 2), stop_token_ids=[])
+    rig.add(long)
+    computed = []
+    for _ in range(3):
+        news = rig.step()
+        computed.append(long.num_computed)
+        assert short in [item.sequence for item in news], "decoding waits for nobody's prompt"
+    assert computed == [7, 14, 20]
+    assert long.num_generated == 1
+
+
+def test_short_prompt_begins_beside_long_ones() -> None:
+    rig = Rig.make(num_pages=256, page_tokens=4, budget=32, max_num_seqs=4)
+    for index in range(2):
+        rig.add(make_sequence([3 + index] * 200, 1, request_id(0, index), key=1))
+    rig.step()
+    rig.step()
+    short = make_sequence([1, 2], 1, request_id(0, 5), key=2)
+    rig.add(short)
+    told = [item.sequence for _ in range(3) for item in rig.step()]
+    assert short in told, "the long prompts take ten more steps"
+
+
+def test_short_text_is_told_beside_many_long_prompts() -> None:
+    rig = Rig.make(num_pages=2048, page_tokens=4, budget=32, max_num_seqs=8)
+    for index in range(20):
+        rig.add(make_sequence([3 + index % 5] * 200, 1, request_id(0, 1) + index))
+    rig.step()
+    rig.step()
+    short = make_sequence([1, 2], 6, request_id(0, 2), stop_token_ids=[])
+    rig.add(short)
+    told = [item.sequence for _ in range(6) for item in rig.step()]
+    assert told.count(short) == 6, "a token in each step, from the first on"
+
+
+def test_prompts_of_one_step_leave_texts_a_token_each() -> None:
+    rig = Rig.make(num_pages=2048, page_tokens=4, budget=32, max_num_seqs=8)
+    long = make_sequence([3] * 200, 1, request_id(0, 1))
+    rig.add(long)
+    rig.step()
+    texts = [make_sequence([i, 2], 9, request_id(0, 2 + i), stop_token_ids=[]) for i in range(3)]
+    for text in texts:
+        rig.add(text)
+    for _ in texts:
+        rig.step()
+    before = long.num_computed
+    assert {item.sequence for item in rig.step()} == set(texts)
+    assert long.num_computed - before == 32 - len(texts)
+
+
+def test_who_does_not_fit_is_not_overtaken() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=2, budget=64, max_num_seqs=4)
+    rig.add(make_sequence([1] * 10, 2, request_id(0, 1)))
+    rig.add(make_sequence([2] * 10, 2, request_id(0, 2)))
+    rig.add(make_sequence([3], 1, request_id(0, 3)))
+    assert [c.sequence.id for c in rig.scheduler.schedule()] == [request_id(0, 1)]
+
+
+def test_no_more_than_max_num_seqs_run() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=2)
+    for i in range(4):
+        rig.add(make_sequence([1, 2], 2, request_id(0, i), stop_token_ids=[]))
+    rig.step()
+    assert (len(rig.scheduler.running), len(rig.scheduler.waiting)) == (2, 2)
+
+
+def test_stop_token_ends_a_sequence_and_is_its_last_token() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=4, budget=8, max_num_seqs=1)
+    rig.add(make_sequence([1, 2], 8, stop_token_ids=[next_token([1, 2])]))
+    rig.run()
+    assert list(rig.said.values()) == [[next_token([1, 2])]]
+    assert list(rig.finished.values()) == [FinishReason.STOP]
+
+
+def test_aborted_request_returns_its_pages() -> None:
+    rig = Rig.make(num_pages=16, page_tokens=4, budget=32, max_num_seqs=2)
+    sequences = [make_sequence([1] * 9, 9, request_id(0, 1) + i) for i in range(3)]
+    for sequence in sequences:
+        rig.add(sequence)
+    rig.step()
+    assert rig.pool.num_free < rig.pool.num_pages
+    assert rig.scheduler.abort(request_id(0, 1)) == sequences, "running and waiting ones"
+    assert rig.pool.num_free == rig.pool.num_pages
+    assert not rig.scheduler.has_work
+
+
+def test_abort_leaves_other_requests_alone() -> None:
+    rig = Rig.make(num_pages=16, page_tokens=4, budget=32, max_num_seqs=4)
+    rig.add(make_sequence([1, 2], 4, request_id(0, 1)))
+    rig.add(make_sequence([1, 2], 4, request_id(0, 2)))
+    rig.scheduler.abort(request_id(0, 1))
+    rig.run()
+    assert rig.said[request_id(0, 1)] == []
+    assert rig.said[request_id(0, 2)] == generate_alone([1, 2], 4)[0]
+
+
+def test_ending_what_has_ended_does_nothing() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=4, budget=8, max_num_seqs=1)
+    rig.add(make_sequence([1, 2], 1))
+    rig.run()
+    assert rig.scheduler.end(request_id(0, 1)) is None
+    assert rig.scheduler.abort(request_id(0, 1)) == []
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=4, budget=64, max_num_seqs=2)
+    prompt = list(range(10))
+    rig.add(make_sequence(prompt, 3, request_id(0, 0)))
+    rig.run()
+    again = make_sequence([*prompt, 3, 1], 3, request_id(0, 1))
+    rig.add(again)
+    chunks = rig.scheduler.schedule()
+    assert [(chunk.start, chunk.count) for chunk in chunks] == [(8, 4)]
+    assert again.num_cached == 8
+
+
+def test_a_prompt_known_in_full_has_one_page_computed_again() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=4, budget=64, max_num_seqs=2)
+    for counter in range(2):
+        rig.add(make_sequence(list(range(8)), 2, request_id(0, counter)))
+        chunks = rig.scheduler.schedule()
+        rig.scheduler.update(chunks, rig.worker.run(chunks))
+    assert [(chunk.start, chunk.count) for chunk in chunks][1:] == [(4, 4)]
+
+
+def test_running_sequences_share_the_pages_of_their_prefix() -> None:
+    rig = Rig.make(num_pages=8, page_tokens=4, budget=64, max_num_seqs=4)
+    first = make_sequence(list(range(9)), 4, request_id(0, 0))
+    second = make_sequence(list(range(9)), 4, request_id(0, 1))
+    rig.add(first)
+    rig.step()
+    rig.add(second)
+    rig.step()
+    assert first.pages[:2] == second.pages[:2]
+    assert first.pages[2] != second.pages[2]
+    rig.run()
+    assert rig.pool.num_free == rig.pool.num_pages
+
+
+def test_guesses_save_steps_and_change_no_token() -> None:
+    prompt = [1, 2, 3, 4] * 4
+    steps = []
+    for speculation in (None, PromptLookup()):
+        rig = Rig.make(64, 4, 32, 4, speculation=speculation)
+        rig.worker = RepeatingWorker(rig.pool)
+        rig.add(make_sequence(prompt, 40, stop_token_ids=[]))
+        rig.run()
+        assert rig.said[request_id(0, 1)] == prompt[:4] * 10
+        steps.append(rig.scheduler.counts.steps)
+    counts = rig.scheduler.counts
+    assert counts.right_drafts == counts.drafts == sum(counts.right_at) > 0
+    assert counts.right_at[0] == counts.draft_rounds > counts.right_at[-1]
+    assert steps[0] == 40
+    assert steps[1] <= 8
+
+
+class RepeatingWorker(FakeWorker):
+    """A model that goes on as the text did four tokens ago."""
+
+    def next_token(self, tokens: list[int]) -> int:
+        return tokens[-4]
+
+
+def test_guesses_end_with_the_text() -> None:
+    rig = Rig.make(64, 4, 32, 4, speculation=PromptLookup())
+    rig.worker = RepeatingWorker(rig.pool)
+    rig.add(make_sequence([1, 2, 3, 4] * 2, 40, stop_token_ids=[3]))
+    rig.run()
+    assert list(rig.said.values()) == [[1, 2, 3]]
+    assert list(rig.finished.values()) == [FinishReason.STOP]
+
+
+def test_the_cache_off_finds_nothing() -> None:
+    rig = Rig.make(16, 4, 64, 2, reuses_prefixes=False)
+    for counter in range(2):
+        rig.add(make_sequence(list(range(10)), 2, request_id(0, counter)))
+        rig.run()
+    assert rig.scheduler.counts.prefix_hits == 0
+
+
+def test_hits_are_counted_in_tokens() -> None:
+    rig = Rig.make(16, 4, 64, 2)
+    for counter in range(2):
+        rig.add(make_sequence(list(range(10)), 2, request_id(0, counter)))
+        rig.run()
+    counts = rig.scheduler.counts
+    assert (counts.prefix_queries, counts.prefix_hits) == (20, 8)
+
+
+def test_another_salt_finds_nothing() -> None:
+    rig = Rig.make(16, 4, 64, 2)
+    for counter, salt in enumerate([b"", b"mine", b"mine"]):
+        rig.add(make_sequence(list(range(10)), 2, request_id(0, counter), salt=salt))
+        rig.run()
+    assert rig.scheduler.counts.prefix_hits == 8
+
+
+def test_a_smaller_budget_makes_smaller_chunks() -> None:
+    rig = Rig.make(64, 4, 64, 4)
+    rig.add(make_sequence([1] * 40, 4))
+    assert [chunk.count for chunk in rig.scheduler.schedule(12)] == [12]
+
+
+def test_a_watched_prompt_is_computed_in_small_chunks() -> None:
+    rig = Rig.make(64, 4, 256, 4)
+    rig.add(make_sequence([1] * 200, 4, sampling=WATCHED))
+    assert [chunk.count for chunk in rig.scheduler.schedule()] == [MAX_WATCHED]
+
+
+def test_the_queue_says_when_it_is_full() -> None:
+    pool = PagePool(16, 4)
+    limits = Limits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
+    scheduler = Scheduler(pool, limits)
+    for counter in range(2):
+        assert not scheduler.is_full
+        scheduler.add(make_sequence([1, 2], 2, request_id(0, counter)))
+    assert scheduler.is_full
+    scheduler.schedule()
+    assert not scheduler.is_full
+
+
+def test_whole_prompts_are_not_cut_and_not_shared() -> None:
+    pool = PagePool(64, 4)
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
+    scheduler = Scheduler(pool, limits)
+    for counter in range(3):
+        scheduler.add(make_sequence([1] * 9, 1, request_id(0, counter), embeds=True))
+    chunks = scheduler.schedule()
+    assert [(chunk.start, chunk.count) for chunk in chunks] == [(0, 9), (0, 9)]
+    news = scheduler.update(chunks, Outcome(StepResult(b"", b"", b"aaaabbbb"), 2))
+    assert [item.embedding for item in news] == [b"aaaa", b"bbbb"]
+    assert [item.finished for item in news] == [FinishReason.STOP] * 2
+    assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]
+
+
+def test_who_was_preempted_does_not_run_in_the_same_step() -> None:
+    rig = Rig.make(num_pages=4, page_tokens=2, budget=16, max_num_seqs=4)
+    for i in range(2):
+        rig.add(make_sequence([1, 2, i], 5, request_id(0, i), stop_token_ids=[]))
+    while not rig.scheduler.counts.preemptions:
+        assert len(rig.scheduler.running) <= 2
+        rig.step()
+    assert [s.id for s in rig.scheduler.running] == [request_id(0, 0)]
+
+
+def test_the_unimportant_is_preempted() -> None:
+    rig = Rig.make(4, 2, 16, 4, policy=Policy.PRIORITY)
+    low = make_sequence([1, 2, 0], 5, request_id(0, 0), stop_token_ids=[], priority=1)
+    high = make_sequence([1, 2, 1], 5, request_id(0, 1), stop_token_ids=[], priority=0)
+    rig.add(low)
+    rig.step()
+    rig.add(high)
+    while not rig.scheduler.counts.preemptions:
+        rig.step()
+    assert rig.scheduler.running == [high]
+
+
+def test_prompts_that_come_together_are_computed_once() -> None:
+    rig = Rig.make(num_pages=64, page_tokens=4, budget=10, max_num_seqs=8)
+    for counter in range(8):
+        rig.add(make_sequence(list(range(32)), 2, request_id(0, counter), stop_token_ids=[]))
+    while rig.scheduler.running or rig.scheduler.waiting:
+        rig.step()
+    counts = rig.scheduler.counts
+    # What one has computed while another was at it is not computed to its end.
+    assert counts.prefix_hits >= 7 * 28 - 10

@@ -1,0 +1,153 @@
+"""Attention is right for any mix of prompts and tokens, and no batch mate changes a bit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.engine_proc.worker.cuda.kernels.attention import Stretches, Tiling, attend, reference
+
+TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+PAGE_TOKENS, MAX_PAGES, NUM_SLOTS = 16, 4, 5
+SMALL = Tiling(rows=16, keys=16, split_keys=32, enough_programs=1000)  # in splits, side by side
+# Each sequence's slot, tokens computed before and tokens in the batch: a prompt, a token, nothing,
+# a piece of a prompt.
+MIXED = [(3, 0, 4), (0, 40, 1), (2, 9, 0), (1, 29, 5)]
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one head": {"num_heads": 1, "num_kv_heads": 1},
+    "odd sizes": {"num_heads": 6, "num_kv_heads": 2, "head_dim": 10},
+    "window": {"window": 5},
+    "window beyond a split": {"window": 36},
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True, "window": 20},
+    "more heads than rows": {"num_heads": 17, "num_kv_heads": 1, "head_dim": 8},
+    "bf16": {"dtype": torch.bfloat16, "sinks": True, "softcap": 5.0},
+    "fp16": {"dtype": torch.float16},
+    "fp8 pages": {"kv_dtype": torch.float8_e4m3fn, "kv_scales": (0.5, 2.0), "sinks": True},
+}
+
+
+class Case:
+    """Random pages, and queries at their places."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        num_heads: int = 4,
+        num_kv_heads: int = 2,
+        head_dim: int = 16,
+        dtype: torch.dtype = torch.float32,
+        kv_dtype: torch.dtype | None = None,
+        sinks: bool = False,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(0)
+        page = (NUM_SLOTS * MAX_PAGES, PAGE_TOKENS, num_kv_heads, head_dim)
+        self.keys, self.values = torch.randn(2, *page).to(device, kv_dtype or dtype)
+        self.queries = torch.randn(NUM_SLOTS, MAX_PAGES * PAGE_TOKENS, num_heads, head_dim)
+        self.queries = self.queries.to(device, dtype)
+        self.table = torch.randperm(page[0]).view(NUM_SLOTS, MAX_PAGES).int().to(device)
+        sink_scores = torch.randn(num_heads).to(device) if sinks else None
+        self.options = {"scale": head_dim**-0.5, "sinks": sink_scores} | options
+
+    def stretches(self, parts: list[tuple[int, int, int]]) -> Stretches:
+        slots, before, counts = (torch.tensor(column) for column in zip(*parts, strict=True))
+        device = self.table.device
+        return Stretches(
+            query_starts=torch.cat([torch.zeros(1), counts.cumsum(0)]).int().to(device),
+            num_keys=(before + counts).int().to(device),
+            page_table=self.table[slots],
+            max_keys=int((before + counts).max()),
+        )
+
+    def q(self, parts: list[tuple[int, int, int]]) -> Tensor:
+        return torch.cat([self.queries[slot, a : a + count] for slot, a, count in parts])
+
+    def attend(self, parts: list[tuple[int, int, int]], tiling: Tiling = SMALL) -> Tensor:
+        stretches = self.stretches(parts)
+        return attend(
+            self.q(parts), self.keys, self.values, stretches, tiling=tiling, **self.options
+        )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mixed_batch_is_as_in_torch(name: str, device: torch.device) -> None:
+    case = Case(device, **CASES[name])
+    expected = reference(
+        case.q(MIXED), case.keys, case.values, case.stretches(MIXED), **case.options
+    )
+    tolerance = TOLERANCES[case.queries.dtype]
+    torch.testing.assert_close(case.attend(MIXED), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_no_batch_mate_and_no_cut_changes_a_bit(device: torch.device) -> None:
+    case = Case(device, num_heads=2, num_kv_heads=1, sinks=True, window=36)
+    mixed = case.attend(MIXED)
+    serial = Tiling(SMALL.rows, SMALL.keys, SMALL.split_keys, enough_programs=0)
+    torch.testing.assert_close(case.attend(MIXED, serial), mixed, atol=0, rtol=0)
+    alone = torch.cat([case.attend([part]) for part in MIXED])
+    torch.testing.assert_close(alone, mixed, atol=0, rtol=0)
+    cut = case.attend([(1, 29, 1)]), case.attend([(1, 30, 4)])
+    torch.testing.assert_close(torch.cat(cut), mixed[5:], atol=0, rtol=0)
+
+
+def test_what_lies_behind_the_keys_is_not_read(device: torch.device) -> None:
+    case = Case(device)
+    clean = case.attend([(0, 17, 2)])
+    page = int(case.table[0, 1])
+    case.keys[page, 3:], case.values[page, 3:] = torch.nan, torch.nan
+    torch.testing.assert_close(case.attend([(0, 17, 2)]), clean, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("enough_programs", [0, 1000])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_who_has_no_keys_gets_zeros(
+    enough_programs: int, sinks: bool, device: torch.device
+) -> None:
+    case = Case(device, sinks=sinks)
+    whole = case.stretches([(0, 17, 2), (1, 0, 3)])
+    whole.num_keys[1] = 0
+    tiling = Tiling(16, 16, 16, enough_programs)
+    q = case.q([(0, 17, 2), (1, 0, 3)])
+    attended = attend(q, case.keys, case.values, whole, tiling=tiling, **case.options)
+    alone = case.attend([(0, 17, 2)], tiling)
+    torch.testing.assert_close(attended[:2], alone, atol=0, rtol=0)
+    assert not attended[2:].any()
+
+
+def test_no_tokens_are_no_work(device: torch.device) -> None:
+    assert Case(device).attend([(0, 5, 0)]).shape == (0, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "max_keys", "split_bytes", "num_sharing"),
+    [
+        (1, 256, 1, 1),
+        (1, 257, 1, 2),
+        (88, 5120, 1, 3),
+        (89, 5120, 1, 3),
+        (264, 5120, 1, 1),
+        (1, 5120, 26 << 20, 1),  # too much to be merged
+    ],
+)
+def test_few_tiles_are_shared(
+    num_programs: int, max_keys: int, split_bytes: int, num_sharing: int
+) -> None:
+    assert Tiling().num_sharing(num_programs, max_keys, split_bytes) == num_sharing
+
+
+def test_programs_take_turns_with_splits(device: torch.device) -> None:
+    case = Case(device, sinks=True)
+    parts = [(3, 50, 2), (0, 0, 3)]
+    tilings = [Tiling(16, 16, 16, enough_programs=enough) for enough in (0, 16, 1000)]
+    # 1, 2 or 4 programs for a tile that has 4 splits
+    serial, shared, parallel = (case.attend(parts, tiling) for tiling in tilings)
+    torch.testing.assert_close(shared, serial, atol=0, rtol=0)
+    torch.testing.assert_close(parallel, serial, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(("group", "num_rows"), [(1, 64), (7, 64), (64, 64), (71, 128)])
+def test_a_tile_has_all_heads_of_a_token(group: int, num_rows: int) -> None:
+    assert Tiling().num_rows(group) == num_rows

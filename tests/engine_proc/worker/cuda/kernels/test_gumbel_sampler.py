@@ -1,0 +1,90 @@
+"""The tokens drawn are those of the C++ sampler."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reference_sampler import Rows, make_rows
+
+from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler
+from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw, reference
+from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.execution.sampler import Sampler
+
+VOCAB_SIZE = 200
+FIELDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "all tokens": {"temperature": 1.3},
+    "cold": {"temperature": 1e-30},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.6},
+    "min_p": {"min_p": 0.05},
+    "min_p of one": {"min_p": 1},
+    "top_k and top_p": {"top_k": 20, "top_p": 0.9, "temperature": 2},
+    "all three": {"top_k": 20, "top_p": 0.8, "min_p": 0.01, "temperature": 3},
+    "next to nothing": {"top_p": 1e-9},
+    "large seeds": {"seed": 2**64 - 3, "position": 2**64 - 9},
+}
+
+
+def draws_of(rows: Rows, device: torch.device) -> Draws:
+    def column(name: str, dtype: str) -> torch.Tensor:
+        return torch.from_numpy(rows[name].view(dtype).copy()).to(device)
+
+    return Draws(
+        seeds=column("seed", "i8"),
+        positions=column("position", "i8"),
+        temperatures=column("temperature", "f4"),
+        top_k=column("top_k", "i4"),
+        top_p=column("top_p", "f4"),
+        min_p=column("min_p", "f4"),
+    )
+
+
+def assert_same(logits: Floats, rows: Rows, device: torch.device) -> None:
+    tokens, _ = Sampler(logits.shape[1], threads=1).sample(logits, rows)
+    draws, on_device = draws_of(rows, device), torch.from_numpy(logits).to(device)
+    assert reference(on_device, draws).tolist() == tokens.tolist()
+    assert draw(on_device, draws).tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_tokens_are_those_of_the_cpp_sampler(name: str, device: torch.device) -> None:
+    logits = np.random.default_rng(0).normal(0, 3, (2, VOCAB_SIZE)).astype(np.float32)
+    assert_same(logits, make_rows(2, **FIELDS[name]), device)
+
+
+@pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.5}, {"temperature": 0}])
+def test_equals_and_impossible_tokens(fields: dict[str, Any], device: torch.device) -> None:
+    logits = np.full((5, 40), -2, np.float32)
+    logits[0, 10:] = -np.inf
+    logits[1] = -np.inf
+    logits[2, ::3] = np.nan
+    logits[3, 7::5] = 9
+    logits[4, :20] = 0.0
+    logits[4, 20:] = -0.0
+    assert_same(logits, make_rows(5, **fields), device)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 2100])  # the last in two blocks
+def test_small_and_large_vocabularies(vocab_size: int, device: torch.device) -> None:
+    logits = np.random.default_rng(1).normal(0, 1, (2, vocab_size)).astype(np.float32)
+    assert_same(logits, make_rows(2, top_p=0.9), device)
+
+
+@pytest.mark.parametrize("fields", [{"top_k": 90}, {"top_p": 0.7}, {"top_k": 150, "top_p": 0.4}])
+def test_limits_among_more_tokens_than_a_program_holds(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.setattr(gumbel_sampler, "BLOCK", 16)
+    logits = np.random.default_rng(2).normal(0, 1, (4, VOCAB_SIZE)).astype(np.float32)
+    logits[1] = 1.0  # by the order of tokens alone
+    logits[2] = logits[2].round()
+    logits[3] *= 1e-6
+    assert_same(logits, make_rows(4, temperature=2, **fields), device)
+
+
+def test_no_rows_draw_nothing(device: torch.device) -> None:
+    logits = torch.empty(0, 9, device=device)
+    assert draw(logits, draws_of(make_rows(0), device)).shape == (0,)

@@ -1,0 +1,76 @@
+"""A product is torch's, and a row of it has the same bits wherever it stands."""
+
+import pytest
+import torch
+
+from headrace.engine_proc.worker.cuda.kernels.linear import (
+    ENOUGH_PROGRAMS,
+    linear,
+    part_terms,
+    reference,
+    tile_of,
+)
+from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "terms"),
+    [(0, 5, 8), (1, 70, 3), (5, 64, 64), (66, 17, 130), (1030, 130, 5)],
+)
+@pytest.mark.parametrize(
+    ("has_bias", "dtype"),
+    [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16), (False, torch.float16)],
+)
+def test_products_are_those_of_torch(
+    rows: int, columns: int, terms: int, has_bias: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(rows, terms).to(device, dtype)
+    weight = torch.randn(columns, terms).to(device, dtype)
+    bias = torch.randn(columns).to(device, dtype) if has_bias else None
+    tolerance = {"atol": TOLERANCES[dtype], "rtol": TOLERANCES[dtype]}
+    torch.testing.assert_close(linear(x, weight, bias), reference(x, weight, bias), **tolerance)
+
+
+def test_a_row_has_the_same_bits_in_every_place(device: torch.device) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(70, 100, device=device), torch.randn(20, 100, device=device)
+    out = linear(x, weight)
+    for part in (slice(69, 70), slice(13, 24), slice(5, 69)):
+        torch.testing.assert_close(linear(x[part], weight), out[part], atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("terms", [70, 600])  # in one part, and in three
+def test_tiles_of_any_size_shared_or_not_give_the_same_bits(
+    dtype: torch.dtype, terms: int, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(280, terms).to(device, dtype)
+    weight, bias = torch.randn(70, terms).to(device, dtype), torch.randn(70).to(device, dtype)
+    turns = new_turns(ENOUGH_PROGRAMS, device)
+    out = linear(x, weight, bias)
+    for part in (slice(0, 280), slice(7, 107), slice(279, 280)):
+        torch.testing.assert_close(linear(x[part], weight, bias), out[part], atol=0, rtol=0)
+        shared = linear(x[part], weight, bias, turns)
+        torch.testing.assert_close(shared, out[part], atol=0, rtol=0)
+        assert not turns.any()
+
+
+@pytest.mark.parametrize(
+    ("columns", "terms", "num_parts"),
+    [(1536, 8960, 6), (1536, 1536, 6), (2048, 1536, 5), (17920, 1536, 1), (9, 300, 2), (9, 9, 1)],
+)
+def test_parts_follow_from_the_matrix(columns: int, terms: int, num_parts: int) -> None:
+    assert -(-terms // part_terms(columns, terms)) == num_parts
+    tiles = -(-columns // 64)
+    assert tiles * num_parts >= ENOUGH_PROGRAMS or part_terms(columns, terms) == 256
+
+
+def test_many_rows_have_larger_tiles(device: torch.device) -> None:
+    widest = 4 if device.type == "cpu" else 8
+    for num_parts, areas in ((1, [1, 2, widest]), (6, [1, 2, 4])):
+        tiles = [tile_of(rows, num_parts, torch.bfloat16) for rows in (1, 65, 257)]
+        assert [tile.rows * tile.columns // 4096 for tile in tiles] == areas

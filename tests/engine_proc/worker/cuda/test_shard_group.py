@@ -1,0 +1,125 @@
+"""Workers on GPUs that share a model say what one says who has it all. Here they are threads."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from random_decoders import NUM_PAGES, SPEC, SPECS, batch, random_weights
+
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
+from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
+from headrace.engine_proc.worker.execution.executor import Floats
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import shards
+
+T = TypeVar("T")
+SIZES: dict[str, Any] = {
+    "vocab_size": 111,  # 56 and 55
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_heads": 3,
+    "head_dim": 16,
+}
+DECODERS = {
+    # Two heads and one, of one KV head that both have; norms over all of them.
+    "olmo": dataclasses.replace(SPECS["olmo"], num_kv_heads=1, layers=(LayerSpec(),), **SIZES),
+    "biases": dataclasses.replace(
+        SPEC,
+        **{**SIZES, "num_kv_heads": 3},
+        layers=(LayerSpec(),),
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        attention_sinks=True,
+    ),
+}
+
+
+class Turns(ShmAllReduce):
+    """A group whose ranks compute in turns: Triton's interpreter is not for several threads."""
+
+    turn = threading.Lock()
+
+    @contextmanager
+    def others_turn(self) -> Iterator[None]:
+        self.turn.release()
+        try:
+            yield
+        finally:
+            self.turn.acquire()
+
+    def all_reduce(self, x: Any) -> Any:
+        with self.others_turn():
+            return super().all_reduce(x)
+
+    def all_gather(self, x: Any, out: Any) -> None:
+        with self.others_turn():
+            super().all_gather(x, out)
+
+
+def on_ranks(num_ranks: int, body: Callable[[ShmAllReduce], T]) -> list[T]:
+    """Return what `body` does as each rank."""
+    fd = ShmAllReduce.create(num_ranks)
+    groups = [Turns(fd, rank, num_ranks) for rank in range(num_ranks)]
+    os.close(fd)
+
+    def be(group: ShmAllReduce) -> T:
+        with Turns.turn:
+            try:
+                return body(group)
+            except BaseException:
+                group.abort()
+                raise
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        found = list(pool.map(be, groups))
+    for group in groups:
+        group.close()
+    return found
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_team_says_what_one_worker_says(name: str, device: torch.device) -> None:
+    spec = DECODERS[name]
+    weights = random_weights(spec)
+
+    def run(spec: DecoderSpec, group: ShmAllReduce | None) -> list[Floats]:
+        executor = CudaExecutor(
+            spec,
+            weights,
+            num_pages=NUM_PAGES,
+            page_tokens=16,
+            device=device,
+            dtype=torch.float32,
+            tiling=Tiling(rows=16, keys=16, split_keys=16),
+            peers=None if group is None else Peers(shards(spec, weights, 2), group),
+        )
+        first = executor.forward(batch([(0, 0, 11), (1, 0, 2)]))
+        nothing = dataclasses.replace(batch([(1, 2, 3)]), logit_rows=np.empty(0, np.int32))
+        assert executor.forward(nothing).shape == (0, spec.vocab_size)
+        return [first, executor.forward(batch([(1, 3, 4), (0, 11, 12)]))]
+
+    if device.type == "cuda":
+        pytest.skip("sums of GPUs are the collectives' own tests")
+    alone = run(spec, None)
+    one, other = on_ranks(2, lambda group: run(spec, group))
+    for ours, same, expected in zip(one, other, alone, strict=True):
+        np.testing.assert_array_equal(ours, same)
+        np.testing.assert_allclose(ours, expected, atol=5e-5)
+        np.testing.assert_array_equal(ours.argmax(1), expected.argmax(1))
+
+
+def test_squares_are_summed_by_row(device: torch.device) -> None:
+    x = torch.randn(3, 90, device=device)[:, 5:75]
+    torch.testing.assert_close(square_sums(x), x.square().sum(1))
+    assert square_sums(x[:0]).shape == (0,)

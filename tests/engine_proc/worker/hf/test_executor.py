@@ -1,0 +1,372 @@
+"""What no spec expresses runs in transformers' modules, on our pages, and says the same."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_vision import make_vision_folder
+
+from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.hf import model as model_module
+from headrace.engine_proc.worker.hf.check import check
+from headrace.engine_proc.worker.hf.executor import TransformersExecutor
+from headrace.engine_proc.worker.hf.hook import reach_of
+from headrace.engine_proc.worker.hf.model import TransformersModel
+from headrace.engine_proc.worker.model_opener import open_for
+from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.reference.torch_attention import Reach
+from headrace.errors import ModelError
+
+NUM_POSITIONS = 64
+NUM_TOKENS = 6
+PAGE_TOKENS = 4
+TEXTS = [[17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31], [12, 70, 5], [64, 29, 33, 71, 9, 10, 2]]
+PAGES = np.arange(15, dtype=np.int32).reshape(5, 3).T  # [sequences, pages]
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": NUM_POSITIONS,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+}
+# Rotated and plain parts of a head, and values narrower than keys.
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "mixtral": EXPERTS,
+    "qwen2_moe": EXPERTS,
+    "qwen3_moe": EXPERTS | {"head_dim": 24},
+    "olmoe": EXPERTS,
+    "deepseek_v3": LATENT,
+    "gpt_oss": EXPERTS | {"head_dim": 16, "sliding_window": 5},  # sinks, and a window
+    "gpt2": {"n_positions": NUM_POSITIONS},  # learned positions
+    "gpt_neox": {"rotary_pct": 0.25},
+    "phi": {},
+    "stablelm": {},
+    "starcoder2": {"sliding_window": 5},
+}
+
+
+def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
+    """Save a random model of a family, and return it."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **TINY | differences)
+    generates = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    auto_class: Any = transformers.AutoModelForCausalLM if generates else transformers.AutoModel
+    model = auto_class.from_config(config, dtype=torch.float32)
+    model.eval().save_pretrained(folder)
+    return model
+
+
+def open_it(folder: Path, impl: str = "auto", dtype: str = "auto") -> Model | TransformersModel:
+    return open_for(folder, impl=impl, dtype=dtype, max_model_len=NUM_POSITIONS)
+
+
+def flatten(parts: Sequence[tuple[int, int, list[int]]]) -> Batch:
+    """New tokens of some sequences, from a position on, with the logits of each one's last."""
+    counts = [len(tokens) for _, _, tokens in parts]
+    positions = [np.arange(start, start + len(tokens)) for _, start, tokens in parts]
+    return Batch(
+        token_ids=np.concatenate([tokens for _, _, tokens in parts]).astype(np.int32),
+        positions=np.concatenate(positions).astype(np.int32),
+        sequences=np.repeat([s for s, _, _ in parts], counts).astype(np.int32),
+        page_table=PAGES,
+        logit_rows=(np.cumsum(counts) - 1).astype(np.int32),
+    )
+
+
+def greedy(model: TransformersModel, chunk: int) -> list[list[int]]:
+    """Continue all texts, at most `chunk` tokens of each in a step: prompts join decodes."""
+    executor = TransformersExecutor(model, num_pages=15, page_tokens=PAGE_TOKENS)
+    texts, done = [list(text) for text in TEXTS], [0] * len(TEXTS)
+    wanted = [len(text) + NUM_TOKENS for text in TEXTS]
+    while any(len(text) < end for text, end in zip(texts, wanted, strict=True)):
+        parts = [
+            (s, done[s], text[done[s] : done[s] + chunk])
+            for s, text in enumerate(texts)
+            if len(text) < wanted[s]
+        ]
+        for (s, start, tokens), logits in zip(parts, executor.forward(flatten(parts)), strict=True):
+            done[s] = start + len(tokens)
+            if done[s] == len(texts[s]):
+                texts[s].append(int(logits.argmax()))
+    return [text[-NUM_TOKENS:] for text in texts]
+
+
+def expected(model: Any) -> list[list[int]]:
+    outputs = [
+        model.generate(
+            torch.tensor([text]),
+            attention_mask=torch.ones(1, len(text), dtype=torch.int64),
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            pad_token_id=0,
+        )
+        for text in TEXTS
+    ]
+    return [output[0, -NUM_TOKENS:].tolist() for output in outputs]
+
+
+@pytest.mark.parametrize("model_type", CASES)
+def test_greedy_text_is_that_of_transformers(model_type: str, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, model_type, **CASES[model_type])
+    model = open_it(tmp_path)
+    assert isinstance(model, TransformersModel)
+    texts = expected(reference)
+    assert len({token for text in texts for token in text}) > 3
+    assert greedy(model, chunk=100) == texts
+    assert greedy(model, chunk=4) == texts
+
+
+def test_bfloat16_is_kept_unless_float32_is_asked_for(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2").to(torch.bfloat16).save_pretrained(tmp_path)
+    dtypes = {}
+    for dtype in ("auto", "float32"):
+        model = open_it(tmp_path, dtype=dtype)
+        assert isinstance(model, TransformersModel)
+        dtypes[dtype] = model.module.dtype
+    assert dtypes == {"auto": torch.bfloat16, "float32": torch.float32}
+
+
+def test_keys_and_values_may_be_rounded(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    model = open_it(tmp_path)
+    assert isinstance(model, TransformersModel)
+    assert model.page_bytes(PAGE_TOKENS, "bfloat16") == 2 * 2 * 64 * 2 * PAGE_TOKENS
+    batch = flatten([(0, 0, TEXTS[0])])
+    logits = {
+        dtype: TransformersExecutor(
+            model, num_pages=15, page_tokens=PAGE_TOKENS, kv_dtype=dtype
+        ).forward(batch)
+        for dtype in ("float32", "bfloat16")
+    }
+    difference = np.abs(logits["bfloat16"] - logits["float32"]).max()
+    assert 0 < difference < 0.05 * np.abs(logits["float32"]).max()
+
+
+def test_hidden_states_are_those_the_head_sees(tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "gpt_neox")
+    model = open_it(tmp_path)
+    assert isinstance(model, TransformersModel)
+    executor = TransformersExecutor(model, num_pages=15, page_tokens=PAGE_TOKENS)
+    vectors = executor.embed(flatten([(s, 0, text) for s, text in enumerate(TEXTS)]))
+    with torch.inference_mode():
+        hidden = [
+            reference.base_model(torch.tensor([text])).last_hidden_state[0, -1] for text in TEXTS
+        ]
+    np.testing.assert_allclose(vectors, torch.stack(hidden).numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "differences", "named"),
+    [
+        ("t5", {}, "a t5 model is an encoder and a decoder"),
+        ("mamba", {}, "a mamba model has state-space"),
+        ("jamba", EXPERTS, "a jamba model has state-space"),
+        ("minimax", EXPERTS | {"head_dim": 16}, "1 of the 2 layers of MiniMaxForCausalLM use"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "0 of the 2 layers of BloomForCausalLM use"),
+        ("falcon", {"alibi": True}, "its attention is of its own kind"),
+        (
+            "llama4_text",
+            EXPERTS
+            | {"attention_chunk_size": 8, "head_dim": 16, "intermediate_size_mlp": 80}
+            | {"no_rope_layers": [1, 0]},
+            "neither causal, nor full, nor a sliding window",
+        ),
+        (
+            "gemma3_text",
+            {"use_bidirectional_attention": True, "head_dim": 16},
+            "sees tokens to come",
+        ),
+        (
+            "phi3",
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                },
+                "original_max_position_embeddings": 32,
+            },
+            "--max-model-len 32 or less",
+        ),
+        ("vit", {}, "a vit model does not generate text"),
+    ],
+)
+def test_what_pages_cannot_hold_is_refused_by_name(
+    model_type: str, differences: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path, model_type, **differences)
+    with pytest.raises(ModelError) as refused:
+        open_it(tmp_path, impl="transformers")
+    assert named in str(refused.value)
+    assert str(refused.value).startswith(f"{tmp_path}: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_takes_images_is_said_to_be_one(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "llava")
+    with pytest.raises(ModelError, match=r"a llava model takes images; .*\(--model-impl\)"):
+        open_it(tmp_path, impl="transformers")
+
+
+def test_our_own_modules_come_first_unless_told_otherwise(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama")
+    assert isinstance(open_it(tmp_path), Model)
+    assert isinstance(open_it(tmp_path, impl="headrace"), Model)
+    assert isinstance(open_it(tmp_path, impl="transformers"), TransformersModel)
+
+
+def test_where_both_refuse_both_reasons_are_given(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "mamba")
+    with pytest.raises(
+        ModelError, match=r"'mamba' is not supported .*; nor can transformers run it: a mamba"
+    ):
+        open_it(tmp_path)
+    with pytest.raises(ModelError, match="'mamba' is not supported") as refused:
+        open_it(tmp_path, impl="headrace")
+    assert "transformers" not in str(refused.value)
+
+
+def test_a_model_that_is_nobodys_is_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    config = (tmp_path / "config.json").read_text().replace('"gpt2"', '"gpt99"')
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"'gpt99' is not supported.*gpt99.* not recognize"):
+        open_it(tmp_path)
+
+
+def test_a_gguf_file_is_not_for_transformers(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tiny\.gguf: only folders can be run"):
+        open_it(tmp_path / "tiny.gguf", impl="transformers")
+
+
+def test_a_config_that_transformers_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    config = (tmp_path / "config.json").read_text().replace('"n_embd": 64', '"n_embd": "64"')
+    (tmp_path / "config.json").write_text(config)
+    says = r"run it: Validation error for field 'n_embd': TypeError: .* expected int, got str"
+    with pytest.raises(ModelError, match=says) as refused:
+        open_it(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+NORM = "transformer.h.1.ln_1.weight"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "complaint"),
+    [
+        (None, f"tensor '{NORM}' is missing"),
+        (torch.ones(48), rf"tensor '{NORM}' has shape \[48\], but a gpt2 model .* has \[64\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_config_are_refused(
+    tensor: torch.Tensor | None, complaint: str, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path, "gpt2")
+    path = tmp_path / "model.safetensors"
+    tensors = {**load_file(path), NORM: tensor}
+    save_file({n: t for n, t in tensors.items() if t is not None}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=complaint):
+        open_it(tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ModelError, match=r"model\.safetensors: truncated: tensor '"):
+        open_it(tmp_path)
+
+
+def test_the_check_notices_a_layer_that_sees_too_little(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "gpt2")
+    model = open_it(tmp_path)
+    assert isinstance(model, TransformersModel)
+    short = {
+        module: dataclasses.replace(layer, reach=Reach(before=1))
+        for module, layer in model.layers.items()
+    }
+    with pytest.raises(ModelError, match=r"differs by .* from itself"):
+        check(TransformersModel(model.module, short, None))
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return k <= q
+
+
+MASKS: dict[str, tuple[Any, Reach | None]] = {
+    "causal": (causal, Reach(None, 0)),
+    "full": (lambda b, h, q, k: q >= 0, Reach(None, None)),
+    "sliding": (lambda b, h, q, k: (k <= q) & (k > q - 5), Reach(4, 0)),
+    "sliding to both sides": (lambda b, h, q, k: (k - q).abs() <= 3, Reach(3, 3)),
+    "a window as long as the text": (lambda b, h, q, k: (k <= q) & (k > q - 64), Reach(None, 0)),
+    "chunks": (lambda b, h, q, k: (k <= q) & (k // 16 == q // 16), None),
+    "a prefix that sees itself": (lambda b, h, q, k: (k <= q) | (k < 10), None),
+    "a window with a first token": (lambda b, h, q, k: (k <= q) & ((k > q - 5) | (k == 0)), None),
+    "every second": (lambda b, h, q, k: (k <= q) & ((q - k) % 2 == 0), None),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_a_reach_or_refused(name: str) -> None:
+    mask, reach = MASKS[name]
+    if reach is not None:
+        assert reach_of(mask, NUM_POSITIONS) == reach
+    else:
+        with pytest.raises(ModelError, match="neither causal, nor full, nor a sliding window"):
+            reach_of(mask, NUM_POSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_ranks", "num_threads"), [(6, 1, 6), (6, 2, 3), (1, 2, 1)]
+)
+def test_modules_run_on_all_cores_that_are_granted(
+    num_cores: int,
+    num_ranks: int,
+    num_threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save_tiny(tmp_path, "phi")
+    monkeypatch.setattr(model_module, "usable_cores", lambda: num_cores)
+    before = torch.get_num_threads()
+    try:
+        model_module.open_config(tmp_path, num_ranks)
+        assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)

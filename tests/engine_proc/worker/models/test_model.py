@@ -1,0 +1,249 @@
+"""Models opened from GGUF execute as transformers does; files that do not fit are refused."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from demo_in_transformers import GGUF_NAMES, demo_file, demo_model, permuted, says
+from safetensors.torch import load_file, save_file
+
+from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
+from headrace.errors import ModelError
+from headrace.model.gguf import read_metadata
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "eos_token_id": [5, 6],
+    "pad_token_id": 0,
+}
+PROMPT = [17, 3, 94, 55, 8, 61, 42, 7, 23, 88, 31, 12]
+Floats = npt.NDArray[np.float32]
+
+
+def tiny_model(model_type: str, **differences: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(model_type, **TINY | differences)
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def write_gguf(path: Path, model: Any, rope_freqs: Floats | None = None) -> Path:
+    """Write a model as llama.cpp's converter would."""
+    config = model.config
+    architecture = config.model_type
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_eos_token_id(5)
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", rope_freqs)
+    for name, parameter in model.state_dict().items():
+        numbers = parameter.numpy()
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            numbers = permuted(numbers, len(numbers) // 16)
+        for theirs, ggufs in GGUF_NAMES.items():
+            name = name.replace(theirs, ggufs)
+        writer.add_tensor(name, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def execute(path: Path) -> Floats:
+    """Return the logits of the whole prompt, run in two chunks."""
+    model = open_model(path)
+    executor = TorchExecutor(model.spec, model.weights, num_pages=4, page_tokens=4)
+    logits = []
+    for start, stop in itertools.pairwise([0, 7, len(PROMPT)]):
+        rows = np.arange(stop - start, dtype=np.int32)
+        tokens = np.array(PROMPT[start:stop], np.int32)
+        pages = np.array([[3, 0, 1]], np.int32)
+        logits.append(executor.forward(Batch(tokens, rows + start, rows * 0, pages, rows)))
+    return np.concatenate(logits)
+
+
+def reference(model: Any) -> Floats:
+    with torch.inference_mode():
+        logits: Floats = model(torch.tensor([PROMPT])).logits[0].numpy()
+    return logits
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_a_gguf_executes_as_the_model_it_was_made_from(model_type: str, tmp_path: Path) -> None:
+    model = tiny_model(model_type)
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    np.testing.assert_allclose(execute(path), reference(model), atol=2e-5, rtol=0)
+    assert open_model(path).eos_ids == (5,)
+
+
+def test_llama3_rope_comes_as_a_tensor_of_divisors(tmp_path: Path) -> None:
+    scaling = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 16,
+        **scaling,
+    }
+    model = tiny_model("llama", rope_parameters=rope)
+    unscaled = 1 / 1e4 ** (np.arange(0, 16, 2) / 16)
+    divisors = (unscaled / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert divisors.max() > 1.5
+    path = write_gguf(tmp_path / "tiny.gguf", model, divisors)
+    np.testing.assert_allclose(execute(path), reference(model), atol=2e-5, rtol=0)
+
+
+def test_gguf_of_an_unknown_architecture_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.config.model_type = "rwkv7"
+    path = write_gguf(tmp_path / "tiny.gguf", model)
+    with pytest.raises(ModelError, match=r"tiny\.gguf: architecture 'rwkv7' is not supported"):
+        open_model(path)
+
+
+def saved_with(folder: Path, tensors: dict[str, torch.Tensor | None]) -> Path:
+    """Save a tiny Llama with some tensors replaced, added, or left out."""
+    tiny_model("llama").save_pretrained(folder)
+    path = folder / "model.safetensors"
+    changed = {**load_file(path), **tensors}
+    save_file({name: t for name, t in changed.items() if t is not None}, path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "complaint"),
+    [
+        ("model.norm.weight", None, "tensor 'model.norm.weight' is missing"),
+        ("lm_head.weight", None, "tensor 'lm_head.weight' is missing"),
+        (
+            "model.layers.1.mlp.up_proj.weight",
+            torch.ones(64, 80),
+            r"up_proj.weight' has shape \[64, 80\], but a llama model .* has \[80, 64\]",
+        ),
+        (
+            "model.layers.0.self_attn.q_proj.bias",
+            torch.ones(64),
+            "q_proj.bias' is not part of a llama model of this config",
+        ),
+        (
+            "model.layers.2.input_layernorm.weight",
+            torch.ones(64),
+            "layers.2.input_layernorm.weight' is not part of",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_the_config_are_refused(
+    name: str, tensor: torch.Tensor | None, complaint: str, tmp_path: Path
+) -> None:
+    folder = saved_with(tmp_path, {name: tensor})
+    with pytest.raises(ModelError, match=complaint) as refused:
+        open_model(folder)
+    assert str(tmp_path) in str(refused.value)
+
+
+def test_rope_frequencies_stored_by_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    open_model(
+        saved_with(tmp_path, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    )
+
+
+def test_a_tied_head_may_be_stored_but_not_differ(tmp_path: Path) -> None:
+    tiny_model("llama", tie_word_embeddings=True).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    copy = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": copy}, path)
+    assert "head" not in open_model(tmp_path).weights
+    save_file({**tensors, "lm_head.weight": copy + 1}, path)
+    with pytest.raises(ModelError, match=r"'lm_head\.weight' is not part"):
+        open_model(tmp_path)
+
+
+def test_eos_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    assert open_model(tmp_path).eos_ids == (5, 6)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 9}))
+    assert open_model(tmp_path).eos_ids == (9,)
+
+
+def test_a_path_that_is_no_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither a folder nor a \.gguf file"):
+        open_model(tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read"):
+        open_model(tmp_path)
+
+
+def demo_prompts(path: Path) -> list[list[int]]:
+    tokens = read_metadata(path).metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    ids = {token: i for i, token in enumerate(tokens)}
+    texts = ("The capital of France is", "Once upon a time there", "Water is made of two")
+    return [[ids[w if i == 0 else f"Ġ{w}"] for i, w in enumerate(t.split())] for t in texts]
+
+
+def greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """Decode all prompts together, in pages they share out between them."""
+    model = open_model(path)
+    executor = TorchExecutor(model.spec, model.weights, num_pages=12, page_tokens=16)
+    table = np.arange(12, dtype=np.int32).reshape(4, 3).T  # [3 sequences, 4 pages]
+    texts = [list(prompt) for prompt in prompts]
+    done = [0] * len(texts)
+    for _ in range(num_tokens):
+        new = [text[start:] for text, start in zip(texts, done, strict=True)]
+        counts = [len(tokens) for tokens in new]
+        logits = executor.forward(
+            Batch(
+                token_ids=np.concatenate(new).astype(np.int32),
+                positions=np.concatenate(
+                    [np.arange(s, s + c) for s, c in zip(done, counts, strict=True)]
+                ).astype(np.int32),
+                sequences=np.repeat(np.arange(3), counts).astype(np.int32),
+                page_table=table,
+                logit_rows=(np.cumsum(counts) - 1).astype(np.int32),
+            )
+        )
+        done = [len(text) for text in texts]
+        for text, token in zip(texts, logits.argmax(-1).tolist(), strict=True):
+            text.append(token)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def test_the_demo_model_says_what_it_says_in_transformers() -> None:
+    path = demo_file()
+    prompts = demo_prompts(path)
+    answers = greedy(path, prompts, 32)
+    assert [len(answer) for answer in answers] == [32] * len(prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert says(demo_model(), prompt, answer)

@@ -1,0 +1,219 @@
+"""The decoder within a model that takes images, as configs and files say it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from tiny_vision import FAMILIES, make_vision_folder, vision_config
+
+from headrace.engine_proc.worker.models.model import open_model
+from headrace.engine_proc.worker.models.vision_config import lower_vision
+from headrace.errors import ModelError
+
+# As on the hub, without what concerns the tower alone.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "SmolVLM-256M": {
+        "model_type": "idefics3",
+        "image_token_id": 49190,
+        "scale_factor": 4,
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "idefics3"},
+        "text_config": {
+            "_flash_attn_2_enabled": True,
+            "architectures": ["VLlama3ForCausalLM"],
+            "head_dim": 64,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "is_llama_config": True,
+            "max_position_embeddings": 8192,
+            "model_type": "llama",
+            "neftune_noise_alpha": 0.0,
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "pad_token_id": 2,
+            "perceiver_config": {"model_type": "vllama3", "qk_layer_norms_perceiver": False},
+            "pixel_shuffle_factor": 4,
+            "qk_layer_norms": False,
+            "rms_norm_eps": 1e-05,
+            "rope_interleaved": False,
+            "rope_theta": 100000,
+            "torch_dtype": "bfloat16",
+            "use_resampler": False,
+            "vocab_size": 49280,
+        },
+    },
+    "LLaVA 1.5": {
+        "model_type": "llava",
+        "image_token_index": 32000,
+        "projector_hidden_act": "gelu",
+        "tie_word_embeddings": False,
+        "vision_config": {"model_type": "clip_vision_model"},
+        "text_config": {
+            "_name_or_path": "lmsys/vicuna-7b-v1.5",
+            "max_position_embeddings": 4096,
+            "model_type": "llama",
+            "rms_norm_eps": 1e-05,
+            "torch_dtype": "float16",
+            "vocab_size": 32064,
+        },
+    },
+    "Qwen2.5-VL 3B": {
+        "model_type": "qwen2_5_vl",
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "vision_token_id": 151654,
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "initializer_range": 0.02,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 128000,
+        "max_window_layers": 70,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 32768,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vision_config": {"depth": 32},
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vocab_size": 151936,
+    },
+    "Gemma 3 4B": {
+        "model_type": "gemma3",
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "vision_config": {"model_type": "siglip_vision_model"},
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_mean_what_transformers_reads_in_them(name: str) -> None:
+    published = PUBLISHED[name]
+    config = transformers.AutoConfig.for_model(**published)
+    assert lower_vision(published) == lower_vision(config.to_dict())
+    spec, text = lower_vision(published), config.get_text_config()
+    assert spec.vocab_size == text.vocab_size and spec.hidden_size == text.hidden_size
+    assert spec.intermediate_size == text.intermediate_size
+    assert (spec.num_heads, spec.num_kv_heads) == (
+        text.num_attention_heads,
+        text.num_key_value_heads,
+    )
+    assert len(spec.layers) == text.num_hidden_layers
+    assert spec.max_position == text.max_position_embeddings
+    assert spec.norm_eps == text.rms_norm_eps
+    assert spec.tied_head == config.tie_word_embeddings
+
+
+def test_mrope_sections_are_pairs_in_order() -> None:
+    (rope,) = lower_vision(PUBLISHED["Qwen2.5-VL 3B"]).ropes
+    assert rope.axes == (0,) * 16 + (1,) * 24 + (2,) * 24
+
+
+# In transformers 5 a model has its parts within `model`; files mostly have older names.
+NEWER = {
+    "llava": {
+        "language_model.lm_head.": "lm_head.",
+        "language_model.model.": "model.language_model.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    },
+    "qwen2_5_vl": {"visual.": "model.visual.", "model.": "model.language_model."},
+    "gemma3": {
+        "language_model.model.": "model.language_model.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    },
+}
+
+
+@pytest.mark.parametrize("family", NEWER)
+def test_older_and_newer_names_of_weights_are_known(family: str, tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, family)
+    older = open_model(tmp_path)
+    file = tmp_path / "model.safetensors"
+    newer = {rename(n, NEWER[family]): t for n, t in safetensors.torch.load_file(file).items()}
+    assert any(name.startswith("model.language_model.layers.") for name in newer)
+    newer["vision_tower.position_ids"] = torch.arange(3)  # of a dtype that no decoder has
+    safetensors.torch.save_file(newer, file, {"format": "pt"})
+    model = open_model(tmp_path)
+    assert model.spec == older.spec and model.weights.keys() == older.weights.keys()
+    for name, weight in model.weights.items():
+        np.testing.assert_array_equal(weight.to_float32(), older.weights[name].to_float32())
+
+
+def rename(name: str, beginnings: dict[str, str]) -> str:
+    """Return a name with another beginning, if one of these fits."""
+    for old, new in beginnings.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def test_what_is_of_no_known_part_is_refused(tmp_path: Path) -> None:
+    make_vision_folder(tmp_path, "llava")
+    file = tmp_path / "model.safetensors"
+    weights = safetensors.torch.load_file(file) | {"audio_tower.weight": torch.ones(2)}
+    safetensors.torch.save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"'audio_tower.weight' is not part of"):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_decoder_s_own_fields_are_read_strictly(family: str) -> None:
+    config = vision_config(family).to_dict()
+    config["text_config"]["mystery"] = 1
+    with pytest.raises(ModelError, match="'mystery'"):
+        lower_vision(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"quantization_config": {"bits": 4}}, "'quantization_config'"),
+        ({"text_config": {"model_type": "mamba"}}, "'mamba'"),
+        ({"text_config": {"model_type": "qwen2_5_vl_text"}}, "mrope_section of 3, 8 in all"),
+    ],
+)
+def test_what_cannot_be_executed_exactly_is_refused_by_name(
+    changes: dict[str, Any], named: str
+) -> None:
+    config = vision_config("llava").to_dict()
+    config["text_config"] |= changes.pop("text_config", {})
+    with pytest.raises(ModelError, match=named):
+        lower_vision(config | changes)
+
+
+def test_a_decoder_that_would_multiply_rows_of_images_is_refused() -> None:
+    granite = transformers.AutoConfig.for_model("granite", embedding_multiplier=3.0).to_dict()
+    config = vision_config("llava").to_dict() | {"text_config": granite}
+    with pytest.raises(ModelError, match="multiplies rows of images"):
+        lower_vision(config)
+    config["text_config"] = granite | {"embedding_multiplier": 1.0}
+    assert lower_vision(config).architecture == "granite"

@@ -1,0 +1,135 @@
+"""The kernels are built for every GPU, and CPU threads in place of a GPU's keep to the protocol."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gpu_threads import DEADLINE_S, build
+
+from headrace.engine_proc.worker.parallel import ipc_kernels
+from headrace.engine_proc.worker.parallel.ipc_kernels import KERNELS, SOURCES
+from headrace.system.all_reduce_policy import DTYPES, WORLDS
+
+ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+CSRC = Path(__file__).parents[4] / "csrc"
+RELEASE, DOUBLE_BUFFER, EXIT = 1, 2, 4  # Part, of csrc/collectives/all_reduce.cuh
+RACE = 66  # how a program ends in which ThreadSanitizer has seen one
+
+
+def test_the_kernels_include_nothing() -> None:
+    assert "#include" not in ipc_kernels.source()
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_are_built_by_nvrtc(arch: str) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-python is not installed")
+    pytest.importorskip("nvidia.cu13", reason="nvidia-cuda-nvrtc is not installed")
+    world = WORLDS[ARCHITECTURES.index(arch) % len(WORLDS)]
+    code = ipc_kernels.compile_cubin(arch, world)
+    assert code.startswith(b"\x7fELF")
+    for kernel in KERNELS:
+        for dtype in DTYPES:
+            assert f"{kernel}_{dtype}\0".encode() in code
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+def test_kernels_are_built_by_nvcc(tmp_path: Path) -> None:
+    first, second = (str(CSRC / name) for name in SOURCES)
+    out = tmp_path / "kernels.cubin"
+    command = ["nvcc", "-x", "cu", "-std=c++17", "--fmad=false", "-Werror", "all-warnings"]
+    command += ["-arch=sm_90", "-DHEADRACE_WORLD=8", "-include", first, "-cubin", "-o", str(out)]
+    subprocess.run([*command, second], check=True)
+    assert out.stat().st_size
+
+
+def test_compiled_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[tuple[str, int]] = []
+
+    def compile_cubin(arch: str, world: int) -> bytes:
+        compiled.append((arch, world))
+        return f"{arch} {world}".encode()
+
+    monkeypatch.setattr(ipc_kernels, "compile_cubin", compile_cubin)
+    monkeypatch.setattr(ipc_kernels.importlib.metadata, "version", lambda name: "1")
+    folder = tmp_path / "cache"
+    for _ in range(2):
+        assert ipc_kernels.cubin("sm_90", 2, folder) == b"sm_90 2"
+        assert ipc_kernels.cubin("sm_90", 4, folder) == b"sm_90 4"
+    assert compiled == [("sm_90", 2), ("sm_90", 4)]
+    monkeypatch.setattr(ipc_kernels, "source", lambda: "another")
+    ipc_kernels.cubin("sm_90", 2, folder)
+    monkeypatch.setattr(ipc_kernels.importlib.metadata, "version", lambda name: "2")
+    ipc_kernels.cubin("sm_90", 2, folder)
+    assert compiled[2:] == [("sm_90", 2)] * 2
+    assert len(os.listdir(folder)) == 4
+
+
+def test_kernels_run_where_nothing_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc_kernels, "compile_cubin", lambda *_: b"code")
+    monkeypatch.setattr(ipc_kernels.importlib.metadata, "version", lambda name: "1")
+    (tmp_path / "file").touch()
+    assert ipc_kernels.cubin("sm_90", 2, tmp_path / "file" / "folder") == b"code"
+
+
+def test_numbers_have_32_bits_in_a_launch_and_addresses_64() -> None:
+    """A plain int in place of a number would shift whatever comes after it."""
+    module = pytest.importorskip("cuda.core.cu13._kernel_arg_handler", reason="no cuda-python")
+    arguments = [1 << 40, np.uint32(0xFFFFFFFF), np.float32(1.0)]
+    holder = module.ParamHolder(arguments)
+    addresses = (ctypes.c_void_p * 3).from_address(holder.ptr)
+    assert ctypes.c_uint64.from_address(addresses[0]).value == 1 << 40
+    assert ctypes.c_uint32.from_address(addresses[1]).value == 0xFFFFFFFF
+    assert ctypes.c_float.from_address(addresses[2]).value == 1.0
+
+
+def test_kernels_are_launched_by_name_on_the_stream_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a stand-in for cuda.core: no kernel was ever launched through the real one."""
+    launched: list[tuple[object, ...]] = []
+    code = SimpleNamespace(get_kernel=lambda name: f"kernel {name}")
+    core = SimpleNamespace(
+        ObjectCode=SimpleNamespace(from_cubin=lambda cubin: code),
+        Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
+        LaunchConfig=lambda grid, block: (grid, block),
+        launch=lambda *given: launched.append(given),
+    )
+    monkeypatch.setitem(sys.modules, "cuda.core", core)
+    kernels = ipc_kernels.CudaKernels(b"code")
+    for stream in (7, 0):
+        kernels.launch("two_shot_float16", 3, stream, (1, np.uint32(2)))
+    launch = ((3, 512), "kernel two_shot_float16", 1, np.uint32(2))
+    assert launched == [("stream 7", *launch), ("stream 1", *launch)]
+
+
+# --- the protocol, under ThreadSanitizer: nothing is read that was not published ---
+
+
+def soak(num_calls: int, seed: int, stall_us: int, first_epoch: int = 1, drop: int = 0) -> int:
+    """Run the soak program on four ranks and return how it ended."""
+    program = build(4, "-g", "-fsanitize=thread")
+    arguments = [num_calls, seed, stall_us, first_epoch, drop]
+    return subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, timeout=DEADLINE_S
+    ).returncode
+
+
+def test_calls_of_all_kinds_are_right_to_the_bit() -> None:
+    assert soak(60, seed=1, stall_us=0) == 0
+
+
+def test_ranks_that_fall_behind_change_nothing_nor_does_the_overflow_of_epochs() -> None:
+    assert soak(40, seed=2, stall_us=300, first_epoch=0xFFFFFFF0) == 0
+
+
+@pytest.mark.parametrize("part", [RELEASE, DOUBLE_BUFFER, EXIT])
+def test_every_part_of_the_protocol_is_needed(part: int) -> None:
+    assert soak(20, seed=3, stall_us=100, drop=part) == RACE

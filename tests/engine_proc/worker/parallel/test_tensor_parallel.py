@@ -1,0 +1,225 @@
+"""Workers that share a model say what one says who has it all. Here they are threads."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights, with_images
+
+from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
+from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.executor import Batch, Floats
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, shard_weights, shards
+
+T = TypeVar("T")
+PROMPT = [(0, 0, 60)]
+UNEVEN = {  # nine query heads and three KV heads, for up to nine workers
+    name: dataclasses.replace(spec, num_heads=9, num_kv_heads=3) for name, spec in SPECS.items()
+}
+
+
+class Team:
+    """Workers that run one model together."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        num_ranks: int,
+        read: Callable[[Shard], Weights] | None = None,
+        **options: Any,
+    ) -> None:
+        fd = ShmAllReduce.create(num_ranks)
+        self.groups = [ShmAllReduce(fd, rank, num_ranks) for rank in range(num_ranks)]
+        os.close(fd)
+        self.pool = ThreadPoolExecutor(num_ranks)
+        shares = shards(spec, weights, num_ranks)
+        options = {"threads": 1, **options}
+        self.executors = [
+            cpu(
+                spec,
+                weights if read is None else read(shares[group.rank]),
+                peers=Peers(shares, group),
+                **options,
+            )
+            for group in self.groups
+        ]
+
+    def run(self, step: Callable[[CpuExecutor], Floats]) -> Floats:
+        """Return what all say, which is the same to the bit."""
+        first, *others = self.pool.map(step, self.executors)
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+        return first
+
+    def forward(self, step: Batch) -> Floats:
+        """Return the logits of a step."""
+        return self.run(lambda executor: executor.forward(step))
+
+    def maxima(self, step: Batch) -> Floats:
+        """Return the largest of each 64 logits of a step."""
+        return self.run(lambda executor: executor.logits(step).maxima)
+
+    def close(self) -> None:
+        """End the threads, and whatever they wait for."""
+        self.groups[0].abort()
+        self.pool.shutdown()
+        self.executors.clear()
+        for group in self.groups:
+            group.close()
+
+
+@pytest.fixture
+def team_of() -> Iterator[Callable[..., Team]]:
+    """Makes teams, and ends them."""
+    teams: list[Team] = []
+
+    def make(*args: Any, **options: Any) -> Team:
+        teams.append(Team(*args, **options))
+        return teams[-1]
+
+    yield make
+    for team in teams:
+        team.close()
+
+
+TeamOf = Callable[..., Team]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_team_says_what_one_worker_says(name: str, num_ranks: int, team_of: TeamOf) -> None:
+    spec = UNEVEN[name]
+    weights = random_weights(spec)
+    team, alone = team_of(spec, weights, num_ranks), cpu(spec, weights)
+    for step in (batch(PROMPT), batch([(0, 60, 61), (1, 0, 40)])):
+        logits = alone.forward(step)
+        np.testing.assert_allclose(team.forward(step), logits, atol=5e-5)
+        starts = np.arange(0, spec.vocab_size, 64)
+        largest = np.maximum.reduceat(team.forward(step), starts, axis=1)
+        np.testing.assert_array_equal(team.maxima(step), largest)
+    hidden = team.run(lambda executor: executor.embed(batch(PROMPT)))
+    np.testing.assert_allclose(hidden, alone.embed(batch(PROMPT)), atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma", "mrope"])
+def test_a_team_takes_images_as_one_worker_does(name: str, team_of: TeamOf) -> None:
+    spec = UNEVEN[name]
+    weights = random_weights(spec)
+    step = with_images(batch([(1, 0, 75), (0, 0, 30)]), spec)
+    expected = cpu(spec, weights).forward(step)
+    np.testing.assert_allclose(team_of(spec, weights, 3).forward(step), expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma", "olmo", "cohere"])  # each other sums
+def test_no_cut_of_the_work_changes_a_bit(name: str, team_of: TeamOf) -> None:
+    spec = UNEVEN[name]
+    weights = random_weights(spec)
+    whole = team_of(spec, weights, 2).forward(batch(PROMPT))
+    team = team_of(spec, weights, 2, threads=2)
+    parts = [team.forward(batch([(0, a, b)])) for a, b in [(0, 1), (1, 9), (9, 41), (41, 60)]]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0, Format.Q4_0, Format.Q4_1])
+def test_blocks_of_32_are_shared(format: Format, team_of: TeamOf) -> None:
+    spec = dataclasses.replace(SPEC, num_heads=12, num_kv_heads=6, intermediate_size=224)
+    weights = random_weights(spec, format)
+    logits = team_of(spec, weights, 3).forward(batch(PROMPT))
+    np.testing.assert_allclose(logits, cpu(spec, weights).forward(batch(PROMPT)), atol=2e-4)
+
+
+@pytest.mark.parametrize("format", [Format.Q4_K, Format.Q6_K])
+def test_blocks_of_256_are_shared(format: Format, team_of: TeamOf) -> None:
+    spec = dataclasses.replace(WHOLE_BLOCKS, hidden_size=512, num_heads=32, intermediate_size=768)
+    weights = random_weights(spec, format)
+    logits = team_of(spec, weights, 2).forward(batch(PROMPT))
+    np.testing.assert_allclose(logits, cpu(spec, weights).forward(batch(PROMPT)), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weight_dtype": "int8"},
+        {"weight_dtype": "int8_weight_only"},
+        {"weight_dtype": "bfloat16", "kv_dtype": "bfloat16", "rounds_activations": True},
+    ],
+    ids=lambda options: options["weight_dtype"],
+)
+def test_rounding_is_that_of_one_worker(options: dict[str, Any], team_of: TeamOf) -> None:
+    """Groups of 32 are cut nowhere, so the same numbers are rounded in the same way."""
+    spec = dataclasses.replace(SPEC, num_heads=8, num_kv_heads=4, intermediate_size=5 * INNER_UNIT)
+    weights = random_weights(spec)
+    logits = team_of(spec, weights, 2, **options).forward(batch(PROMPT))
+    alone = cpu(spec, weights, **options).forward(batch(PROMPT))
+    exact = cpu(spec, weights).forward(batch(PROMPT))
+    rounding = np.linalg.norm(alone - exact)
+    assert np.linalg.norm(logits - alone) < 0.5 * rounding < 0.05 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("name", ["biases, odd sizes", "olmo"])
+def test_a_worker_reads_nothing_but_its_share(name: str, team_of: TeamOf) -> None:
+    spec = UNEVEN[name]
+    weights = random_weights(spec)
+    logits = team_of(spec, weights, 2).forward(batch(PROMPT))
+    poisoned = team_of(spec, weights, 2, read=lambda shard: only(spec, weights, shard))
+    np.testing.assert_array_equal(poisoned.forward(batch(PROMPT)), logits)
+
+
+def only(spec: DecoderSpec, weights: Weights, shard: Shard) -> Weights:
+    """Return a copy of the weights in which all that is not in a share is NaN."""
+    copies = {}
+    for name, tensor in weights.items():
+        nans = np.full(tensor.shape, np.nan, np.float32)
+        copies[name] = StoredTensor(Format.F32, tensor.shape, nans.reshape(-1).view(np.uint8))
+    shares = shard_weights(spec, weights, shard)
+    for name, own in shard_weights(spec, copies, shard).items():
+        if np.shares_memory(own.data, copies[name].data):  # zeros in place of a bias do not
+            own.data[:] = shares[name].data.reshape(own.data.shape)
+    return copies
+
+
+def test_what_is_cut_is_read_once_by_all_together() -> None:
+    spec = dataclasses.replace(SPEC, intermediate_size=3 * INNER_UNIT)
+    weights = random_weights(spec)
+    matrices = [name for name, tensor in weights.items() if len(tensor.shape) == 2]
+    found = [shard_weights(spec, weights, shard) for shard in shards(spec, weights, 2)]
+    for name in matrices:
+        sizes = [own[name].data.size for own in found]
+        assert sum(sizes) == weights[name].data.size
+        assert max(sizes) <= 2 / 3 * sum(sizes)  # an MLP of three units
+
+
+def test_who_waits_for_a_lost_worker_is_told_which(team_of: TeamOf) -> None:
+    team = team_of(SPEC, random_weights(SPEC), 2)
+    team.groups[1].abort(Outcome.PEER_DIED)
+    with pytest.raises(CollectiveFailed, match="rank 1 died"):
+        team.executors[0].forward(batch(PROMPT))
+    with pytest.raises(CollectiveFailed, match="rank 1 died"):  # and it does so again
+        team.executors[0].forward(batch(PROMPT))
+
+
+def test_a_batch_out_of_range_is_refused_by_all(team_of: TeamOf) -> None:
+    team = team_of(SPEC, random_weights(SPEC), 2)
+    bad = dataclasses.replace(batch(PROMPT), token_ids=np.full(60, SPEC.vocab_size, np.int32))
+    for executor in team.executors:
+        with pytest.raises(ValueError, match="beyond its range"):
+            executor.forward(bad)
+    last = dataclasses.replace(batch(PROMPT), token_ids=np.full(60, SPEC.vocab_size - 1, np.int32))
+    alone = cpu(SPEC).forward(last)
+    np.testing.assert_allclose(team.forward(last), alone, atol=5e-5)
+
+
+def test_many_rows_of_logits_are_gathered_in_parts(team_of: TeamOf) -> None:
+    step = batch([(0, 0, 150)])
+    some = dataclasses.replace(step, logit_rows=np.arange(3, 150, 2, dtype=np.int32))
+    logits = team_of(SPEC, random_weights(SPEC), 3).forward(some)
+    np.testing.assert_allclose(logits, cpu(SPEC).forward(step)[3:150:2], atol=5e-5)

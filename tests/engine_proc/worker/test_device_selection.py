@@ -1,0 +1,182 @@
+"""Where a model runs: what flags ask for, as far as there is a GPU that can do it."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_decoders import SPEC
+
+from headrace.engine_proc.worker import device_selection
+from headrace.engine_proc.worker.backend_selection import TRANSFORMERS, foresee
+from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
+from headrace.engine_proc.worker.device_selection import (
+    Device,
+    check_on_cpu,
+    choose,
+    find_gpus,
+    why_not_on_gpus,
+)
+from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
+from headrace.engine_proc.worker.models.decoder_spec import Placement
+from headrace.engine_proc.worker.models.model import Model
+from headrace.errors import ConfigError, ModelError
+from headrace.system import machine
+
+NO_GPU = "this machine has no NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why_not", "no_gpu", "device"),
+    [
+        ("auto", "", "", Device("cuda", "there is a GPU")),
+        ("auto", "", NO_GPU, Device("cpu", NO_GPU)),
+        ("auto", "--quantization int8", "", Device("cpu", "--quantization int8")),
+        ("cuda", "", "", Device("cuda", "--device says so")),
+        ("cpu", "", "", Device("cpu", "--device says so")),
+    ],
+)
+def test_a_gpu_is_used_where_it_can_be(
+    asked: str, why_not: str, no_gpu: str, device: Device
+) -> None:
+    assert choose(asked, why_not, lambda: no_gpu) == device
+
+
+def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match=f"^--device cuda: {NO_GPU}; use --device cpu$"):
+        choose("cuda", "", lambda: NO_GPU)
+    with pytest.raises(ModelError, match="--device cuda: int8 is not for them"):
+        choose("cuda", "int8 is not for them", lambda: pytest.fail("nobody asked"))
+
+
+OTHERS = {"quantization": "none", "kv_cache_dtype": "auto"}
+
+
+def stored_as(format: Format, placement: Placement = Placement.PRE) -> Model:
+    spec = dataclasses.replace(SPEC, architecture="tiny", placement=placement)
+    embed = StoredTensor(format, (0, 1), np.empty(0, np.uint8))
+    return Model(spec, {"embed": embed}, eos_ids=())
+
+
+@pytest.mark.parametrize(
+    ("asked", "model", "flags", "dtype"),
+    [
+        ("auto", stored_as(Format.F16), {}, "float16"),
+        ("auto", stored_as(Format.F16), {"quantization": "fp8"}, "bfloat16"),
+        ("auto", stored_as(Format.F16, Placement.PRE_POST), {}, "bfloat16"),
+        ("auto", stored_as(Format.F16), {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
+        ("auto", stored_as(Format.BF16), {}, "bfloat16"),
+        ("auto", stored_as(Format.F32), {}, "bfloat16"),
+        ("auto", stored_as(Format.Q6_K), {}, "bfloat16"),
+        ("float16", stored_as(Format.BF16), {}, "float16"),
+        ("bfloat16", stored_as(Format.F16), {}, "bfloat16"),
+        ("float32", stored_as(Format.F16), {}, "float32"),
+    ],
+)
+def test_gpus_compute_in_the_type_of_the_file(
+    asked: str, model: Model, flags: dict[str, str], dtype: str
+) -> None:
+    assert dtype_on_gpus(asked, model, **{**OTHERS, **flags}) == dtype
+
+
+def test_float16_is_refused_where_it_is_too_narrow_and_where_nobody_computes_in_it() -> None:
+    with pytest.raises(ModelError, match=r"^--dtype float16 ends at 65504, which tiny models pass"):
+        dtype_on_gpus("float16", stored_as(Format.BF16, Placement.PRE_POST), **OTHERS)
+    flags = {**OTHERS, "dtype": "auto", "attention_backend": "auto", "why": NO_GPU}
+    check_on_cpu(**flags)
+    for flag in ("dtype", "kv_cache_dtype"):
+        text = f"float16 is for GPUs, .* CPU: {NO_GPU}; use bfloat16 or float32$"
+        with pytest.raises(ConfigError, match=text):
+            check_on_cpu(**{**flags, flag: "float16"})
+
+
+CAN = {**OTHERS, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({}, ""),
+        ({"dtype": "float32", "kv_cache_dtype": "float32"}, ""),
+        ({"kv_cache_dtype": "bfloat16"}, ""),
+        ({"kv_cache_dtype": "float32"}, "--kv-cache-dtype float32"),
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16"),
+        ({"dtype": "float16", "kv_cache_dtype": "float16"}, ""),
+        ({"dtype": "float16", "kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype bfloat16"),
+        ({"quantization": "int8"}, "--quantization int8 is for CPUs"),
+    ],
+)
+def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
+    why_not = why_not_on_gpus(Path("model.gguf"), **{**CAN, **flags})
+    assert text in why_not
+    assert bool(text) == bool(why_not)
+
+
+@pytest.mark.parametrize(("family", "text"), [("gemma3", "see each other"), ("smolvlm", "")])
+def test_whose_images_are_seen_whole_is_for_cpus(family: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "{family}", "vision_config": {{}}}}')
+    why_not = why_not_on_gpus(tmp_path, **CAN)
+    assert text in why_not
+    assert bool(text) == bool(why_not)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("dtype", "float16"),
+        ("kv_cache_dtype", "fp8"),
+        ("attention_backend", "triton"),
+        ("quantization", "int8"),
+    ],
+)
+def test_it_is_foreseen_what_transformers_cannot_do(flag: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    flags: dict[str, Any] = {"impl": "transformers", "load_format": "auto", "quantization": "none"}
+    assert foresee(tmp_path, **flags).executor == TRANSFORMERS
+    with pytest.raises((ConfigError, ModelError), match=f"--{flag.replace('_', '-')} {value}"):
+        foresee(tmp_path, **flags | {flag: value})
+
+
+def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert find_gpus("cuda", 1) == ""
+    assert "is for tests" in find_gpus("auto", 1)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path / "nothing")
+    assert find_gpus("cuda", 1) == NO_GPU
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    monkeypatch.setattr(device_selection.importlib.util, "find_spec", lambda name: None)
+    assert find_gpus("auto", 1) == "the package torch is missing"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_gpus("auto", 1) == "CUDA_VISIBLE_DEVICES hides all GPUs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"version": None}, "is built without CUDA"),
+        ({"is_available": False}, "finds no GPU; it is built for CUDA 13.0"),
+        ({"device_count": 1}, "--tp 2 takes 2 GPUs, and there are 1"),
+        ({"get_device_capability": (7, 5)}, "T4 is older than Ampere"),
+        ({}, ""),
+    ],
+)
+def test_what_torch_says_of_gpus(
+    changes: dict[str, object], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from headrace.engine_proc.worker.cuda.kernels import gpus
+
+    said = {
+        "is_available": True,
+        "device_count": 2,
+        "get_device_capability": (9, 0),
+        "get_device_name": "T4",
+        **changes,
+    }
+    monkeypatch.setattr(torch.version, "cuda", said.pop("version", "13.0"))
+    for name, value in said.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_args, value=value: value)
+    assert gpus.find(2).endswith(text) and bool(gpus.find(2)) == bool(text)

@@ -1,0 +1,44 @@
+"""How a worker's end is told."""
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.board.board import Board, Field, Seat, State
+from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.exit_status import ExitStatus
+from headrace.supervision.hang_watchdog import HangWatchdog
+
+
+@pytest.mark.parametrize(
+    ("state", "how"),
+    [(State.STARTING, "could not start: no room"), (State.READY, "exited with 5: no room")],
+)
+def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) -> None:
+    slot = Board.create([Seat("worker", 1)]).slot("worker", 1)
+    slot.enter(state)
+    slot.last_words = "no room"
+    child: Child[Any, Any] = Child.__new__(Child)
+    process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value, pid=5)
+    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+    with pytest.raises(WorkerDied) as death:
+        child.check()
+    assert str(death.value) == f"worker 1 {how}"
+    assert (death.value.rank, death.value.exit_status) == (1, ExitStatus.SHORT_OF)
+
+
+@pytest.mark.parametrize(("harmed", "is_chaos"), [(5, True), (4, False)])
+def test_who_is_ended_by_chaos_says_so_and_another_in_its_seat_does_not(
+    harmed: int, is_chaos: bool
+) -> None:
+    slot = Board.create([Seat("worker", 0)]).slot("worker", 0)
+    slot.enter(State.READY)
+    slot[Field.HARMED_PID] = harmed
+    child: Child[Any, Any] = Child.__new__(Child)
+    process: Any = SimpleNamespace(poll=lambda: -signal.SIGKILL, pid=5)
+    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+    with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL") as death:
+        child.check()
+    assert death.value.is_chaos == is_chaos

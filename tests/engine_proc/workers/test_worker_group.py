@@ -1,0 +1,174 @@
+"""Workers that run a model together: real processes, started, stopped and killed."""
+
+import itertools
+import os
+import signal
+from array import array
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engine_configs import engine_config
+from servers import wait_until
+
+from headrace.board.board import Board, Field, Seat, State
+from headrace.config.model_card import find_demo_model
+from headrace.engine_proc.step.sampling_metadata import pack
+from headrace.engine_proc.workers import worker_group as module
+from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.engine_proc.workers.worker_group import Workers
+from headrace.exit_status import ExitStatus
+from headrace.ipc.messages import Sampling
+from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
+from headrace.runtime.process import Context
+from headrace.supervision.hang_watchdog import HangWatchdog
+
+CONFIG = engine_config(
+    model_path=str(find_demo_model()),
+    tp=2,
+    dtype="float32",
+    kv_cache_dtype="float32",
+    kv_cache_memory_bytes=64 << 20,
+    vocab_size=49152,
+)
+PROMPT = array("i", range(100, 130))
+STEP = Step(
+    token_ids=PROMPT.tobytes(),
+    positions=array("i", range(len(PROMPT))).tobytes(),
+    sequences=bytes(4 * len(PROMPT)),
+    page_table=bytes(4),
+    logit_rows=array("i", [len(PROMPT) - 1]).tobytes(),
+    rows=pack(Sampling(logprobs=2), len(PROMPT), (0, 0, 0), (0, 0)),
+)
+
+
+@pytest.fixture(scope="module")
+def board() -> Board:
+    return Board.create([Seat("engine", 0), *(Seat("worker", rank) for rank in range(CONFIG.tp))])
+
+
+@pytest.fixture(scope="module")
+def workers(board: Board) -> Iterator[Workers]:
+    engine = Seat("engine", 0)
+    context = Context(engine, board, board.slot("engine"), "error", os.getpid())
+    started = Workers(CONFIG, context)
+    wait_until(lambda: board.slot("worker", 1)[Field.PID] != 0, "a worker")
+    tell(board, 1, signal.SIGKILL)  # while they load: others do
+    started.wait_ready()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def result(workers: Workers) -> StepResult:
+    workers.start(STEP)
+    return workers.finish()
+
+
+def tell(board: Board, rank: int, what: signal.Signals) -> None:
+    """Send a worker a signal."""
+    os.kill(board.slot("worker", rank)[Field.PID], what)
+
+
+def test_a_worker_that_is_stopped_is_waited_for(
+    workers: Workers, board: Board, result: StepResult
+) -> None:
+    tell(board, 1, signal.SIGSTOP)
+    workers.start(STEP)
+    workers.check()
+    tell(board, 1, signal.SIGCONT)
+    assert workers.finish() == result
+
+
+def test_of_workers_that_end_together_the_one_that_died_is_named(
+    workers: Workers, board: Board, result: StepResult
+) -> None:
+    tell(board, 1, signal.SIGSTOP)  # so that the other waits for it
+    workers.start(STEP)
+    tell(board, 1, signal.SIGKILL)
+    wait_until(lambda: board.slot("worker", 0).last_words == "rank 1 died", "worker 0 notices")
+    wait_until(lambda: workers._all[0].has_lost_a_peer, "it exits with 6")
+    with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$") as death:
+        workers.finish()
+    workers.replace(death.value, [7])
+    wait_until(workers.are_ready, "new workers")
+    workers.start(STEP)
+    assert workers.finish() == result
+
+
+def test_who_ends_between_two_looks_is_named_and_not_who_has_lost_him() -> None:
+    board = Board.create([Seat("worker", rank) for rank in range(2)])
+    workers = Workers.__new__(Workers)
+    workers._all = []
+    for slot, code in zip(board.slots, (ExitStatus.PEER_LOST, -signal.SIGKILL), strict=True):
+        slot.enter(State.READY)
+        child: Child[Any, Any] = Child.__new__(Child)
+        codes = itertools.chain([None], itertools.repeat(code))
+        process: Any = SimpleNamespace(poll=lambda codes=codes: next(codes), pid=5)
+        child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+        workers._all.append(child)
+    for _ in range(2):
+        with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$"):
+            workers.check()
+
+
+class Dying:
+    """A worker that is there, and then has died."""
+
+    has_lost_a_peer = False
+
+    def receive(self, timeout_s: float) -> WorkerReady:
+        return WorkerReady(1, 16)
+
+    def send(self, message: ToWorker) -> None: ...
+
+    def check(self, but_for_peers: bool = False) -> None:
+        raise WorkerDied("worker 0 was killed")
+
+    def make_capsule(self, *_: object) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def test_workers_that_disagree_are_an_error_and_not_two_texts(
+    monkeypatch: pytest.MonkeyPatch, board: Board
+) -> None:
+    class Odd(Dying):
+        def __init__(self, rank: int) -> None:
+            self.token = rank
+
+        def receive(self, timeout_s: float) -> StepResult:  # type: ignore[override]
+            return StepResult(bytes([self.token]))
+
+    monkeypatch.setattr(module, "start_worker", lambda _config, _context, rank, *_: Odd(rank))
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    workers = Workers(CONFIG, context)
+    workers.start(STEP)
+    with pytest.raises(AssertionError, match="workers disagree"):
+        workers.finish()
+    workers.stop()
+
+
+def test_who_is_killed_while_idle_is_replaced_without_end(
+    monkeypatch: pytest.MonkeyPatch, board: Board
+) -> None:
+    monkeypatch.setattr(module, "start_worker", lambda *_: Dying())
+    context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
+    clock = itertools.count(step=10)
+    workers = Workers(CONFIG, context, clock=lambda: next(clock))
+
+    def die(computes: bool) -> None:
+        assert workers.are_ready()
+        if computes:
+            workers.start(STEP)
+        with pytest.raises(WorkerDied) as death:
+            workers.check()
+        workers.replace(death.value, [])
+
+    for _ in range(6):
+        die(computes=False)
+    for _ in range(2):
+        die(computes=True)
+    with pytest.raises(WorkerDied):
+        die(computes=True)

@@ -1,0 +1,66 @@
+"""Entries reach their requests in order, with the event loop free in between."""
+
+import asyncio
+
+import pytest
+
+from headrace.board.board import SLOT_WORDS, Field, Seat, Slot
+from headrace.exit_status import ExitStatus
+from headrace.frontend.dispatcher import Dispatcher
+from headrace.frontend.http.streams import TURN
+from headrace.frontend.open_requests import OpenRequests
+from headrace.ipc.messages import Head, ResponseFrames
+
+HEAD = Head(200, "text/plain")
+
+
+async def test_a_large_message_is_delivered_in_turns() -> None:
+    slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
+    exchanges = OpenRequests(0, slot)
+    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
+    waiting = [exchanges.open() for _ in range(2 * TURN + 1)]
+    ids = [exchange.id for exchange in waiting]
+    first = ResponseFrames.of(dict.fromkeys(ids, HEAD), ids, [1] * len(ids), [False] * len(ids))
+    delivery.take(first, b"a" * len(ids))
+    delivery.take(ResponseFrames.of({}, ids[:1], [1], [True]), b"b")
+    has_come = [bool(exchange.unsent) for exchange in waiting]
+    assert sum(has_come) == TURN
+    assert slot[Field.MESSAGES_TAKEN] == 0
+    assert bytes(waiting[0].unsent) == b"a", "what came later is later"
+    turns = 0
+    while slot[Field.MESSAGES_TAKEN] < 2:
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns >= 3
+    assert bytes(waiting[0].unsent) == b"ab"
+    assert all(exchange.unsent and exchange.head == HEAD for exchange in waiting)
+
+
+async def test_a_message_of_just_one_turn_ends() -> None:
+    slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
+    exchanges = OpenRequests(0, slot)
+    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
+    ids = [exchanges.open().id for _ in range(TURN)]
+    delivery.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
+    while not slot[Field.MESSAGES_TAKEN]:
+        await asyncio.sleep(0)
+    assert all(exchange.complete for exchange in exchanges)
+
+
+async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:
+    slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
+    exchanges = OpenRequests(0, slot)
+    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
+    exchange = exchanges.open()
+
+    def fail() -> None:
+        raise LookupError("not foreseen")
+
+    exchange.on_news = fail
+    wrong = ResponseFrames.of({}, [exchange.id], [2], [True])
+    unforeseen = ResponseFrames.of({}, [exchange.id], [1], [True])
+    for frames, words in ((wrong, "AssertionError()"), (unforeseen, "LookupError('not foreseen')")):
+        with pytest.raises(SystemExit) as end:
+            delivery.take(frames, b"a")
+        assert end.value.code == ExitStatus.FAILED
+        assert slot.last_words == words

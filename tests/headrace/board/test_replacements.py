@@ -1,0 +1,31 @@
+"""A process is seen to be replaced once its successor is ready."""
+
+from headrace.board.board import Board, Seat, State
+from headrace.board.replacements import ReplacementWatch
+
+TOKENIZER, ENGINE, WORKER = Seat("tokenizer", 0), Seat("engine", 0), Seat("worker", 0)
+
+
+def test_who_is_replaced_is_told_once_and_when_it_serves() -> None:
+    board = Board.create([TOKENIZER, ENGINE, WORKER])
+    watch = ReplacementWatch(board, ("tokenizer", "engine"))
+    for slot in board.slots:
+        slot.enter(State.STARTING)
+        slot.enter(State.READY)
+    assert watch.replaced() == [], "the first ones replace nobody"
+    board.slot("worker").enter(State.STARTING)
+    board.slot("engine").enter(State.STARTING)
+    assert watch.replaced() == []
+    board.slot("engine").enter(State.READY)
+    assert watch.replaced() == [ENGINE]
+    assert watch.replaced() == []
+
+
+def test_who_was_replaced_twice_meanwhile_is_told_once() -> None:
+    board = Board.create([ENGINE])
+    board.slots[0].enter(State.STARTING)
+    watch = ReplacementWatch(board, ("engine",))
+    for _ in range(2):
+        board.slots[0].enter(State.STARTING)
+        board.slots[0].enter(State.READY)
+    assert watch.replaced() == [ENGINE]

@@ -1,0 +1,340 @@
+"""The doctor sees what a machine has, and names what is wrong with it."""
+
+import json
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import doctor
+from headrace.config.config import ModelCard, ServerConfig
+from headrace.config.model_card import read_card
+from headrace.errors import HeadraceError
+from headrace.system import machine
+from headrace.system.all_reduce_policy import Topology
+from headrace.system.gpus import Gpu
+from headrace.system.machine import Machine, packages
+
+GB = 1 << 30
+ON_CPU = "shared memory: the workers are on the CPU"
+CPUINFO = """processor\t: 0
+model name\t: Fast (R) CPU
+flags\t\t: fpu avx2 fma {}
+
+processor\t: 1
+model name\t: Fast (R) CPU
+"""
+NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23\n"
+WELL = Machine(
+    processor="Fast",
+    isa="avx512",
+    is_refused_tiles=False,
+    num_cores=16,
+    num_usable=8,
+    quota=math.inf,
+    memory_bytes=64 * GB,
+    free_bytes=32 * GB,
+    num_numa_nodes=1,
+    gpus=[],
+    driver=None,
+    shm_bytes=GB,
+    max_files=4096,
+)
+CARD = ModelCard(
+    path="/m",
+    name="m",
+    max_model_len=9,
+    vocab_size=9,
+    eos_token_ids=[],
+    chat_template="x",
+    special_tokens={},
+)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_a_machine_is_seen_as_its_kernel_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    seen = Machine.look(
+        write(
+            tmp_path,
+            {
+                "proc/cpuinfo": CPUINFO.format("avx512f"),
+                "proc/meminfo": "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable: 4194304 kB\n",
+                "proc/driver/nvidia/version": NVRM,
+                "proc/driver/nvidia/gpus/0000:01/information": "Model: \t NVIDIA H200\nIRQ: 1\n",
+                "sys/devices/system/node/node0/x": "",
+                "sys/devices/system/node/node1/x": "",
+                "sys/fs/cgroup/cpu.max": "150000 100000\n",
+                "sys/fs/cgroup/memory.max": f"{3 * GB}\n",
+                "sys/fs/cgroup/memory.current": f"{GB}\n",
+                "dev/shm/x": "",
+            },
+        ),
+        lambda: "avx512",
+    )
+    assert (seen.processor, seen.isa, seen.quota) == ("Fast (R) CPU", "avx512", 1.5)
+    assert (seen.memory_bytes, seen.free_bytes, seen.num_numa_nodes) == (8 * GB, 2 * GB, 2)
+    assert (seen.gpus, seen.driver) == (["NVIDIA H200"], "570.86.15")
+    assert seen.shm_bytes is not None
+    table = dict(doctor.facts(seen))
+    assert table["GPUs"] == "NVIDIA H200, driver 570.86.15"
+    assert table["memory"] == "2.0 GiB free of 8.0 GiB"
+
+
+@pytest.mark.parametrize(
+    ("visible", "sees"), [(None, True), ("0,1", True), ("", False), ("-1", False)]
+)
+def test_gpus_that_are_hidden_are_none(
+    visible: str | None, sees: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    write(tmp_path, {"proc/driver/nvidia/gpus/0000:01/information": "Model: \t NVIDIA H200\n"})
+    monkeypatch.setattr(machine, "NVIDIA", tmp_path)
+    assert machine.has_gpus() == bool(Machine.look(tmp_path).gpus) == sees
+
+
+@pytest.mark.parametrize(
+    ("flags", "isa", "is_refused"),
+    [
+        ("", "avx2", False),
+        ("avx512f", "avx512", False),
+        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16", "avx512 with amx", False),
+        ("avx512f avx512_bf16 avx512vbmi amx_tile amx_bf16", "avx512", True),
+        ("avx512f avx512_bf16 amx_tile amx_bf16", "avx512", False),
+    ],
+)
+def test_kernels_are_those_that_run_whatever_the_processor_has(
+    tmp_path: Path, flags: str, isa: str, is_refused: bool
+) -> None:
+    write(tmp_path, {"proc/cpuinfo": CPUINFO.format(flags)})
+    seen = Machine.look(tmp_path, lambda: isa)
+    assert (seen.isa, seen.is_refused_tiles) == (isa, is_refused)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="no processor of Intel's")
+def test_tiles_that_the_system_refuses_are_not_what_runs() -> None:
+    filtered = Path(__file__).parents[2] / "support" / "without_tiles.py"
+    told = subprocess.run(
+        [sys.executable, str(filtered), sys.executable, "-m", "headrace", "doctor", "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    flags = set(machine.field(machine.read(Path("/proc/cpuinfo")), "flags").split())
+    assert f"\n  kernels        {Machine.look().isa.removesuffix(' with amx')}\n" in told
+    assert ("AMX" in told) == (flags >= machine.TILES)
+
+
+def test_a_machine_that_says_nothing_is_seen_too(tmp_path: Path) -> None:
+    def find() -> str:
+        raise HeadraceError("headrace._core is missing")
+
+    seen = Machine.look(tmp_path, find)
+    assert (seen.isa, seen.gpus, seen.driver, seen.shm_bytes) == ("none", [], None, None)
+    assert dict(doctor.facts(seen))["GPUs"] == "none"
+
+
+def test_this_machine_is_seen() -> None:
+    seen = Machine.look()
+    assert seen.num_cores >= seen.num_usable > 0
+    assert seen.memory_bytes >= seen.free_bytes > 0
+
+
+def no_driver(num_gpus: int) -> Topology:
+    raise HeadraceError("NVML: no such file")
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "flags", "find", "text"),
+    [
+        (1, {}, no_driver, None),
+        (2, {}, lambda n: Topology.PCIE, "one-shot to 8 MiB, then NCCL: 2 GPUs, PCIe"),
+        (4, {}, lambda n: Topology.PCIE, "NCCL: 4 GPUs without NVLink between all of them"),
+        (2, {}, no_driver, "NCCL: NVML: no such file"),
+        (
+            *(2, {"disable_custom_all_reduce": True}, lambda n: Topology.NVLINK),
+            "NCCL: --disable-custom-all-reduce",
+        ),
+        (0, {"tp": 2}, no_driver, ON_CPU),
+        (1, {"tp": 2}, no_driver, ON_CPU),
+        (2, {"tp": 2, "device": "cpu"}, no_driver, ON_CPU),
+        (2, {"device": "cpu"}, no_driver, None),
+        (1, {"tp": 2, "device": "cuda"}, no_driver, None),  # which cannot be
+    ],
+)
+def test_what_sums_over_workers_is_told_with_its_reason(
+    num_gpus: int,
+    flags: dict[str, Any],
+    find: Callable[[int], Topology],
+    text: str | None,
+) -> None:
+    machine = replace(WELL, gpus=["NVIDIA H200"] * num_gpus)
+    rows = list(doctor.all_reduce(ServerConfig(**flags), machine, find))
+    assert rows == ([] if text is None else [("all-reduce", text)])
+
+
+def test_links_are_those_of_the_gpus_that_workers_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [Gpu(i, "NVIDIA H200", (9, 0), 132, GB, GB, "", f"uuid {5 - i}") for i in range(3)]
+    monkeypatch.setattr(doctor, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(doctor, "load_nvml", lambda: "nvml")
+    asked = {("nvml", ("uuid 5", "uuid 4")): Topology.PCIE}
+    monkeypatch.setattr(doctor, "topology", lambda nvml, uuids: asked[nvml, tuple(uuids)])
+    assert doctor.find_topology(2) is Topology.PCIE
+    with pytest.raises(HeadraceError, match="3 of 4 GPUs may be used"):
+        doctor.find_topology(4)
+
+
+def test_gpus_are_told_with_what_others_have_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    gpus = [
+        Gpu(i, "NVIDIA H200", (9, 0), 132, 140 * GB, free * GB, f"0000:{i}8:00.0", f"{i}")
+        for i, free in enumerate((139, 60, 1))
+    ]
+    (finding,) = doctor.examine_gpus(ServerConfig(tp=2), lambda: gpus)
+    assert (finding.text, finding.fatal) == (
+        "GPU 1 has 60.0 GiB free, and --gpu-memory-utilization 0.9 would have 126.0 GiB: the KV "
+        "cache will be smaller",
+        False,
+    )
+    assert capsys.readouterr().out.splitlines()[1].split(None, 2) == [
+        *("GPU", "0"),
+        "NVIDIA H200, 139.0 GiB free of 140.0 GiB, compute capability 9.0, 132 processors, "
+        "0000:08:00.0",
+    ]
+
+
+def test_gpus_that_cannot_be_asked_end_nothing() -> None:
+    def fail() -> list[Gpu]:
+        raise HeadraceError("cuda-python: No module named 'cuda'")
+
+    (finding,) = doctor.examine_gpus(ServerConfig(), fail)
+    assert "cannot be asked what they are: cuda-python: No module" in finding.text
+    assert not finding.fatal
+
+
+def test_a_machine_that_is_well_has_nothing_wrong() -> None:
+    assert not list(doctor.wrong_with_machine(WELL))
+    assert not list(doctor.wrong_with_model(ServerConfig(), CARD, WELL))
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ({"isa": "portable"}, "no AVX2"),
+        ({"is_refused_tiles": True}, "the processor's tiles (AMX)"),
+        ({"num_usable": 2}, "5 processes share 2 cores"),
+        ({"quota": 2.5}, "2.5 cores' time for 8 cores"),
+        ({"num_numa_nodes": 2}, "numactl"),
+        ({"max_files": 256}, "may open 256 files"),
+    ],
+)
+def test_what_is_wrong_with_a_machine_is_named(what: dict[str, object], text: str) -> None:
+    (finding,) = doctor.wrong_with_machine(replace(WELL, **what))  # type: ignore[arg-type]
+    assert text in finding.text
+    assert not finding.fatal
+
+
+def test_a_model_that_does_not_fit_cannot_be_served(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(31 * GB)  # of nothing
+    card = replace(CARD, path=str(tmp_path), chat_template=None)
+    too_large, no_template = doctor.wrong_with_model(ServerConfig(), card, WELL)
+    assert too_large.fatal
+    assert "weights and KV cache take 33.0 GiB, and 32.0 GiB are free" in too_large.text
+    assert "/v1/chat/completions will refuse" in no_template.text
+    with_gpu = replace(WELL, gpus=["NVIDIA H200"])  # which says itself what it has room for
+    assert not [f for f in doctor.wrong_with_model(ServerConfig(), card, with_gpu) if f.fatal]
+    smaller = ServerConfig(kv_cache_memory_bytes=GB)
+    assert not [f for f in doctor.wrong_with_model(smaller, card, WELL) if f.fatal]
+    assert not list(doctor.wrong_with_model(ServerConfig(engine="mock"), card, WELL))
+
+
+def test_the_doctor_says_what_will_run_a_model_and_why(tmp_path: Path) -> None:
+    demo = read_card(ServerConfig())
+    llama = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128}
+    card = replace(CARD, path=str(tmp_path))
+    on_cpu = ServerConfig(device="cpu")
+    told = "the C++ core: it knows llama models; --device says so"
+    assert doctor.executor_of(on_cpu, demo) == told
+    assert "runs no model" in doctor.executor_of(ServerConfig(engine="mock"), demo)
+    theirs = ServerConfig(model_impl="transformers")
+    for config, model_type, why in [
+        (ServerConfig(), "mamba", "model_type 'mamba' is not supported by Headrace's own modules"),
+        (theirs, "llama", "--model-impl says so"),
+    ]:
+        write(tmp_path, {"config.json": json.dumps(llama | {"model_type": model_type})})
+        assert doctor.executor_of(config, card) == f"transformers: {why}"
+    write(tmp_path, {"config.json": json.dumps(llama | {"model_type": "mamba"})})
+    for config, text in [
+        (ServerConfig(quantization="int8"), "which cannot do --quantization int8"),
+        (ServerConfig(model_impl="headrace"), "'mamba' is not supported"),
+    ]:
+        (finding,) = doctor.examine_model(config, card)
+        assert text in finding.text
+        assert finding.fatal
+    (finding,) = doctor.examine_model(theirs, demo)
+    assert "only folders" in finding.text
+
+
+def test_the_doctor_says_what_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = read_card(ServerConfig())
+    config = ServerConfig(device="cuda", gpu_memory_utilization=0.8)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    told = doctor.executor_of(config, demo)
+    assert told == "kernels on GPUs: it knows llama models; --device says so"
+    assert (
+        "what --gpu-memory-utilization 0.8 leaves"
+        in dict(doctor.plan(config, demo, told, on_gpus=True)).values()
+    )
+    (finding,) = doctor.examine_model(replace(config, kv_cache_dtype="float32"), demo)
+    assert "--kv-cache-dtype float32 is not that of the weights" in finding.text
+    assert finding.fatal
+
+
+def test_a_cross_encoder_runs_in_transformers(tmp_path: Path) -> None:
+    bert = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "x"}}
+    write(tmp_path, {"config.json": json.dumps(bert | {"model_type": "bert"})})
+    told = doctor.executor_of(ServerConfig(), replace(CARD, path=str(tmp_path)))
+    assert told == "transformers: it is a cross-encoder"
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    (finding,) = doctor.wrong_with_install({"there": "1.0", "gone": None})
+    assert (finding.text, finding.fatal) == (
+        "the package gone is missing; `pip install gone`",
+        True,
+    )
+    found = packages()
+    assert found["msgspec"]
+    assert "cuda-python" not in found
+
+
+def test_the_doctor_tells_and_ends_with_1_where_nothing_can_be_served(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    doctor.main(["--port", "0"])
+    told = capsys.readouterr().out
+    assert "machine:\n  processor " in told
+    assert "model:\n  name           SmolLM2-135M-Instruct\n" in told
+    assert "\n  runs in        the C++ core: it knows llama models; " in told
+    with pytest.raises(SystemExit) as ended:
+        doctor.main(["/no/such/model", "--host", "192.0.2.1"])
+    assert ended.value.code == 1
+    told = capsys.readouterr().out
+    assert "  ! /no/such/model: no such file or folder\n" in told
+    assert "  ! cannot listen on --host 192.0.2.1 --port 8000: " in told

@@ -1,0 +1,111 @@
+"""A configuration can work, or one line says why not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.config.config import ServerConfig, config_of, flag_name
+from headrace.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("frontend_procs", 0, 1),
+        ("frontend_procs", 65, 64),
+        ("tokenizer_procs", 0, 1),
+        ("tokenizer_procs", 17, 16),
+        ("preprocess_procs", 0, 1),
+        ("preprocess_procs", 9, 8),
+        ("max_images", 0, 1),
+        ("image_memory_bytes", 1 << 20, 16 << 20),
+        ("detokenizer_procs", 0, 1),
+        ("detokenizer_procs", 257, 256),
+        ("max_num_seqs", 0, 1),
+        ("max_body_bytes", 0, 1),
+        ("max_body_bytes", 1 << 41, 1 << 40),
+        ("max_model_len", 1, 2),
+        ("port", -1, 0),
+        ("port", 65536, 65535),
+        ("seed", -1, 0),
+        ("seed", 1 << 63, (1 << 63) - 1),
+        ("kv_cache_memory_bytes", 10**23, (1 << 63) - 1),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_flag_value_and_limit(
+    name: str, value: int, limit: int
+) -> None:
+    fields: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigError, match=f"^{flag_name(name)} {value} .* {limit}$"):
+        ServerConfig(**fields)
+    ServerConfig(**(fields | {name: limit}))
+
+
+@pytest.mark.parametrize("name", ["model", "host", "uds", "served_model_name", "allowed_origins"])
+def test_a_text_that_is_not_utf_8_is_refused(name: str) -> None:
+    text = b"a\xff".decode(errors="surrogateescape")
+    value = (text,) if name == "allowed_origins" else text
+    with pytest.raises(ConfigError, match=rf"^{flag_name(name)} 'a\\udcff' is not UTF-8$"):
+        ServerConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^--api-key is not UTF-8$"):
+        ServerConfig(api_key=(text,))
+
+
+def test_a_value_that_is_none_of_the_choices_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--log-level loud is not known; it must be one of debug, "
+    ):
+        ServerConfig(log_level="loud")
+
+
+def test_a_step_must_have_room_for_every_running_sequence() -> None:
+    ServerConfig(max_num_seqs=8, max_num_batched_tokens=8)
+    with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 7 .*--max-num-seqs 8"):
+        ServerConfig(max_num_seqs=8, max_num_batched_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_gpus", "sizes"),
+    [
+        ({}, False, (64, 512)),
+        ({}, True, (256, 8192)),
+        ({"device": "cpu"}, True, (64, 512)),
+        ({"device": "cuda"}, False, (256, 8192)),
+        ({"max_num_seqs": 3}, True, (3, 8192)),
+        ({"max_num_batched_tokens": 300}, True, (256, 300)),
+    ],
+)
+def test_steps_are_larger_on_gpus_unless_flags_say_otherwise(
+    flags: dict[str, Any], has_gpus: bool, sizes: tuple[int, int]
+) -> None:
+    config = config_of(flags, has_gpus)
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("max_num_seqs", "many", "int"), ("tp", 1.5, "int"), ("api_key", "a key", "array")],
+)
+def test_a_value_of_another_type_is_refused(name: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag_name(name)}: Expected `{expected}`, got "):
+        config_of({name: value}, has_gpus=False)
+
+
+def test_values_come_from_programs_too() -> None:
+    config = config_of({"api_key": ["a"], "chat_template": Path("a")}, has_gpus=False)
+    assert (config.api_key, config.chat_template) == (("a",), "a")
+
+
+def test_there_are_1_to_16_workers() -> None:
+    ServerConfig(tp=16)
+    with pytest.raises(ConfigError, match="--tp 0 is too small; it must be at least 1"):
+        ServerConfig(tp=0)
+    with pytest.raises(ConfigError, match="--tp 17 is too large; it must be at most 16"):
+        ServerConfig(tp=17)
+
+
+def test_int8_and_another_precision_of_weights_are_not_both_possible() -> None:
+    ServerConfig(quantization="int8")
+    with pytest.raises(ConfigError, match="leave out --dtype bfloat16"):
+        ServerConfig(quantization="int8", dtype="bfloat16")

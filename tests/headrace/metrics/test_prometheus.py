@@ -1,0 +1,174 @@
+"""What /metrics says is what the board says."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State, Timing
+from headrace.config.config import ModelCard
+from headrace.metrics.exposition import Exposition
+from headrace.metrics.prometheus import (
+    COUNTERS,
+    GAUGES,
+    HISTOGRAMS,
+    HOPS,
+    MetricsPage,
+    render_metrics,
+)
+from headrace.system.procfs import PAGE_BYTES, TICK_S, ProcessStats, vitals_of
+
+SEATS = [
+    Seat("frontend", 0),
+    Seat("frontend", 1),
+    Seat("tokenizer", 0),
+    Seat("engine", 0),
+    Seat("worker", 0),
+    Seat("detokenizer", 0),
+]
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board.create(SEATS)
+    yield made
+    os.close(made.fd)
+
+
+def card(name: str) -> ModelCard:
+    return ModelCard(
+        path="",
+        name=name,
+        max_model_len=300,
+        vocab_size=1,
+        eos_token_ids=[],
+        chat_template=None,
+        special_tokens={},
+    )
+
+
+def families(board: Board, model: str = "tiny") -> dict[str, Metric]:
+    text = render_metrics(board, card(model)).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def values(family: Metric) -> dict[str, float]:
+    return {sample.labels["process"]: sample.value for sample in family.samples}
+
+
+def test_every_process_is_up_or_not(board: Board) -> None:
+    board.slot("frontend", 1).enter(State.READY)
+    up = values(families(board)["headrace:process_up"])
+    assert up == {str(seat): float(seat == Seat("frontend", 1)) for seat in SEATS}
+
+
+def test_every_counter_and_gauge_shows_its_own_field(board: Board) -> None:
+    for _, _, role, field in [*COUNTERS, *GAUGES]:
+        for slot in board.of(role):
+            slot[field] = 100 * field + slot.seat.index
+    found = families(board)
+    for name, _, role, field in [*COUNTERS, *GAUGES]:
+        expected = {str(s.seat): 100.0 * field + s.seat.index for s in board.of(role)}
+        assert values(found[f"headrace:{name}"]) == expected, name
+
+
+def test_counters_are_counters_and_gauges_are_gauges(board: Board) -> None:
+    found = families(board)
+    assert {found[f"headrace:{name}"].type for name, *_ in COUNTERS} == {"counter"}
+    assert {found[f"headrace:{name}"].type for name, *_ in GAUGES} == {"gauge"}
+
+
+def test_cache_usage_is_a_share(board: Board) -> None:
+    slot = board.slot("engine")
+    assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0}
+    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE] = 8, 6
+    assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0.25}
+
+
+def test_the_longest_callback_is_in_seconds(board: Board) -> None:
+    board.slot("frontend", 1)[Field.LONGEST_CALLBACK_NS] = 12_000_000
+    longest = values(families(board)["headrace:event_loop_longest_callback_seconds"])
+    assert longest == {"frontend 0": 0, "frontend 1": 0.012}
+
+
+def test_a_models_name_is_a_label_whatever_is_in_it(board: Board) -> None:
+    name = 'org/"ti\\ny"\n'
+    sample = families(board, name)["headrace:process_up"].samples[0]
+    assert sample.labels["model_name"] == name
+
+
+SHOWN = [span for span in Timing if span <= Timing.WHOLE]
+
+
+def test_every_histogram_shows_its_own_span(board: Board) -> None:
+    for span in SHOWN:
+        for _ in range(span + 1):
+            board.slot("frontend", 1).histogram(span).observe(1_500_000)
+    found = families(board)
+    shown = {span: found[f"headrace:{name}"].samples for name, _, span in HISTOGRAMS}
+    hops = found["headrace:request_hop_seconds"].samples
+    for hop in HOPS:
+        shown[hop] = [s for s in hops if s.labels["hop"] == hop.name.lower()]
+    assert shown.keys() == set(SHOWN)
+    for span, samples in shown.items():
+        mine = [s for s in samples if s.labels["process"] == "frontend 1"]
+        buckets = {s.labels["le"]: s.value for s in mine if "le" in s.labels}
+        assert (buckets["0.001"], buckets["0.002"], buckets["+Inf"]) == (0, span + 1, span + 1)
+        assert [s.value for s in mine if s.name.endswith("_sum")] == pytest.approx(
+            [0.0015 * (span + 1)]
+        )
+        others = [s.value for s in samples if s.labels["process"] == "frontend 0"]
+        assert not any(others)
+
+
+def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> None:
+    board.slot("frontend", 0)[Field.FORWARDED_BYTES] = 30
+    board.slot("frontend", 1)[Field.FORWARDED_BYTES] = 20
+    board.slot("tokenizer")[Field.HANDLED_BYTES] = 45
+    board.slot("tokenizer")[MESSAGES_SENT + 1] = 5
+    board.slot("detokenizer")[MESSAGES_SENT + 1] = 7
+    board.slot("frontend", 1)[Field.MESSAGES_TAKEN] = 11
+    found = families(board)
+    assert values(found["headrace:tokenizer_queue_bytes"]) == {"tokenizer 0": 5}
+    queue = values(found["headrace:frontend_queue_messages"])
+    assert queue == {"frontend 0": 0, "frontend 1": 1}
+
+
+def test_processes_that_live_tell_their_processor_time_and_memory(board: Board) -> None:
+    board.slot("engine").enter(State.READY)  # this very process
+    board.slot("worker").enter(State.READY)
+    board.slot("worker")[Field.STATE] = State.DEAD
+    found = families(board)
+    cpu = values(found["headrace:process_cpu_seconds"])
+    assert cpu.keys() == {"engine 0"}
+    assert cpu["engine 0"] >= values(found["headrace:process_busy_seconds"])["engine 0"] > 0
+    assert values(found["headrace:process_resident_memory_bytes"])["engine 0"] > 1 << 20
+
+
+def test_a_name_with_spaces_and_brackets_is_no_obstacle(tmp_path: Path) -> None:
+    stat = "7 (a) b (c) S " + " ".join(str(n) for n in range(4, 30))
+    (tmp_path / "7/task/7").mkdir(parents=True)
+    for path in ("7/stat", "7/task/7/stat"):
+        (tmp_path / path).write_text(stat)
+    (tmp_path / "7/statm").write_text("100 3 0 0 0 0 0")
+    vitals = vitals_of(7, tmp_path)
+    assert vitals == ProcessStats((14 + 15) * TICK_S, (14 + 15) * TICK_S, 3 * PAGE_BYTES)
+    assert vitals_of(8, tmp_path) is None
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_text_is_as_prometheus_client_writes_it(board: Board, dialect: str) -> None:
+    collectors = MetricsPage(board, card('a"b\\c'), dialect)._collectors
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors[:1]:  # those that read the kernel differ from call to call
+        registry.register(collector)
+
+    def lasting(text: bytes) -> list[bytes]:
+        lines = text.splitlines()
+        return [line for line in lines if b"process_" not in line]
+
+    ours = Exposition().text(collectors[0].collect())
+    assert lasting(ours) == lasting(generate_latest(registry))

@@ -1,0 +1,55 @@
+"""A heart beats for who gets something done."""
+
+import time
+from itertools import chain, repeat
+
+import pytest
+from servers import wait_until
+
+from headrace.board.board import Board, Field, Seat
+from headrace.runtime.heartbeat import MAX_WORK_S, Heartbeat
+
+
+def test_a_heart_stops_when_a_piece_of_work_takes_too_long() -> None:
+    now = 0.0
+    slot = Board.create([Seat("worker", 0)]).slot("worker")
+    heart = Heartbeat(slot, lambda: now)
+    for began_at in (0.0, 5000.0):  # between pieces it may wait for as long as it likes
+        now = began_at
+        heart.begin()
+        now = began_at + MAX_WORK_S
+        before = time.monotonic_ns()
+        assert heart.beat()
+        assert slot[Field.HEARTBEAT_NS] >= before
+        heart.end()
+    heart.begin()
+    now += MAX_WORK_S + 1
+    last = slot[Field.HEARTBEAT_NS]
+    assert not heart.beat()
+    assert slot[Field.HEARTBEAT_NS] == last
+
+
+def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
+    now, loaded = 0.0, 0
+    heart = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
+    heart.begin(lambda: loaded)
+    for _ in range(3):
+        now += MAX_WORK_S
+        loaded += 1
+        assert heart.beat()
+    now += MAX_WORK_S
+    assert heart.beat()
+    now += 1
+    assert not heart.beat()
+    loaded += 1
+    heart.end()
+    now += 1000
+    assert heart.beat()
+
+
+def test_a_heart_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    times = chain((0.0,), repeat(MAX_WORK_S + 1))
+    heart = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))
+    heart.begin()
+    heart.start()
+    wait_until(lambda: "its heart stops" in caplog.text, "it says so")

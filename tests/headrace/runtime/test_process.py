@@ -1,0 +1,195 @@
+"""How processes end that cannot start or are told to, and what one that starts gets on by."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import wait_until
+
+from headrace.board.board import Board, Field, Seat, State
+from headrace.config.config import ModelCard, TokenizerConfig
+from headrace.exit_status import ExitStatus
+from headrace.runtime.process import Context, spawn
+
+DEADLINE_S = 120
+ENDING_S = 60  # for what ends at once
+SEAT = Seat("tokenizer", 0)
+CARD = ModelCard(
+    path="",
+    name="",
+    max_model_len=1,
+    vocab_size=1,
+    eos_token_ids=[],
+    chat_template=None,
+    special_tokens={},
+)
+CONFIG = TokenizerConfig(
+    run_dir="/missing",
+    card=CARD,
+    num_frontends=1,
+    num_detokenizers=1,
+    seed=0,
+    started_at=0,
+    num_tokenizers=0,
+    max_batch_size=1,
+    batch_wait_ms=0,
+)
+DEAF = """
+import signal
+from headrace.board.board import Board, Seat
+from headrace.runtime.process import Context
+board = Board.create([Seat("engine", 0)])
+Context(board.slots[0].seat, board, board.slots[0], "info", 0).ready()
+said = "ready"
+while True:
+    try:
+        print(said, flush=True)
+        signal.pause()
+    except SystemExit:  # as where a library calls back
+        said = "lost"
+"""
+
+BUSY = """
+import ctypes
+import threading
+from headrace.board.board import Board, Seat
+from headrace.runtime.process import Context
+board = Board.create([Seat("tokenizer", 0)])
+Context(board.slots[0].seat, board, board.slots[0], "info", 0).ready()
+threading.Thread(target=threading.Event().wait).start()  # Python waits for it at its end
+print("ready", flush=True)
+ctypes.PyDLL(None).sleep(3600)  # native code that keeps the interpreter's lock
+"""
+
+FAILING = """
+import signal
+import threading
+from headrace.board.board import Board, Seat
+from headrace.logs import setup
+from headrace.runtime.process import end_with_threads
+board = Board.create([Seat("engine", 0)])
+end_with_threads(board.slots[0], setup("engine", "info"))
+threading.Thread(target={}.pop, daemon=True).start()
+signal.pause()
+"""
+
+
+def test_what_the_system_refuses_ends_a_start_with_a_word_and_no_traceback() -> None:
+    board = Board.create([SEAT, Seat("frontend", 0)])
+    assert spawn(SEAT, CONFIG, board, "info").wait(DEADLINE_S) == ExitStatus.SHORT_OF
+    words = board.slots[0].last_words
+    assert words.startswith("[Errno 2] No such file or directory")
+    assert "ipc:///missing/tokenizer-0.sock" in words
+
+
+@pytest.mark.parametrize("is_short_of_files", [True, False])
+def test_who_cannot_be_started_leaves_no_file_open(
+    is_short_of_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = Board.create([SEAT])
+    create = os.memfd_create
+
+    def refuse_notes(name: str, *flags: int) -> int:
+        if name == "headrace-note":
+            raise OSError(errno.EMFILE, "too many open files")
+        return create(name, *flags)
+
+    if is_short_of_files:
+        monkeypatch.setattr(os, "memfd_create", refuse_notes)
+    else:
+        monkeypatch.setattr(sys, "executable", "/missing")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="open files" if is_short_of_files else "/missing"):
+        spawn(SEAT, CONFIG, board, "info")
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize(("own", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_libraries_sleep_while_they_wait(
+    own: str | None, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\nenv > "$0.env"\n')
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    if own is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    else:
+        monkeypatch.setenv("OMP_WAIT_POLICY", own)
+    process = spawn(SEAT, CONFIG, Board.create([SEAT]), "info")
+    assert process.wait(DEADLINE_S) == 0
+    process.stacks.close()
+    assert f"OMP_WAIT_POLICY={policy}" in (tmp_path / "program.env").read_text().split()
+
+
+def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
+    seats = [Seat("worker", 0), Seat("worker", 1), Seat("engine", 0)]
+    board = Board.create(seats)
+    own, other, engine = board.slots
+    context = Context(own.seat, board, own, "error", os.getppid())
+    seen = [context.progress()]
+    engine[Field.PROGRESS] += 1
+    assert context.progress() == seen[-1]
+    for slot in (own, other):
+        slot[Field.PROGRESS] += 1
+        assert context.progress() != seen[-1]
+        seen.append(context.progress())
+    other[Field.PID] = os.getpid()  # and what it has in memory counts
+    assert context.progress() != seen[-1]
+    other[Field.STATE] = State.READY
+    seen.append(context.progress())
+    other[Field.PROGRESS] += 1
+    assert context.progress() == seen[-1], "who serves loads nothing"
+
+
+def test_who_does_not_serve_yet_is_ended_by_the_kernel(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    os.mkfifo(tokenizer)  # who loads it waits for ever
+    card = dataclasses.replace(CARD, path=str(tmp_path))
+    config = dataclasses.replace(CONFIG, run_dir=str(tmp_path), card=card, num_tokenizers=1)
+    process = spawn(SEAT, config, Board.create([SEAT, Seat("frontend", 0)]), "info")
+    opened: list[int] = []
+
+    def is_loading() -> bool:
+        with contextlib.suppress(OSError):  # nobody reads it
+            opened.append(os.open(tokenizer, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(opened)
+
+    wait_until(is_loading, "it loads its tokenizer", DEADLINE_S)
+    process.terminate()
+    assert process.wait(DEADLINE_S) == -signal.SIGTERM
+    os.close(opened[0])
+
+
+def test_who_has_missed_that_it_is_to_end_ends_when_told_again() -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for said in (b"ready\n", b"lost\n"):
+            assert process.stdout.readline() == said
+            process.terminate()
+        assert process.wait(DEADLINE_S) == -signal.SIGTERM
+
+
+def test_a_process_in_native_code_ends_when_told() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        try:
+            assert process.wait(ENDING_S) == -signal.SIGTERM
+        finally:
+            process.kill()
+
+
+def test_who_has_a_thread_that_fails_ends_and_says_so() -> None:
+    command = [sys.executable, "-c", FAILING]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == ExitStatus.FAILED
+    assert "engine ERROR an error that nobody has foreseen\nTraceback" in ended.stderr
+    assert "TypeError: pop expected at least 1 argument" in ended.stderr

@@ -1,0 +1,67 @@
+"""Who has more memory than a process of its kind may have."""
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.board.board import Board, Field, Seat, State
+from headrace.runtime.roles import ROLES
+from headrace.supervision.memory_watchdog import SHARES, MemoryWatchdog
+from headrace.system.machine import memory_limit
+from headrace.system.procfs import own_bytes
+
+MB = 1 << 20
+
+
+def test_there_is_a_share_for_every_role() -> None:
+    assert SHARES.keys() == ROLES.keys()
+
+
+def test_who_is_above_its_share_is_told() -> None:
+    board = Board.create([Seat("tokenizer", 0), Seat("tokenizer", 1), Seat("worker", 0)])
+    for pid, slot in enumerate(board.slots):
+        slot.enter(State.READY)
+        slot[Field.PID] = pid
+    has: dict[int, int | None] = {0: 251 * MB, 1: 250 * MB, 2: 900 * MB}
+    ceilings = MemoryWatchdog(1000 * MB)
+    told = [(board.slots[0], "has 251 MiB of memory, more than its 250")]
+    assert ceilings.passed(board.slots, has.get) == told
+    has[0] = None  # it has ended
+    assert ceilings.passed(board.slots, has.get) == []
+    has[0] = 900 * MB
+    board.slots[0][Field.STATE] = State.DEAD
+    assert ceilings.passed(board.slots, has.get) == []
+
+
+def test_memory_of_files_is_not_a_processs_own(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(64 * MB))
+    before = own_bytes(os.getpid())
+    assert before is not None
+    with (
+        (tmp_path / "weights").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as weights,
+    ):
+        assert not any(weights[:: mmap.PAGESIZE])
+        mapped = own_bytes(os.getpid())
+    with mmap.mmap(-1, 128 * MB) as hoard:
+        for page in range(0, len(hoard), mmap.PAGESIZE):
+            hoard[page] = 1
+        grown = own_bytes(os.getpid())
+    assert mapped is not None
+    assert grown is not None
+    assert mapped - before < 16 * MB
+    assert grown - mapped > 100 * MB
+    assert own_bytes(2**22 + 1) is None
+
+
+@pytest.mark.parametrize(("limit", "bytes"), [("max", 8 * MB), (str(3 * MB), 3 * MB), ("", 8 * MB)])
+def test_a_container_has_less_memory_than_the_machine(
+    tmp_path: Path, limit: str, bytes: int
+) -> None:
+    files = {"proc/meminfo": "MemTotal: 8192 kB\n", "sys/fs/cgroup/memory.max": limit}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path) == bytes

@@ -1,0 +1,53 @@
+"""The parts of the supervisor that start no process."""
+
+import signal
+
+from headrace.board.board import Seat
+from headrace.config.config import ServerConfig
+from headrace.exit_status import ExitStatus
+from headrace.runtime.roles import ROLES, title
+from headrace.supervision.supervisor import ChildDied, seats_of
+
+
+def test_there_is_a_seat_per_process() -> None:
+    config = ServerConfig(frontend_procs=2, tokenizer_procs=3, detokenizer_procs=1)
+    seats = seats_of(config)
+    assert len(seats) == len(set(seats)) == 2 + (3 + 2) + 1 + 1 + 1
+    assert [s for s in seats if s.role == "tokenizer"] == [Seat("tokenizer", i) for i in range(5)]
+    assert {seat.role for seat in seats} == set(ROLES) - {"vision", "fetcher"}
+
+
+def test_embedded_ring_has_no_process_for_gets() -> None:
+    config = ServerConfig(tokenizer_procs=3)
+    assert set(seats_of(config)) - set(seats_of(config, answers_gets=False)) == {
+        Seat("tokenizer", 4)
+    }
+
+
+def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -> None:
+    config = ServerConfig(tokenizer_procs=2, preprocess_procs=3)
+    with_images = seats_of(config, takes_images=True)
+    assert [seat for seat in with_images if seat not in seats_of(config)] == [
+        *(Seat("tokenizer", i) for i in (4, 5, 6)),
+        Seat("vision", 0),
+    ]
+    fetching = ServerConfig(allowed_media_domains=("example.com",))
+    assert Seat("fetcher", 0) in seats_of(fetching, takes_images=True)
+    assert Seat("fetcher", 0) not in seats_of(fetching)
+    mock = ServerConfig(engine="mock")
+    assert {seat.role for seat in seats_of(mock, takes_images=True)}.isdisjoint(
+        ("vision", "worker")
+    )
+
+
+def test_a_title_has_a_number_where_there_can_be_several() -> None:
+    assert title("frontend", 1) == "headrace: frontend 1"
+    assert title("engine", 0) == "headrace: engine"
+
+
+def test_a_dead_child_is_named_with_how_it_died() -> None:
+    killed = ChildDied(Seat("worker", 0), -signal.SIGKILL)
+    assert str(killed) == "worker 0 was killed by SIGKILL"
+    ended = ChildDied(Seat("engine", 0), 3, "no memory")
+    assert str(ended) == "engine 0 exited with 3 (no memory)"
+    assert (killed.exit_status, ended.exit_status) == (ExitStatus.HOPELESS, ExitStatus.BAD_MODEL)

@@ -1,0 +1,76 @@
+"""Code that takes too long is interrupted, or ends its process; other code is left alone."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from headrace.errors import InvalidValue, ModelError
+from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
+from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+# One call, quadratic, that nothing interrupts.
+SEARCH = "{% set n = messages[0].content | int %}{{ ('a' * 2 * n).rfind('ab' + 'a' * n) }}"
+STUCK = f"""
+from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
+from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+template = ChatTemplate({SEARCH!r}, {{}}, cpu_s=0.5)
+print(template.render(ChatRequest(messages=[ChatMessage("user", "3")])), flush=True)
+template.render(ChatRequest(messages=[ChatMessage("user", "1000000")]))
+"""
+
+
+def conversation(content: str) -> ChatRequest:
+    return ChatRequest(messages=[ChatMessage("user", content)])
+
+
+def timers() -> tuple[float, float]:
+    return signal.getitimer(signal.ITIMER_VIRTUAL)[0], signal.getitimer(signal.ITIMER_PROF)[0]
+
+
+def test_a_template_that_does_not_end_refuses_its_request_alone() -> None:
+    source = "{% if messages[0].content == 'x' %}" + ENDLESS + "{% endif %}fine"
+    template = ChatTemplate(source, {}, cpu_s=0.5)
+    with pytest.raises(
+        InvalidValue, match=r"takes more than 0\.5 s of CPU time for them"
+    ) as refused:
+        template.render(conversation("x"))
+    assert refused.value.param == "messages"
+    assert timers() == (0, 0)
+    assert template.render(conversation("y")) == "fine"
+    assert timers() == (0, 0)
+
+
+def test_what_cannot_be_interrupted_ends_the_process_with_last_words() -> None:
+    result = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True)
+    assert result.stdout.split() == ["-1"]
+    assert result.returncode == -signal.SIGPROF
+    assert "in render" in result.stderr
+
+
+def test_a_template_that_takes_too_long_to_compile_is_the_models_fault() -> None:
+    with pytest.raises(ModelError, match=r"chat template takes more than 0\.5 s of CPU time"):
+        ChatTemplate("{{ 9 ** (9 ** 8) }}", {}, cpu_s=0.5)
+
+
+def test_an_error_leaves_no_timer_behind() -> None:
+    with pytest.raises(ZeroDivisionError), CpuLimit(10):
+        raise ZeroDivisionError
+    assert timers() == (0, 0)
+
+
+def test_each_limit_says_its_own_time() -> None:
+    short, long = CpuLimit(10), CpuLimit(20)
+    for limit, time in ((short, "10 s"), (long, "20 s"), (short, "10 s")):
+        with pytest.raises(CpuLimitExceeded, match=f"more than {time}"), limit:
+            signal.raise_signal(signal.SIGVTALRM)
+
+
+def test_an_interrupt_leaves_no_timer_behind() -> None:
+    limit = CpuLimit(10)
+    with pytest.raises(CpuLimitExceeded), limit:
+        signal.raise_signal(signal.SIGVTALRM)
+    assert timers() == (0, 0)

@@ -1,0 +1,127 @@
+"""A grammar allows calls of the tools and nothing else, as the model's format has them."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from grammars import allows, mark_ids, matcher, some_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tool_calls import CALLS, FORECAST, NOW, tools
+
+from headrace.errors import InvalidValue, Unsupported
+from headrace.ipc.messages import Parsing
+from headrace.model.output_formats import ToolFormat
+from headrace.tokenizer_proc.grammar.tool_grammar import ToolGrammar, demanded_calls
+
+
+def grammar_of(
+    format: ToolFormat, *functions: dict[str, Any], special: bool = True, **fields: Any
+) -> str:
+    ids = mark_ids() if special else {}
+    return ToolGrammar(format, ids).of(tools(*functions), **({"may_repeat": True} | fields))
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_calls_are_allowed_as_the_model_writes_them(format: ToolFormat) -> None:
+    grammar = grammar_of(format, FORECAST, NOW)
+    assert allows(grammar, CALLS[format])
+    assert not allows(grammar, CALLS[format].replace("now", "new"))
+    assert not allows(grammar, CALLS[format].replace("city", "town"))
+    assert not allows(grammar, "I will not.")
+    assert not allows(grammar, "")
+
+
+@pytest.mark.parametrize("format", ToolFormat)
+def test_one_call_is_one(format: ToolFormat) -> None:
+    assert not allows(grammar_of(format, FORECAST, NOW, may_repeat=False), CALLS[format])
+
+
+def test_marks_that_are_special_tokens_are_written_as_such() -> None:
+    mark = mark_ids()["[TOOL_CALLS]"]
+    allowed = matcher(grammar_of(ToolFormat.MISTRAL, NOW)).compute_bitmask()
+    assert allowed[mark // 8] >> mark % 8 & 1
+    assert sum(byte.bit_count() for byte in allowed) == 1
+    assert not allows(grammar_of(ToolFormat.MISTRAL, NOW, special=False), CALLS[ToolFormat.MISTRAL])
+
+
+PARAMETERS = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "d"]),
+    st.sampled_from(
+        [
+            {"type": "integer", "minimum": 0, "maximum": 99},
+            {"type": "boolean"},
+            {"enum": ["x", "y"], "type": "string"},
+        ]
+    ),
+)
+
+
+@given(
+    format=st.sampled_from(ToolFormat),
+    properties=PARAMETERS,
+    required=st.sets(st.sampled_from(["a", "b", "c", "d"])),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=25, deadline=None)
+def test_what_is_written_under_a_grammar_is_read_as_a_call(
+    format: ToolFormat, properties: dict[str, Any], required: set[str], seed: int
+) -> None:
+    needed = sorted(required & properties.keys())
+    schema = {"type": "object", "properties": properties, "required": needed}
+    schema["additionalProperties"] = False
+    grammar = grammar_of(format, {"name": "f", "parameters": schema}, may_repeat=False)
+    text = some_text(matcher(grammar), random.Random(seed))
+    arguments = arguments_in(format, text)
+    assert set(needed) <= arguments.keys() <= properties.keys()
+    for name, value in arguments.items():
+        kind = {"integer": int, "boolean": bool, "string": str}[properties[name]["type"]]
+        assert type(value) is kind
+
+
+def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
+    """Return the arguments of a text that is one call, read in the plainest way there is."""
+    if format is ToolFormat.PYTHONIC:
+        names = {"true": True, "false": False}
+        body = text.removeprefix("[f(").removesuffix(")]")
+        pairs = [pair.split("=") for pair in body.split(", ") if pair]
+        return {n: names[value] if value in names else json.loads(value) for n, value in pairs}
+    if format is ToolFormat.QWEN3_CODER:
+        parts = [p.split(">\n", 1) for p in text.split("<parameter=")[1:]]
+        values = {name: rest.split("\n</parameter")[0] for name, rest in parts}
+        return {name: v if v in ("x", "y") else json.loads(v) for name, v in values.items()}
+    call = text[text.index("{") :]
+    found, _ = json.JSONDecoder().raw_decode(call)
+    if not format.startswith("deepseek"):
+        found = found.get("arguments", found.get("parameters"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_parameter_that_is_no_name_in_python_is_left_out_or_refused() -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a-b": {"type": "integer"}}}
+    optional = grammar_of(ToolFormat.PYTHONIC, {"name": "f", "parameters": schema})
+    assert allows(optional, "[f()]")
+    needed = {"name": "f", "parameters": schema | {"required": ["a-b"]}}
+    with pytest.raises(Unsupported, match="'a-b' cannot be a parameter's name"):
+        grammar_of(ToolFormat.PYTHONIC, needed)
+
+
+def test_arguments_are_held_to_their_schema_exactly() -> None:
+    schema = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    grammar = grammar_of(ToolFormat.LLAMA3_JSON, {"name": "f", "parameters": schema})
+    for arguments, is_valid in (
+        ('{"day": "2024-02-29", "more": 1}', True),
+        ('{"day": "2023-02-29"}', False),
+        ('{"\\u0064ay": 1}', False),
+    ):
+        assert allows(grammar, f'{{"name": "f", "parameters": {arguments}}}') == is_valid
+
+
+def test_a_schema_that_cannot_be_followed_is_refused() -> None:
+    schema = {"type": "object", "properties": {"a": {"pattern": "(?=x)"}}}
+    offered = tools({"name": "f", "parameters": schema})
+    with pytest.raises(InvalidValue, match="tools: not supported in a pattern") as refused:
+        demanded_calls(offered, Parsing(tools=ToolFormat.HERMES), {})
+    assert refused.value.param == "tools"

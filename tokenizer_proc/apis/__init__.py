@@ -1,0 +1,1 @@
+"""Request validation, one module for each API."""

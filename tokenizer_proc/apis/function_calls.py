@@ -1,0 +1,54 @@
+"""`functions` and `function_call` of a chat, which `tools` have replaced: made into those.
+
+https://platform.openai.com/docs/api-reference/chat/create#chat_create-functions
+"""
+
+from typing import TYPE_CHECKING
+
+from headrace.errors import InvalidValue
+from headrace.tokenizer_proc.apis.tool_choices import FunctionName, NamedTool
+from headrace.tokenizer_proc.apis.tools import CalledTool, Tool
+
+if TYPE_CHECKING:
+    from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+
+# The fields of `tools`, as a client that sends `functions` knows them.
+NAMES = {
+    "tools": "functions",
+    "tools[].function.name": "functions[].name",
+    "tools[].function.parameters.type": "functions[].parameters.type",
+    "tool_choice": "function_call",
+    "tool_choice.function.name": "function_call.name",
+}
+
+
+def take_functions(request: "ChatRequest") -> None:
+    """Put tools in the place of a request's functions. An answer calls one of them at most.
+
+    Raises:
+        InvalidValue: there are tools, too, or a function is demanded where there is none.
+    """
+    if request.functions is None:
+        if isinstance(request.function_call, FunctionName):
+            raise InvalidValue(
+                "function_call: there must be 'functions' to choose from", "function_call"
+            )
+        return
+    if request.tools is not None or request.tool_choice is not None:
+        raise InvalidValue("functions: not together with 'tools'", "functions")
+    request.tools = [Tool(function) for function in request.functions]
+    wanted = request.function_call
+    request.tool_choice = NamedTool(wanted) if isinstance(wanted, FunctionName) else wanted
+    request.parallel_tool_calls = False
+
+
+def take_called(messages: "list[ChatMessage]") -> None:
+    """Put calls of tools, and what tools answer, in the place of those of functions."""
+    last = ""
+    for index, message in enumerate(messages):
+        if message.function_call is not None:
+            last = f"call{index:05}"  # nine characters, as Mistral's templates want
+            message.tool_calls = [CalledTool(message.function_call, id=last)]
+            message.function_call = None
+        elif message.role == "function":
+            message.role, message.tool_call_id = "tool", last

@@ -1,0 +1,51 @@
+"""Content of other APIs' messages, text and images, as a chat has it. Pure.
+
+Errors name an image as a chat does; `image_names` says what its client calls it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.tokenizer_proc.apis.openai import IMAGE_PART
+
+Object = dict[str, Any]
+Content = str | list[Object]  # of a message: a text, or parts
+CAME_AS = "came_as"  # of an image part, the field that it was; chats know of no such field
+
+
+def text_part(text: str) -> Object:
+    """Return a part that is text."""
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str, detail: str, came_as: str) -> Object:
+    """Return a part that is an image."""
+    return {"type": IMAGE_PART, IMAGE_PART: {"url": url, "detail": detail}, CAME_AS: came_as}
+
+
+def plain(parts: list[Object]) -> Content:
+    """Return parts as a message's content: a text, its parts on lines of their own, if all are."""
+    if any(part["type"] == IMAGE_PART for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def joined(first: Content, second: Content) -> Content:
+    """Return the content of two messages as one's."""
+    return plain([*parts_of(first), *parts_of(second)])
+
+
+def parts_of(content: Content) -> list[Object]:
+    """Return content as parts."""
+    return [text_part(content)] if isinstance(content, str) else content
+
+
+def image_names(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the images of a chat are called where they came, by their names in the chat."""
+    return {
+        f"messages[{i}].content[{j}].{IMAGE_PART}": part[CAME_AS]
+        for i, message in enumerate(messages)
+        if isinstance(message.get("content"), list)
+        for j, part in enumerate(message["content"])
+        if CAME_AS in part
+    }

@@ -1,0 +1,80 @@
+"""The bodies of requests that compare texts, and their validation.
+
+As vLLM serves them: `/v1/rerank` in Jina's and Cohere's shape, `/v1/score` in its own.
+https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
+"""
+
+import msgspec
+
+from headrace.errors import InvalidValue
+from headrace.tokenizer_proc.apis.openai import MAX_EMBEDDING_INPUTS, Body, check_not_empty
+from headrace.tokenizer_proc.apis.sampling import check_length, check_ranges
+
+
+class Document(msgspec.Struct):
+    """A text as Jina and Cohere wrap it."""
+
+    text: str
+
+
+class RerankRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/rerank`. `top_n` of 0 or null is all documents."""
+
+    query: str
+    documents: list[str | Document]
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool = True
+    user: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+
+class ScoreRequest(msgspec.Struct, kw_only=True):
+    """The body of `/v1/score`: one text beside one or many, or as many beside as many."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+
+
+RERANK = Body(RerankRequest)
+SCORE = Body(ScoreRequest)
+
+
+def decode_rerank(body: bytes | memoryview) -> RerankRequest:
+    """Decode and check the body of `/v1/rerank`."""
+    request: RerankRequest = RERANK.decode(body)
+    check_ranges(request)
+    check_not_empty(request.documents, "documents")
+    check_length("documents", len(request.documents), MAX_EMBEDDING_INPUTS - 1)
+    return request
+
+
+def decode_score(body: bytes | memoryview) -> ScoreRequest:
+    """Decode and check the body of `/v1/score`."""
+    request: ScoreRequest = SCORE.decode(body)
+    check_ranges(request)
+    first, second = text_list(request.text_1), text_list(request.text_2)
+    check_not_empty(first, "text_1")
+    check_not_empty(second, "text_2")
+    check_length("text_2", len(second), MAX_EMBEDDING_INPUTS // 2)
+    if len(first) not in (1, len(second)):
+        raise InvalidValue(
+            f"text_1: must have one text, or as many as text_2, {len(second)}, not {len(first)}",
+            "text_1",
+        )
+    return request
+
+
+def text_list(texts: str | list[str]) -> list[str]:
+    """Return one text or several as a list."""
+    return [texts] if isinstance(texts, str) else texts

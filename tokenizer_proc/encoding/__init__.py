@@ -1,0 +1,1 @@
+"""Text to token ids: chat templates, encoders."""

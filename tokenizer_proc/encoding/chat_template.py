@@ -1,0 +1,361 @@
+"""Chat templates: a conversation as the text the model was trained on.
+
+Templates come with models and are code: they run in Jinja's sandbox, for so much CPU time and no
+more (`cpu_limit.py`), in this process and in no other. Those that come with a request have a limit
+of memory, too. The environment follows `transformers`
+(trim_blocks, lstrip_blocks, loop controls, `generation` blocks, `raise_exception`, `strftime_now`,
+`tojson` without escaping), so that templates written for it render the same.
+"""
+
+import contextlib
+import datetime
+import json
+import secrets
+from typing import Any, NamedTuple, Protocol
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from headrace.errors import InvalidValue, ModelError, Unsupported
+from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
+from headrace.system.memory_limit import MemoryLimit
+from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.tools import as_template_call
+from headrace.tokenizer_proc.encoding.generic_tools import describe_tools, plain_messages
+from headrace.tokenizer_proc.encoding.message_content import add_text, parts_of, plain_text
+from headrace.tokenizer_proc.jobs.stages import Text
+
+OPTIONAL: dict[str, Any] = {"tools": None, "documents": None}  # as in transformers
+REMEDIES = {
+    "tools": "; with --tool-call-parser auto or hermes a message describes them",
+    "documents": "; write them into a message",
+}
+PROBE = "headrace"
+TEMPLATE_BYTES = 512 << 20  # that a request's own may take; a body has 32 MB at most
+TEMPLATE_CPU_S = 2.0  # 30 MB of text take 0.03 s, 300,000 messages 0.7 s
+
+# What Python code that a template calls may raise, beside Jinja's own errors.
+TEMPLATE_FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+class TemplateRefusal(jinja2.TemplateError):
+    """The template itself refuses the conversation, through `raise_exception`."""
+
+
+class GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %}` and its end, around what models are trained to say: what is within."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return what is within, whose variables are its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _raise(message: str) -> None:
+    raise TemplateRefusal(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+class Conversation(Protocol):
+    """What a template is given."""
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """The messages, in order."""
+        ...
+
+    @property
+    def add_generation_prompt(self) -> bool | None:
+        """Whether the prompt is ready for the assistant's answer; by default it is."""
+        ...
+
+    @property
+    def continue_final_message(self) -> bool:
+        """Whether the prompt ends where the last message does, to be continued."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """A template to use instead of the model's."""
+        ...
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """More variables, the client's, tools and documents among them."""
+        ...
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once."""
+
+    def __init__(
+        self,
+        source: str | None,
+        special_tokens: dict[str, str],
+        cpu_s: float = TEMPLATE_CPU_S,
+        trusts_requests: bool = False,
+        takes_images: bool = False,
+        describes_tools: bool = False,
+    ) -> None:
+        """Compile `source`; a model without a template refuses conversations.
+
+        With `trusts_requests`, a request may bring a template of its own; with `takes_images`,
+        messages may have parts that are images; with `describes_tools`, a message describes tools
+        where a template has no place for them.
+
+        Raises:
+            ModelError: the template is not valid Jinja.
+        """
+        self._limit = CpuLimit(cpu_s)
+        self._memory = MemoryLimit(TEMPLATE_BYTES)
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", GenerationBlocks],
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+        self._environment = environment
+        self._trusts_requests = trusts_requests
+        self._takes_images = takes_images
+        self._describes_tools = describes_tools
+        self._wants_parts = False  # even for content that is a text
+        self._special_tokens = special_tokens
+        try:
+            self._template = None if source is None else self._compiled(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ModelError(f"the model's chat template, line {error.lineno}: {error}") from error
+        except CpuLimitExceeded as error:
+            raise ModelError(f"the model's chat template takes {error} to compile") from error
+        self._wants_parts = takes_images and self._loses_text()
+
+    def _loses_text(self) -> bool:
+        """Whether the model's template has no place for content that is not a list of parts."""
+        probe = ChatRequest(messages=[ChatMessage("user", PROBE)])
+        try:
+            return self._template is not None and PROBE not in self.render(probe)
+        except InvalidValue:
+            return True
+
+    def render(self, request: Conversation) -> str:
+        """Return the prompt of a conversation, by default ready for the assistant's answer.
+
+        Raises:
+            InvalidValue: the template does not take these messages, or is not valid itself.
+            Unsupported: the request brings a template, and is not trusted with it.
+        """
+        template = self._template_for(request)
+        messages = [self._as_template_message(m, i) for i, m in enumerate(request.messages)]
+        variables = OPTIONAL | self._special_tokens | request.variables
+        if self._describes_tools and "tools" not in template.variables:
+            messages = self._with_described_tools(template, messages, variables.pop("tools"))
+        for name in OPTIONAL:
+            if variables.get(name) and name not in template.variables:
+                raise Unsupported(
+                    f"{name}: the chat template has no place for them{REMEDIES[name]}", name
+                )
+        continues, begins = request.continue_final_message, request.add_generation_prompt
+        variables |= {
+            "messages": messages,
+            "add_generation_prompt": not continues if begins is None else begins,
+        }
+        if not continues:
+            return self._rendered(template, variables)
+        # The mark ends with a space: a template that cuts it off cuts the message's own, too.
+        mark = secrets.token_hex(8)
+        add_text(messages[-1], mark + " ")
+        text, found, rest = self._rendered(template, variables).rpartition(mark)
+        if not found:
+            raise InvalidValue(
+                "continue_final_message: the chat template leaves the last message out",
+                "continue_final_message",
+            )
+        return text if rest.startswith(" ") else text.rstrip()
+
+    @property
+    def lacks_tools(self) -> bool:
+        """Whether tools are described in a message, since the model's template lacks them."""
+        template = self._template
+        return self._describes_tools and template is not None and "tools" not in template.variables
+
+    def _with_described_tools(
+        self, template: "Compiled", messages: list[dict[str, Any]], tools: list[Any] | None
+    ) -> list[dict[str, Any]]:
+        """Return messages that say what a template without tools cannot."""
+        if not template.writes_calls:
+            messages = plain_messages(messages)
+        if not tools:
+            return messages
+        return describe_tools(messages, tools, self._takes_system(template))
+
+    def _takes_system(self, template: "Compiled") -> bool:
+        """Whether a template has a place for a system message."""
+        said = [{"role": "system", "content": PROBE}, {"role": "user", "content": "Hi"}]
+        variables = OPTIONAL | self._special_tokens | {"messages": said}
+        try:
+            return PROBE in self._filled(template, {"add_generation_prompt": True} | variables)
+        except (*TEMPLATE_FAILURES, CpuLimitExceeded, MemoryError):
+            return False
+
+    def to_encode(self, text: str, special: bool | None = None) -> Text:
+        """Return a rendered conversation as it is to be encoded.
+
+        Args:
+            special: whether special tokens go around it. Where nobody says, it is as transformers'
+                processors have it: for models that take images, unless the text begins with one.
+        """
+        if special is None:
+            first = self._special_tokens.get("bos_token")
+            special = self._takes_images and not (first and text.startswith(first))
+        return Text(text, special)
+
+    def _as_template_message(self, message: ChatMessage, index: int) -> dict[str, Any]:
+        where = f"messages[{index}].content"
+        has_parts = self._takes_images and isinstance(message.content, list)
+        if self._wants_parts or has_parts:
+            return as_template_message(message, index, parts_of(message, where))
+        return as_template_message(message, index, plain_text(message, where))
+
+    def _compiled(self, source: str) -> "Compiled":
+        with self._limit:  # constants are computed here
+            names = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+            template = self._environment.from_string(source)
+        # Every rendering copies them, and a ChainMap is slow to copy.
+        template.globals = dict(template.globals)
+        return Compiled(template, frozenset(names), "tool_calls" in source)
+
+    def _template_for(self, request: Conversation) -> "Compiled":
+        source = request.chat_template
+        if source is None:
+            if self._template is None:
+                raise InvalidValue(
+                    "messages: this model has no chat template; use /v1/completions", "messages"
+                )
+            return self._template
+        if not self._trusts_requests:
+            raise Unsupported(
+                "chat_template: this server takes none from requests "
+                "(--trust-request-chat-template)",
+                "chat_template",
+            )
+        try:
+            with self._memory:
+                return self._compiled(source)
+        except (jinja2.TemplateSyntaxError, RecursionError, CpuLimitExceeded) as error:
+            raise InvalidValue(
+                f"chat_template: cannot be compiled: {error}", "chat_template"
+            ) from error
+        except MemoryError as error:
+            raise too_much_memory() from error
+
+    def _rendered(self, template: "Compiled", variables: dict[str, Any]) -> str:
+        try:
+            return self._filled(template, variables)
+        except CpuLimitExceeded as error:
+            raise InvalidValue(
+                f"messages: the chat template takes {error} for them", "messages"
+            ) from error
+        except MemoryError as error:
+            raise too_much_memory() from error
+        except TEMPLATE_FAILURES as error:
+            raise InvalidValue(
+                f"messages: the chat template refuses them: {error}", "messages"
+            ) from error
+
+    def _filled(self, template: "Compiled", variables: dict[str, Any]) -> str:
+        """Render; some templates take arguments of calls in one form only, see `other_forms`."""
+        with self._limit, contextlib.nullcontext() if template is self._template else self._memory:
+            try:
+                return template.code.render(variables)
+            except TEMPLATE_FAILURES as error:
+                functions = functions_of(variables["messages"])
+                for form in other_forms([one["arguments"] for one in functions], error):
+                    for function, arguments in zip(functions, form, strict=True):
+                        function["arguments"] = arguments
+                    with contextlib.suppress(*TEMPLATE_FAILURES):
+                        return template.code.render(variables)
+                raise
+
+
+def too_much_memory() -> InvalidValue:
+    """The error for a template that a request has brought."""
+    return InvalidValue(
+        f"chat_template: takes more than {TEMPLATE_BYTES >> 20} MB of memory", "chat_template"
+    )
+
+
+class Compiled(NamedTuple):
+    """A template, the names of the variables that it looks at, and whether it writes calls."""
+
+    code: jinja2.Template
+    variables: frozenset[str]
+    writes_calls: bool
+
+
+def as_template_message(
+    message: ChatMessage, index: int, content: str | list[dict[str, str]] | None
+) -> dict[str, Any]:
+    """Return a message as templates expect it: absent fields absent."""
+    fields: dict[str, Any] = {"role": message.role, "content": content}
+    thoughts = {"reasoning_content": message.thoughts, "reasoning": message.thoughts}
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id} | thoughts
+    fields |= {name: value for name, value in optional.items() if value is not None}
+    if message.tool_calls:
+        where = f"messages[{index}].tool_calls"
+        fields["tool_calls"] = [
+            as_template_call(call, f"{where}[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    return fields
+
+
+def functions_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the functions that are called in a conversation."""
+    return [call["function"] for message in messages for call in message.get("tool_calls", ())]
+
+
+def other_forms(arguments: list[Any], error: Exception) -> list[list[Any]]:
+    """Return what else the arguments of calls may be after a template has failed with `error`.
+
+    A template that adds them to a text wants JSON; one that goes through their names wants objects,
+    and is given an empty one where a call was cut off.
+    """
+    forms: list[list[Any]] = []
+    if isinstance(error, TypeError) and any(isinstance(one, dict) for one in arguments):
+        forms.append([one if isinstance(one, str) else _to_json(one) for one in arguments])
+    if any(isinstance(one, str) for one in arguments):
+        forms.append([{} if isinstance(one, str) else one for one in arguments])
+    return forms

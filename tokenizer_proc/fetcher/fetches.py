@@ -1,0 +1,117 @@
+"""What is being fetched: the images of a request together, some requests at a time.
+
+A request that was here when a fetcher died is handled alone, so that it is known what kills. One
+whose host is slow waits for others of that host, before it takes a place that is everybody's.
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from typing import assert_never
+from weakref import WeakValueDictionary
+
+from headrace.board.board import Field, Slot
+from headrace.ipc.messages import Fetch, Forget, ToFetcher
+from headrace.logs import log_failure
+from headrace.tokenizer_proc.fetcher.download import Budget, Downloads, File, Refused, host_in
+from headrace.tokenizer_proc.fetcher.replies import Replies
+
+MAX_FETCHES = 16  # at a time; each has files of --max-body-bytes at most
+MAX_OF_HOST = 8  # of these
+
+log = logging.getLogger(__name__)
+
+
+class Fetches:
+    """The requests of all processes.
+
+    Args:
+        max_bytes: of the files of a request together.
+        slot: of this process, where they are counted.
+    """
+
+    def __init__(self, downloads: Downloads, replies: Replies, max_bytes: int, slot: Slot) -> None:
+        self._downloads = downloads
+        self._replies = replies
+        self._max_bytes = max_bytes
+        self._slot = slot
+        self._places = asyncio.Semaphore(MAX_FETCHES)
+        self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._alone = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()  # else nobody would hold them
+        self._unready: dict[int, asyncio.Task[None]] = {}  # of these, by the ids of requests
+
+    def take(self, message: ToFetcher) -> None:
+        """Begin with what is asked for, or let it be; what is ready is answered nevertheless."""
+        match message:
+            case Fetch():
+                self._begin(message)
+            case Forget(id):
+                if (task := self._unready.pop(id, None)) is not None:
+                    task.cancel()
+            case _:
+                assert_never(message)
+
+    def _begin(self, fetch: Fetch) -> None:
+        work = self._suspect(fetch) if fetch.is_suspect else self._unsuspected(fetch)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        self._unready[fetch.id] = task
+        task.add_done_callback(self._tasks.discard)
+
+    async def _unsuspected(self, fetch: Fetch) -> None:
+        async with AsyncExitStack() as places:
+            for host in sorted(set(map(host_in, fetch.urls))):  # in one order: no deadlock
+                of_host = self._hosts.setdefault(host, asyncio.Semaphore(MAX_OF_HOST))
+                await places.enter_async_context(of_host)
+            await places.enter_async_context(self._places)
+            await self._fetch(fetch)
+
+    async def _suspect(self, fetch: Fetch) -> None:
+        """Fetch with nobody beside it."""
+        async with self._alone, AsyncExitStack() as places:
+            for _ in range(MAX_FETCHES):
+                await places.enter_async_context(self._places)
+            self._slot[Field.AT_HAND] = fetch.id
+            try:
+                await self._fetch(fetch)
+            finally:
+                self._slot[Field.AT_HAND] = 0
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        """Fetch all images of a request; at the first that is refused, let the others be."""
+        budget = Budget(self._max_bytes)
+        files: dict[int, File] = {}
+
+        async def fetch_one(place: int, url: str) -> None:
+            try:
+                files[place] = await self._downloads.fetch(url, budget)
+            except Refused as refused:
+                raise FailedAt(place, str(refused)) from None
+            except Exception as error:  # whatever a server makes httpx do
+                log_failure(log, f"image {place} of request {fetch.id:x} cannot be fetched", error)
+                raise FailedAt(place, "cannot be fetched") from error
+
+        failed: list[FailedAt] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place, url in enumerate(fetch.urls):
+                    group.create_task(fetch_one(place, url))
+        except* FailedAt as failures:
+            failed += [one for one in failures.exceptions if isinstance(one, FailedAt)]
+        self._unready.pop(fetch.id, None)  # an answer is given whole: files wait to be read
+        if failed:
+            self._slot.add(Field.FETCH_REFUSALS)
+            await self._replies.refuse(fetch, failed[0].place, failed[0].why)
+        else:
+            self._slot.add(Field.FETCHED_IMAGES, len(files))
+            await self._replies.send(fetch, [files[place] for place in range(len(files))])
+
+
+class FailedAt(Exception):
+    """One of a request's images is refused."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place = place
+        self.why = why

@@ -1,0 +1,1 @@
+"""Grammars of structured output and tool calls."""

@@ -1,0 +1,142 @@
+"""Constraints made into grammars by a process that may fail (`grammar_checker.py`), and kept.
+
+That process is started when the first constraint comes, and again after one that was too much for
+it. A thread talks to it; requests that wait for it are laid aside (`stages.Check`).
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+
+import msgspec
+
+from headrace.config.config import ModelCard
+from headrace.errors import InvalidValue, Unsupported
+from headrace.tokenizer_proc.apis.constraints import Constraint
+from headrace.tokenizer_proc.grammar.grammar_checker import CPU_S, Task, Verdict, read, write
+from headrace.tokenizer_proc.jobs.stages import Check, Encoding
+
+DEADLINE_S = 60.0  # for a verdict, with all that is loaded before the first
+MAX_KEPT = 128  # verdicts; the one that was asked for longest ago goes first
+TRY_AGAIN = Verdict(error="could not be compiled; try again", may_change=True)
+
+log = logging.getLogger(__name__)
+
+
+class Grammars:
+    """What is known of the grammars of one model.
+
+    Args:
+        follows: whether the engine can; a mock cannot.
+    """
+
+    def __init__(self, card: ModelCard, follows: bool = True) -> None:
+        self._card = card
+        self._deadline_s = DEADLINE_S
+        self._follows = follows
+        self._kept: OrderedDict[bytes, Check[Verdict]] = OrderedDict()
+        self._wanted: queue.SimpleQueue[tuple[Constraint, Check[Verdict]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_told = False  # the process, whose tokens grammars are for
+        title = f"headrace: grammars of {os.getpid()}"
+        self._task = Task(card.path, card.vocab_size, card.eos_token_ids, title)
+
+    def compiled(self, param: str, constraint: Constraint) -> Encoding[bytes]:
+        """Return the grammar that a constraint, of the field `param`, comes to.
+
+        Raises:
+            InvalidValue: it is wrong, or takes too much.
+            Unsupported: this server follows no grammars.
+        """
+        if not self._follows:
+            raise Unsupported(f"{param}: --engine mock follows no grammar", param)
+        if not self._card.eos_token_ids:
+            raise Unsupported(f"{param}: this model has no token that ends a text", param)
+        check = self._check(constraint)
+        if check.found is None:
+            yield check
+        verdict = check.found
+        assert verdict is not None
+        if not verdict.is_supported:
+            raise Unsupported(
+                f"{param}: this model's tokenizer allows no grammar: {verdict.error}", param
+            )
+        if verdict.error:
+            raise InvalidValue(f"{param}: {verdict.error}", param)
+        return verdict.grammar
+
+    def _check(self, constraint: Constraint) -> Check[Verdict]:
+        key = hashlib.blake2b(msgspec.msgpack.encode(constraint), digest_size=16).digest()
+        check = self._kept.get(key)
+        if check is None or (check.found is not None and check.found.may_change):
+            check = self._kept[key] = Check()
+            self._wanted.put((constraint, check))
+            if len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._ask_all, name="grammars", daemon=True)
+                self._thread.start()
+        self._kept.move_to_end(key)
+        return check
+
+    def _ask_all(self) -> None:
+        """Have constraints checked, one after another, as long as this process lives."""
+        while True:
+            constraint, check = self._wanted.get()
+            try:
+                check.found = self._ask(constraint)
+            except OSError as error:  # the system is short of processes, say
+                log.warning("%s cannot be started: %s", self._task.title, error)
+                check.found = TRY_AGAIN
+
+    def _ask(self, constraint: Constraint) -> Verdict:
+        process = self._process = self._process or start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        verdict, began_at = None, time.monotonic()
+        # Who hangs takes no CPU time.
+        killer = threading.Timer(self._deadline_s, process.kill)
+        killer.start()
+        with contextlib.suppress(BrokenPipeError):
+            if not self._is_told:
+                write(process.stdin, self._task)
+                self._is_told = True
+            write(process.stdin, constraint)
+            verdict = read(process.stdout, Verdict)
+        killer.cancel()
+        if verdict is not None:
+            if verdict.detail:
+                log.info("a %s is refused: %s", constraint.kind, verdict.detail)
+            return verdict
+        with contextlib.suppress(BrokenPipeError):  # what was not written yet
+            process.stdin.close()
+        process.stdout.close()
+        code = process.wait()
+        self._process, self._is_told = None, False
+        if time.monotonic() - began_at >= self._deadline_s:
+            log.warning("%s hung; it has been ended", self._task.title)
+            return TRY_AGAIN
+        log.warning("a %s was too much to compile: exit code %d", constraint.kind, code)
+        if code == -signal.SIGPROF:
+            return Verdict(error=f"takes more than {CPU_S:g} s of CPU time to compile")
+        return Verdict(error="takes too much memory to compile")
+
+
+def start() -> "subprocess.Popen[bytes]":
+    """Start a process that checks. It ends with its input."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "headrace.tokenizer_proc.grammar.grammar_checker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

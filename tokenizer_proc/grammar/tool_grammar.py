@@ -1,0 +1,291 @@
+"""The grammar of an answer that calls tools, or may: because `tool_choice` demands a call, or
+beside what the text has to be otherwise.
+
+It is llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md), and
+writes calls as the model's chat template does; `detokenizer_proc/parsers/` reads them.
+"""
+
+import contextlib
+import json
+import keyword
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.errors import InvalidValue, Unsupported
+from headrace.ipc.messages import Parsing
+from headrace.model.output_formats import TOOL_MARKS, ToolFormat
+from headrace.tokenizer_proc.apis.constraints import (
+    MAX_GRAMMAR_CHARACTERS,
+    Constraint,
+    quoted,
+    spelled,
+)
+from headrace.tokenizer_proc.apis.tools import Tool, is_string
+from headrace.tokenizer_proc.grammar.exact_schemas import exact
+
+Schema = dict[str, Any]
+
+NAME = "\N{NULL}"  # in the place of a function's name
+NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+# As `json.dumps` writes, and models were taught; free spaces would go on for ever.
+SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+DEFINITIONS = ("$defs", "definitions")
+
+
+class Writing(NamedTuple):
+    """What stands around calls and between them, and around the arguments of each."""
+
+    head: str
+    tail: str
+    between: str = ""
+    begin: str = ""
+    end: str = ""
+
+
+WRITINGS = {
+    ToolFormat.HERMES: Writing(
+        f'<tool_call>\n{{"name": "{NAME}", "arguments": ', "}\n</tool_call>", "\n"
+    ),
+    ToolFormat.QWEN3_CODER: Writing(
+        f"<tool_call>\n<function={NAME}>\n", "</function>\n</tool_call>", "\n"
+    ),
+    ToolFormat.LLAMA3_JSON: Writing(f'{{"name": "{NAME}", "parameters": ', "}", "; "),
+    ToolFormat.MISTRAL: Writing(
+        f'{{"name": "{NAME}", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]"
+    ),
+    ToolFormat.PYTHONIC: Writing(f"{NAME}(", ")", ", ", "[", "]"),
+    ToolFormat.DEEPSEEK_V3: Writing(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{NAME}\n```json\n",
+        "\n```<｜tool▁call▁end｜>",
+        "\n",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    ToolFormat.DEEPSEEK_V31: Writing(
+        f"<｜tool▁call▁begin｜>{NAME}<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+}
+
+
+def demanded_calls(
+    tools: list[Tool], parsing: Parsing, special_tokens: Mapping[str, int]
+) -> tuple[str, Constraint]:
+    """Return what an answer has to be that calls some of `tools`, and the field that says so.
+
+    Raises:
+        Unsupported, InvalidValue: there is no such grammar, or it is too large.
+    """
+    return "tool_choice", Constraint("lark", grammar_of_calls(tools, parsing, special_tokens))
+
+
+def or_calls_of(
+    tools: list[Tool],
+    constraint: tuple[str, Constraint],
+    parsing: Parsing,
+    special_tokens: Mapping[str, int],
+) -> tuple[str, Constraint]:
+    """Return what an answer has to be that may call some of `tools` instead, and its field.
+
+    Arguments follow a tool's schema where a grammar can follow it; else they are JSON under the
+    names of its parameters. A structural tag stays as it is: it says itself where calls are.
+
+    Raises:
+        Unsupported, InvalidValue: there is no such grammar, or it is too large.
+    """
+    param, wanted = constraint
+    if wanted.kind == "structural_tag":
+        return constraint
+    loose = grammar_of_calls(list(map(loosened, tools)), parsing, special_tokens, wanted.space)
+    calls = [loose]
+    with contextlib.suppress(InvalidValue, Unsupported):
+        calls.insert(0, grammar_of_calls(tools, parsing, special_tokens, wanted.space))
+    return param, msgspec.structs.replace(wanted, calls=tuple(calls))
+
+
+def grammar_of_calls(
+    tools: list[Tool], parsing: Parsing, special_tokens: Mapping[str, int], space: str | None = None
+) -> str:
+    """Return the grammar of calls of some of `tools`; see `ToolGrammar`."""
+    assert parsing.tools is not None
+    marks = TOOL_MARKS[parsing.tools]
+    special = {mark: special_tokens[mark] for mark in marks if mark in special_tokens}
+    try:
+        source = ToolGrammar(parsing.tools, special, space).of(tools, not parsing.has_one_call)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"tools: {error}", "tools") from None
+    if len(source) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidValue(
+            f"tools: must have at most {MAX_GRAMMAR_CHARACTERS} characters where a grammar holds "
+            f"calls, not {len(source)}",
+            "tools",
+        )
+    return source
+
+
+def loosened(tool: Tool) -> Tool:
+    """Return a tool of whose parameters no more is said than their names, and which are strings."""
+    properties = {
+        name: {"type": "string"} if is_string(one) else {}
+        for name, one, _ in properties_of(tool.function.parameters or {})
+    }
+    needed = [
+        name for name, _, is_needed in properties_of(tool.function.parameters or {}) if is_needed
+    ]
+    schema = {"type": "object", "properties": properties, "required": needed}
+    function = msgspec.structs.replace(tool.function, parameters=schema)
+    return msgspec.structs.replace(tool, function=function)
+
+
+class ToolGrammar:
+    """Makes grammars for one model.
+
+    Args:
+        special: the ids of marks that are special tokens; others are written as text.
+        space: what may be between the parts of an answer in JSON that may be in the place of calls.
+            llguidance's lexer does not look back, so calls that are JSON are then spaced alike.
+    """
+
+    def __init__(
+        self, format: ToolFormat, special: Mapping[str, int], space: str | None = None
+    ) -> None:
+        self._format = format
+        self._special = special
+        self._space = space if format is ToolFormat.LLAMA3_JSON else None
+
+    def of(self, tools: list[Tool], may_repeat: bool) -> str:
+        """Return the grammar of calls of `tools`, one or several.
+
+        Raises:
+            Unsupported: a parameter cannot be written in this format.
+        """
+        writing = WRITINGS[self._format]
+        rules = []
+        for index, tool in enumerate(tools):
+            if self._space is not None:
+                value = json_value(call_schema(tool), spacing_of(self._space))
+                rules.append(f"c{index}: {value}")
+                continue
+            head = writing.head.replace(NAME, tool.function.name)
+            call = self._joined(self._text(head), f"a{index}", self._text(writing.tail))
+            rules.append(f"c{index}: {call}")
+            rules += self._arguments(f"a{index}", tool.function.parameters or NO_ARGUMENTS)
+        rules.append("call: " + " | ".join(f"c{index}" for index in range(len(tools))))
+        more = f"({self._joined(self._text(writing.between), 'call')})*" if may_repeat else ""
+        calls = self._joined(self._text(writing.begin), "call", more, self._text(writing.end))
+        return "\n".join([f"start: {calls}", *rules])
+
+    def _arguments(self, rule: str, schema: Schema) -> list[str]:
+        """Return the rules of a tool's arguments."""
+        match self._format:
+            case ToolFormat.PYTHONIC:
+                return python_arguments(rule, schema)
+            case ToolFormat.QWEN3_CODER:
+                return tagged_arguments(rule, schema)
+            case _:
+                return [f"{rule}: {json_value({'type': 'object'} | schema)}"]
+
+    def _text(self, text: str) -> str:
+        return spelled(text, self._special)
+
+    @staticmethod
+    def _joined(*parts: str) -> str:
+        return " ".join(part for part in parts if part)
+
+
+def call_schema(tool: Tool) -> Schema:
+    """Return the schema of a call in Llama's JSON, definitions at its root."""
+    arguments = {"type": "object"} | (tool.function.parameters or NO_ARGUMENTS)
+    shared = {name: arguments.pop(name) for name in DEFINITIONS if name in arguments}
+    return shared | {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def spacing_of(space: str) -> Schema:
+    """Return llguidance's options for JSON with `space`, a regex, between its parts."""
+    return {"whitespace_flexible": bool(space), "whitespace_pattern": space or None}
+
+
+def json_value(schema: Schema, spacing: Schema = SPACING) -> str:
+    """Return what a value under a schema is.
+
+    Raises:
+        ValueError, RecursionError: the schema has what cannot be followed.
+    """
+    exactly = {**exact(schema), "x-guidance": spacing}
+    return "%json " + json.dumps(exactly, ensure_ascii=False)
+
+
+def properties_of(schema: Schema) -> list[tuple[str, Schema, bool]]:
+    """Return each property of an object, its schema, and whether it has to be there."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return []
+    needed = required if isinstance(required, list) else []
+    shared = {name: schema[name] for name in DEFINITIONS if name in schema}
+    return [
+        (name, shared | one if isinstance(one, dict) else shared, name in needed)
+        for name, one in properties.items()
+    ]
+
+
+def python_arguments(rule: str, schema: Schema) -> list[str]:
+    """Return the rules of `a=1, b=2`, where what is optional may be left out."""
+    properties = [
+        (name, one, is_needed)
+        for name, one, is_needed in properties_of(schema)
+        if is_needed or is_python_name(name)
+    ]
+    rules = [f"{rule}: {rule}_first0"]
+    for index, (name, one, is_needed) in enumerate(properties):
+        if not is_python_name(name):
+            raise Unsupported(f"tools: '{name}' cannot be a parameter's name in Python", "tools")
+        item, more = f"{rule}_item{index}", f"{rule}_more{index + 1}"
+        skipped = "" if is_needed else f" | {rule}_first{index + 1}"
+        rules += [
+            f"{item}: {quoted(name + '=')} {rule}_value{index}",
+            f"{rule}_value{index}: {json_value(one)}",
+            f"{rule}_first{index}: {item} {more}{skipped}",
+            f'{rule}_more{index}: (", " {item}){"" if is_needed else "?"} {more}',
+        ]
+    num = len(properties)
+    return [*rules, f'{rule}_first{num}: ""', f'{rule}_more{num}: ""']
+
+
+def is_python_name(name: str) -> bool:
+    """Whether an argument may be called so."""
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def tagged_arguments(rule: str, schema: Schema) -> list[str]:
+    """Return the rules of Qwen3-Coder's parameters, each with its tags."""
+    names, rules = [], []
+    for index, (name, one, is_needed) in enumerate(properties_of(schema)):
+        parameter, value = f"{rule}_parameter{index}", f"{rule}_value{index}"
+        names.append(parameter if is_needed else f"{parameter}?")
+        begin = quoted(f"<parameter={name}>\n")
+        end = "\n</parameter>"
+        if is_string(one) and "enum" not in one:
+            rules += [
+                f'{parameter}: {begin} {value} "\\n"',
+                f"{value}[suffix={quoted(end)}]: /(?s:.*)/",
+            ]
+        elif is_string(one):
+            texts = " | ".join(quoted(str(text)) for text in one["enum"])
+            rules.append(f'{parameter}: {begin} ({texts}) {quoted(end)} "\\n"')
+        else:
+            rules += [
+                f'{parameter}: {begin} {value} {quoted(end)} "\\n"',
+                f"{value}: {json_value(one)}",
+            ]
+    body = " ".join(names) or '""'
+    return [f"{rule}: {body}", *rules]

@@ -1,0 +1,1 @@
+"""Images: sources, limits, processors, the store."""

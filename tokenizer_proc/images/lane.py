@@ -1,0 +1,82 @@
+"""What a process that prepares images has beside other tokenizers: a processor, and a region."""
+
+import time
+from pathlib import Path
+
+from headrace.board.replacements import ReplacementWatch
+from headrace.config.config import TokenizerConfig
+from headrace.config.model_card import read_json
+from headrace.ipc.arena import Arena
+from headrace.ipc.messages import FromFetcher
+from headrace.ipc.sockets import Inbox, Outbox, address
+from headrace.runtime.process import Context
+from headrace.tokenizer_proc.encoding.encoder import Encoder
+from headrace.tokenizer_proc.images.fetches import ImageFetches
+from headrace.tokenizer_proc.images.images import Images
+from headrace.tokenizer_proc.images.processor import ImageProcessor, forgo_torch
+from headrace.tokenizer_proc.images.spelling import spelling_of
+from headrace.tokenizer_proc.images.store import ImageStore
+from headrace.tokenizer_proc.jobs.aborts import Aborts
+
+LOOK_S = 0.002  # between looks at what the engine is done with
+
+
+def load_images(
+    config: TokenizerConfig, context: Context, encoder: Encoder, aborts: Aborts
+) -> Images:
+    """Load the model's image processor and take over the region of this process.
+
+    Raises:
+        ModelError: the processor cannot be loaded.
+    """
+    forgo_torch()
+    card = config.card
+    assert card.image_token is not None and config.arena_fd is not None
+    processor = load_processor(Path(card.path), encoder)
+    arena = Arena(config.arena_fd, config.num_arena_regions)
+    region = arena.region(context.index - config.num_tokenizers - 1)
+    watch = ReplacementWatch(context.board, ("engine",))
+
+    def look() -> None:
+        if watch.replaced():
+            region.forget_sent()
+
+    def wait() -> None:
+        context.slot.beat()  # to wait for room is no work
+        time.sleep(LOOK_S)
+        look()
+
+    return Images(
+        processor,
+        ImageStore(region),
+        card.image_token,
+        config.max_images,
+        look=look,
+        wait=wait,
+        check=aborts.check,
+        slot=context.slot,
+        fetches=fetches_of(config, context),
+    )
+
+
+def fetches_of(config: TokenizerConfig, context: Context) -> ImageFetches | None:
+    """Return the links to the fetcher and back; None where there is none."""
+    if config.fetched_fd is None:
+        return None
+    index, run_dir = context.index, config.run_dir
+    asks = Outbox(address(run_dir, "fetcher"), on_wait=context.slot.beat)
+    answers: Inbox[FromFetcher] = Inbox(address(run_dir, "fetched", index), FromFetcher)
+    return ImageFetches(index, asks, answers, Arena(config.fetched_fd, 1), context.board)
+
+
+def load_processor(path: Path, encoder: Encoder) -> ImageProcessor:
+    """Load the image processor of a model's folder."""
+
+    def token(id: int) -> str:
+        (text,) = encoder.tokens([id])
+        assert text is not None, f"{path}: the tokenizer has no token {id}"
+        return text
+
+    settings = read_json(path / "processor_config.json", optional=True)
+    spelling = spelling_of(read_json(path / "config.json"), settings, token)
+    return ImageProcessor(str(path), spelling)

@@ -1,0 +1,142 @@
+"""From the bytes of an image to what a model's tower takes, by Pillow and transformers.
+
+The processor is the model's own, of transformers' PIL kind: it needs no torch, which takes 320 MB
+and 3.5 s. What decoding and processing may take is bounded, in CPU time and in memory.
+"""
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import InvalidValue, ModelError, in_a_line
+from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
+from headrace.system.memory_limit import MemoryLimit
+from headrace.tokenizer_proc.images.sources import Source
+from headrace.tokenizer_proc.images.spelling import Spelling
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+CPU_S = 10.0  # of an image; one of 50 million pixels takes 4
+MEMORY_BYTES = 2 << 30
+KEY_BYTES = 16
+NOT_FOR_TOWERS = ("rows", "cols", "num_crops")  # what a processor tells of the prompt
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An image as the tower takes it, and as it is written in the prompt."""
+
+    tensors: Mapping[str, NDArray[Any]]
+    text: str
+    grid: list[int]  # as in `messages.Image`
+
+
+def forgo_torch() -> None:
+    """Have this process never load torch, which transformers does wherever it finds it."""
+    sys.modules["torch"] = None  # type: ignore[assignment]  # Python's way to say that
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
+
+
+class ImageProcessor:
+    """A model's image processor, and how its images are written."""
+
+    def __init__(self, model: str, spelling: Spelling) -> None:
+        """Load the processor of the model at path `model`.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        from transformers import AutoImageProcessor
+
+        load: Any = AutoImageProcessor.from_pretrained
+        self.spelling = spelling
+        self._cpu = CpuLimit(CPU_S)
+        self._memory = MemoryLimit(MEMORY_BYTES)
+        try:
+            self._process: Any = load(Path(model), backend="pil", local_files_only=True)
+        except (OSError, ValueError, ImportError) as error:
+            why = in_a_line(error)
+            raise ModelError(f"{model}: its image processor cannot be loaded: {why}") from error
+        self._low_detail = spelling.low_detail(self._process)
+
+    def key(self, source: Source, salt: bytes = b"") -> bytes:
+        """Return the key of an image: others are other pixels, or are prepared otherwise.
+
+        With a `salt`, 16 bytes at most, only who has the same one finds it.
+        """
+        person = b"low" if source.is_low and self._low_detail else b""
+        return blake2b(source.data, digest_size=KEY_BYTES, person=person, salt=salt).digest()
+
+    def prepare(self, source: Source) -> Prepared:
+        """Decode and process an image.
+
+        Raises:
+            InvalidValue: it cannot be decoded, or takes too long or too much; the text names it.
+        """
+        where = source.where
+        try:
+            with self._cpu, self._memory:
+                return self._prepared(source)
+        except CpuLimitExceeded as error:
+            raise InvalidValue(f"{where}: takes {error} to prepare", where) from error
+        except MemoryError as error:
+            raise InvalidValue(f"{where}: takes more memory than there is", where) from error
+
+    def _prepared(self, source: Source) -> Prepared:
+        options = {**self.spelling.options, **(self._low_detail if source.is_low else {})}
+        image = decoded(source)
+        try:
+            made = self._process(image, return_tensors="np", **options)
+        except ValueError as error:  # of a shape that the model does not take
+            raise InvalidValue(f"{source.where}: {error}", source.where) from error
+        tensors = {n: compact(n, array) for n, array in made.items() if n not in NOT_FOR_TOWERS}
+        return Prepared(tensors, self.spelling.spell(made), self.spelling.grid(made))
+
+
+def decoded(source: Source) -> "Image.Image":
+    """Return the pixels of an image, upright and RGB, as transformers' `load_image` has them."""
+    from PIL import Image, ImageOps
+
+    Image.MAX_IMAGE_PIXELS = None  # the header has been checked, against a limit of our own
+    where, header = source.where, source.header
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd metadata
+            image = Image.open(BytesIO(source.data), formats=[header.format])
+            if image.size == (header.width, header.height) and not moves(image):
+                ImageOps.exif_transpose(image, in_place=True)
+                return image if image.mode == "RGB" else image.convert("RGB")
+            what = "is an animation; send one picture" if moves(image) else "has two sizes"
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's plugins raise whatever they stumble upon
+        log.debug("%s: %r", where, error)
+        raise InvalidValue(f"{where}: cannot be decoded: {error}", where) from error
+    raise InvalidValue(f"{where}: {what}", where)
+
+
+def moves(image: "Image.Image") -> bool:
+    """Whether an image has several frames; what cameras put beside a JPEG's first is a preview."""
+    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+
+
+def compact(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Return a tensor of one image as it travels: without a batch, masks as bytes."""
+    if name == "pixel_values" and array.ndim == 5:  # [1, tiles, 3, height, width]
+        array = array[0]
+    if name == "pixel_attention_mask":
+        array = array[0].astype(np.uint8)
+    return np.ascontiguousarray(array)

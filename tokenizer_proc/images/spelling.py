@@ -1,0 +1,133 @@
+"""How each family writes an image in a prompt: its marks, and a token for each row of it. Pure.
+
+A chat template writes a placeholder for an image; what is written in its place depends on what
+the processor has made of the image. As transformers' processors have it, character for character.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from headrace.errors import ModelError
+
+FAKE = "<fake_token_around_image>"  # of Idefics3, around each tile
+WHOLE = "<global-img>"  # the image in one tile
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How images are written in the prompts of one model."""
+
+    placeholder: str  # a template's, of an image
+    token: str  # that stands for a row
+    spell: Callable[[Json], str]  # of what a processor has made of an image
+    options: Json  # of the processor,
+    # And more of them, for that processor, where few tokens are to be made of an image.
+    low_detail: Callable[[Any], Json] = lambda _processor: {}
+    # Frames, rows and columns that the tokens of an image are; none where they just follow.
+    grid: Callable[[Json], list[int]] = lambda _made: []
+
+
+def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+    """Return the spelling of a model.
+
+    Args:
+        config: its config.json, of a family that `headrace.model.vision_families` knows.
+        settings: its processor's; may be empty.
+        token: tells the text of a token.
+
+    Raises:
+        ModelError: its processor is one that writes images in some other way.
+    """
+    kind = settings.get("processor_class")
+    if kind is not None and kind not in PROCESSORS:
+        raise ModelError(f"processor_config.json: 'processor_class' {kind} is not supported")
+    return FAMILIES[config["model_type"]](config, settings, token)
+
+
+def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+    """Idefics3 and SmolVLM: an image is cut into rows of tiles, and seen as a whole after them."""
+    image = token(config["image_token_id"])
+    rows = image * settings.get("image_seq_len", 169)
+
+    def spell(made: Json) -> str:
+        (num_rows,), (num_columns,) = made["rows"][0], made["cols"][0]
+        whole = f"{FAKE}{WHOLE}{rows}{FAKE}"
+        if not (num_rows or num_columns):
+            return whole
+        lines = (
+            "".join(f"{FAKE}<row_{i + 1}_col_{j + 1}>{rows}" for j in range(num_columns)) + "\n"
+            for i in range(num_rows)
+        )
+        return f"{''.join(lines)}\n{whole}"
+
+    options = {"return_row_col_info": True}
+    return Spelling(image, image, spell, options, lambda _: {"do_image_splitting": False})
+
+
+def patches(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+    """LLaVA: a row is a patch of the image, which has always the same size."""
+    image = token(config["image_token_index"])
+    patch: int = settings.get("patch_size") or config["vision_config"]["patch_size"]
+    strategy = settings.get("vision_feature_select_strategy") or config.get(
+        "vision_feature_select_strategy", "default"
+    )
+    num_more: int = settings.get("num_additional_image_tokens", 0) - (strategy == "default")
+
+    def spell(made: Json) -> str:
+        *_, height, width = made["pixel_values"].shape
+        num_rows: int = height // patch * (width // patch) + num_more
+        return image * num_rows
+
+    return Spelling(image, image, spell, {})
+
+
+def grid(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+    """Qwen2.5-VL: a row is some patches of the image, which keeps its shape."""
+    image = token(config["image_token_id"])
+    merged: int = config["vision_config"].get("spatial_merge_size", 2)
+
+    def shape(made: Json) -> list[int]:
+        frames, height, width = made["image_grid_thw"][0].tolist()
+        return [frames, height // merged, width // merged]
+
+    def spell(made: Json) -> str:
+        num_rows: int = prod(shape(made))
+        return image * num_rows
+
+    return Spelling(image, image, spell, {}, low_size, shape)
+
+
+def low_size(processor: Any) -> Json:
+    """Return options that make an image small, where the processor does not by itself."""
+    size = processor.size
+    if size.longest_edge <= LOW_PIXELS:
+        return {}
+    least = min(size.shortest_edge, LOW_PIXELS)
+    return {"size": {"shortest_edge": least, "longest_edge": LOW_PIXELS}}
+
+
+def block(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+    """Gemma 3: as many rows for every image, on lines of their own."""
+    begin, end = token(config["boi_token_index"]), token(config["eoi_token_index"])
+    image = token(config["image_token_index"])
+    num_rows = settings.get("image_seq_length") or config.get("mm_tokens_per_image", 256)
+    text = f"\n\n{begin}{image * num_rows}{end}\n\n"
+    return Spelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
+
+
+PROCESSORS = (
+    *("Idefics3Processor", "SmolVLMProcessor", "LlavaProcessor"),  # and not Pixtral's, of a LLaVA
+    *("Qwen2_5_VLProcessor", "Gemma3Processor"),
+)
+LOW_PIXELS = 512 * 512  # OpenAI's "low"
+FAMILIES = {
+    "idefics3": tiles,
+    "smolvlm": tiles,
+    "llava": patches,
+    "qwen2_5_vl": grid,
+    "gemma3": block,
+}

@@ -1,0 +1,1 @@
+"""Jobs: handlers as generators, and aborts."""

@@ -1,0 +1,58 @@
+"""Requests whose clients have left: what is still to be done for them is left undone.
+
+Frontends tell by a link of its own. On that of the bodies an abort would come last, after all that
+waits there, which is taken a few at a time. So it may come before its request, or after that has
+gone on to the engine, which hears of it as well.
+"""
+
+import time
+from collections.abc import Callable
+
+from headrace.ipc.aborted_ids import AbortedIds
+from headrace.ipc.messages import Abort
+from headrace.ipc.sockets import Inbox, address
+
+LOOK_S = 0.001  # between looks: one takes a tenth of the time that a short chat does
+
+
+class Abandoned(Exception):
+    """The client of a request has left."""
+
+
+class Aborts:
+    """What one process has been told."""
+
+    def __init__(
+        self, run_dir: str, index: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Listen; `index` is that of the process, among tokenizer processes."""
+        self._inbox: Inbox[Abort] = Inbox(address(run_dir, "aborts", index), Abort)
+        self._gone = AbortedIds()
+        self._clock = clock
+        self._looked_at = float("-inf")
+
+    def look(self) -> None:
+        """Take what has come, unless that has been done just now."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        while (received := self._inbox.receive(0)) is not None:
+            self._gone.add(received[0].request)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._gone
+
+    def check(self, request: int) -> None:
+        """Look whether there is somebody to go on for.
+
+        Raises:
+            Abandoned: nobody waits for this request any more.
+        """
+        self.look()
+        if request in self._gone:
+            raise Abandoned
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._inbox.close()

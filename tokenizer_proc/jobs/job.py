@@ -1,0 +1,72 @@
+"""One request on its way through this process."""
+
+import logging
+import time
+from typing import Any
+
+from headrace.errors import InternalError, RequestError
+from headrace.ipc.messages import HttpRequest, Times
+from headrace.logs import log_failure
+from headrace.tokenizer_proc.jobs.aborts import Abandoned
+from headrace.tokenizer_proc.jobs.stages import Check, Ids, Outcome, Stages, Text, error_answer
+
+log = logging.getLogger(__name__)
+
+
+class Dropped:
+    """What comes of a request whose client has left: nothing."""
+
+
+class Job:
+    """A request that wants `texts` encoded, or waits, until it has an `outcome`. It fails alone."""
+
+    def __init__(self, request: HttpRequest, num_bytes: int, stages: Stages) -> None:
+        """Be about to begin with `stages`; `num_bytes` is the length of the body."""
+        self.request = request
+        self.num_bytes = num_bytes
+        self.texts: list[Text] = []
+        self._check: Check[Any] | None = None
+        self.outcome: Outcome | Dropped | None = None
+        self._stages = stages
+        self._begun = self._parsed = time.monotonic_ns()
+
+    @property
+    def times(self) -> Times:
+        """When this process took the request, knew its texts and, now, their ids."""
+        return Times(self._begun, self._parsed, time.monotonic_ns())
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for what is made elsewhere."""
+        check = self._check
+        return self.outcome is None and check is not None and check.found is None
+
+    def begin(self) -> None:
+        """Take the first of its stages."""
+        self.advance(None)
+        self._parsed = time.monotonic_ns()
+
+    def drop(self) -> None:
+        """Leave the rest undone."""
+        self._stages.close()
+        self.outcome = Dropped()
+
+    def advance(self, ids: list[Ids] | None) -> None:
+        """Go on, with the ids of `texts` where these were wanted."""
+        try:
+            wanted = next(self._stages) if ids is None else self._stages.send(ids)
+            self._check = wanted if isinstance(wanted, Check) else None
+            self.texts = [] if isinstance(wanted, Check) else wanted
+        except StopIteration as end:
+            self.outcome = end.value
+        except Abandoned:
+            self.outcome = Dropped()
+        except RequestError as error:
+            self.outcome = error_answer(error, self.request.path)
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Answer that this request has failed."""
+        log_failure(log, f"{self.request.method} {self.request.path} failed", error)
+        self.outcome = error_answer(InternalError(), self.request.path)

@@ -1,0 +1,75 @@
+"""A request's way through this process: the texts it needs encoded, their ids, what it comes to.
+
+A handler is a generator: it yields texts and is sent their ids, as often as it needs to, and
+returns an outcome. So whoever runs handlers can encode the texts of many requests at once. It may
+also yield a `Check`, and is taken up again when that has been made. A handler that needs no ids may
+be a plain function.
+"""
+
+from array import array
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from headrace.errors import ANTHROPIC_PATHS, RequestError
+from headrace.ipc.messages import GenerateRequest, HttpRequest
+
+T = TypeVar("T")
+Body = bytes | memoryview
+Ids = memoryview  # of u32: token ids stay bytes on their way to the engine
+
+
+class Text(NamedTuple):
+    """A text to encode, with special tokens around it or without."""
+
+    text: str
+    add_special_tokens: bool
+
+
+@dataclass(eq=False, slots=True)
+class Check(Generic[T]):
+    """Something that is being looked into elsewhere."""
+
+    found: T | None = None  # what came of it; set once
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole response."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+    headers: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """What goes to the engine: one message and one prompt per sequence."""
+
+    requests: list[GenerateRequest]
+    prompts: list[Ids]
+
+
+Outcome = Answer | Sequences
+Encoding = Generator[list[Text] | Check[Any], list[Ids], T]  # needs texts encoded to return a T
+Stages = Encoding[Outcome]
+Handler = Callable[[HttpRequest, Body], Stages | Answer]
+
+
+def ids_of(numbers: list[int]) -> Ids:
+    """Return token ids as a u32 buffer."""
+    return memoryview(array("I", numbers))
+
+
+def error_answer(error: RequestError, path: str) -> Answer:
+    """Return an error in OpenAI's shape, or where it is asked in Anthropic's in that."""
+    body = error.anthropic_body() if path.startswith(ANTHROPIC_PATHS) else error.body()
+    return Answer(error.status, msgspec.json.encode(body), headers=error.headers)
+
+
+def json_answer(value: Any) -> Answer:
+    """Return `value` as a JSON response."""
+    return Answer(200, msgspec.json.encode(value))
