@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.bench.arrivals import arrival_times
 from headrace.bench.endpoint import PATHS, Endpoint
-from headrace.bench.load import Request, run_load
+from headrace.bench.load import LoadRequest, run_load
 from headrace.bench.workload import TokenRates, body_of, random_prompts
 from headrace.config.config import ServerConfig
 from support.report import Quantity, Report, parser
@@ -46,7 +46,7 @@ class Load:
         self._rates: TokenRates = self._endpoint.rates(model, "")
         self._model = model
 
-    def requests(self, rate: float, seconds: float, seed: int) -> list[Request]:
+    def requests(self, rate: float, seconds: float, seed: int) -> list[LoadRequest]:
         """Return what arrives in some seconds."""
         random = np.random.default_rng(seed)
         prompts = random_prompts(
@@ -60,12 +60,12 @@ class Load:
         )
         due = arrival_times(len(prompts), rate, 1.0, random)
         return [
-            Request(i, float(at), body_of(prompt, "embeddings", self._model, {}))
+            LoadRequest(i, float(at), body_of(prompt, "embeddings", self._model, {}))
             for i, (prompt, at) in enumerate(zip(prompts, due, strict=True))
         ]
 
 
-def embed(server: Server, requests: list[Request]) -> tuple[float, float, float]:
+def embed(server: Server, requests: list[LoadRequest]) -> tuple[float, float, float]:
     """Send requests when they are due; return p50 and p99 in ms, and how many a second came."""
     outcome = asyncio.run(
         run_load(Endpoint(server.url, "embeddings", PATHS["embeddings"], {}).target, requests)

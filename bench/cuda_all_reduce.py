@@ -51,7 +51,7 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
     from cuda.bindings import driver
     from cuda.core import Device
 
-    from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+    from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
     from headrace.engine_proc.worker.parallel.ipc_kernels import CudaKernels, cache_folder, cubin
     from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
     from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
@@ -65,7 +65,7 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
     group = dist.distributed_c10d._get_default_group()
     return IpcAllReduce(
         peers,
-        Gpu(device.uuid, os.uname().nodename, topology(load_nvml(), uuids), MAX_BYTES),
+        PeerGpu(device.uuid, os.uname().nodename, topology(load_nvml(), uuids), MAX_BYTES),
         ControlPage(page_fd),
         Parts(
             lambda: CudaMemory(driver),

@@ -27,7 +27,7 @@ OPERATOR = {"Authorization": f"Bearer {KEY}"}
 RUNNING, STEPS = "headrace:num_requests_running", "headrace:engine_steps_total"
 PROMPT_TOKENS = 16
 DEADLINE_S = 300
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 MIN_STEPS = 10  # to be sure of some in the trace: the worker takes note before its next one
 
 
@@ -37,7 +37,7 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         if time.monotonic() > deadline:
             raise SystemExit(f"waited in vain for {what}")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def profile(server: Server, args: argparse.Namespace, folder: Path) -> Idleness:

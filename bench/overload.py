@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.bench.arrivals import arrival_times
 from headrace.bench.connection import Record
-from headrace.bench.load import Outcome, Progress, Request, Target, run_load
+from headrace.bench.load import LoadProgress, LoadRequest, LoadResult, Target, run_load
 from support.health import HealthProbe
 from support.report import Quantity, Report, parser
 from support.servers import Server, headrace
@@ -40,18 +40,18 @@ GREEDY = {"temperature": 0, "ignore_eos": True}
 PAUSE_S = 0.02  # between questions for /health: to ask takes of the cores, too
 
 
-def requests(due: Iterable[float]) -> list[Request]:
+def requests(due: Iterable[float]) -> list[LoadRequest]:
     """Return requests that are sent when they are due, each of a length of its own."""
     lengths = random.Random(0)
     made = []
     for index, at in enumerate(due):
         length = lengths.randint(MIN_TOKENS, MAX_TOKENS)
         body = {"prompt": "Tell me a story.", "max_tokens": length, **GREEDY}
-        made.append(Request(index, float(at), json.dumps(body).encode()))
+        made.append(LoadRequest(index, float(at), json.dumps(body).encode()))
     return made
 
 
-def goodput(outcome: Outcome, until_s: float) -> float:
+def goodput(outcome: LoadResult, until_s: float) -> float:
     """Return the tokens a second of answers that were complete between the ramp and `until_s`."""
     begin, end = outcome.start + RAMP_S, outcome.start + until_s
     good = [r for r in outcome.records if not r.error and begin < r.last <= end]
@@ -69,11 +69,11 @@ async def peak(target: Target) -> float:
     return goodput(outcome, max(record.sent for record in outcome.records) - outcome.start)
 
 
-async def overload(target: Target, rate: float, seconds: float) -> Outcome:
+async def overload(target: Target, rate: float, seconds: float) -> LoadResult:
     """Send so many requests a second, whatever comes back."""
     due = arrival_times(int(rate * seconds), rate, 1.0, np.random.default_rng(0))
 
-    def show(progress: list[Progress]) -> None:
+    def show(progress: list[LoadProgress]) -> None:
         done = sum(process.num_done for process in progress)
         if sys.stdout.isatty():
             print(f"\r{done} of {len(due)} requests are answered ", end="", flush=True)

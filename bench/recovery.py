@@ -30,7 +30,7 @@ NUM_PROMPTS = 16
 KINDS = ("worker 0", "tokenizer 0", "detokenizer 0", "engine", "frontend 0")
 QUIET_S = 5.0  # without deaths, for comparison
 DEADLINE_S = 60.0  # until all streams run again
-LOOK_S = 0.02
+POLL_INTERVAL_S = 0.02
 PATH = "/v1/completions"
 
 
@@ -98,7 +98,7 @@ class Clients:
         while min(self.heard_at) < since:
             if time.perf_counter() > deadline:
                 raise SystemExit(f"a stream has been silent for {DEADLINE_S:.0f} s")
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 async def wait_well(server: Server) -> float:
@@ -110,7 +110,7 @@ async def wait_well(server: Server) -> float:
                     return time.perf_counter()
             except httpx.TransportError:  # it was the frontend
                 pass
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
 
 async def pause(server: Server, clients: Clients, kind: str, moments: random.Random) -> float:
@@ -118,7 +118,7 @@ async def pause(server: Server, clients: Clients, kind: str, moments: random.Ran
     await asyncio.sleep(moments.uniform(0.1, 0.5))
     clients.forget()
     next(p for p in server.processes if f"headrace: {kind}" in p.cmdline()).kill()
-    await asyncio.sleep(LOOK_S)  # its death is seen on the board
+    await asyncio.sleep(POLL_INTERVAL_S)  # its death is seen on the board
     await clients.wait_heard(await wait_well(server))
     return max(clients.silences)
 
@@ -165,7 +165,7 @@ def wait_empty(server: Server) -> None:
     while sum(server.metric(f"headrace:{name}") or 0 for name in names) > 0:
         if time.perf_counter() - began > DEADLINE_S:
             raise SystemExit("requests are left")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ from contextlib import contextmanager
 
 from headrace.engine_proc.main import step_output
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import Limits, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -91,7 +91,7 @@ class Engine:
     def __init__(self, run_dir: str, batch: int) -> None:
         max_tokens = WARM_UP + STEPS + 2
         pages = batch * -(-(PROMPT_TOKENS + max_tokens) // PAGE_TOKENS)
-        limits = Limits(max_num_seqs=batch, max_num_batched_tokens=8192)
+        limits = SchedulerLimits(max_num_seqs=batch, max_num_batched_tokens=8192)
         self._scheduler = Scheduler(PagePool(pages, PAGE_TOKENS), limits)
         for number in range(batch):
             prompt = array("I", [number] * PROMPT_TOKENS).tobytes()
@@ -118,7 +118,9 @@ class Engine:
         sent_s = clock() - sending_at
         result = self._result()
         times.append(clock() - STEP_S)
-        self._outgoing = step_output(self._scheduler.update(chunks, Outcome(result, num_pooled=0)))
+        self._outgoing = step_output(
+            self._scheduler.update(chunks, ResultReader(result, num_pooled=0))
+        )
         times.append(clock() - STEP_S)
         seconds = [end - start for start, end in itertools.pairwise(times)]
         return [s * 1e3 for s in (*seconds, sent_s, times[-1] - times[0])]
@@ -132,7 +134,7 @@ class Engine:
         if self._sent:
             result = self._result()
             self._result_at = time.perf_counter()
-            news = self._scheduler.update(self._sent, Outcome(result, num_pooled=0))
+            news = self._scheduler.update(self._sent, ResultReader(result, num_pooled=0))
             self._outgoing = step_output(news)
         self._sent = chunks
         return 1e3 * (self._result_at - began_at - STEP_S)

@@ -15,13 +15,13 @@ LONG_BYTES = 1 << 20  # of log probabilities, before they are rendered: five tim
 
 
 @dataclass(eq=False, slots=True)
-class Body:
+class SlicedBody:
     """An answer whose head is known, and the slices that are still to be made of its body."""
 
     id: int  # of its last sequence to end
     head: Head
     slices: Iterator[bytes]
-    told: int  # of that sequence, as in `HttpRequest`
+    num_delivered: int  # of that sequence, as in `HttpRequest`
     is_long: bool
 
 
@@ -29,15 +29,15 @@ class Bodies:
     """The bodies of all frontends. Those that are written take turns, a slice each."""
 
     def __init__(self) -> None:
-        self._written: dict[int, deque[Body]] = {}  # by frontend
-        self._waiting: dict[int, deque[Body]] = {}
-        self.at_hand = 0  # the request whose body was written last, and has slices left
+        self._written: dict[int, deque[SlicedBody]] = {}  # by frontend
+        self._waiting: dict[int, deque[SlicedBody]] = {}
+        self.in_progress = 0  # the request whose body was written last, and has slices left
 
     def __len__(self) -> int:
         lists = (*self._written.values(), *self._waiting.values())
         return sum(map(len, lists))
 
-    def put(self, body: Body) -> None:
+    def put(self, body: SlicedBody) -> None:
         """Write a body from now on, or when the long ones before it have been written."""
         frontend = frontend_of(body.id)
         written = self._written.setdefault(frontend, deque())
@@ -51,8 +51,8 @@ class Bodies:
         for bodies in (*self._written.values(), *self._waiting.values()):
             for body in [body for body in bodies if request_of(body.id) == request]:
                 bodies.remove(body)
-        if self.at_hand == request:
-            self.at_hand = 0
+        if self.in_progress == request:
+            self.in_progress = 0
         for frontend in self._waiting:
             self._go_on(frontend)
 
@@ -66,14 +66,14 @@ class Bodies:
         written = self._written[frontend]
         body = written.popleft()
         slice = next(body.slices, b"")
-        self.at_hand = 0
+        self.in_progress = 0
         if len(slice) < SLICE_BYTES:  # only the last one is shorter
-            frames.add(body.id, body.head, slice, True, body.told)
+            frames.add(body.id, body.head, slice, True, body.num_delivered)
             self._go_on(frontend)
         else:
             frames.add(body.id, None, slice, MORE)
             written.append(body)
-            self.at_hand = request_of(body.id)
+            self.in_progress = request_of(body.id)
         return len(slice)
 
     def _go_on(self, frontend: int) -> None:

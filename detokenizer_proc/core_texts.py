@@ -27,7 +27,7 @@ class FramesView(ctypes.Structure):
         ("num_bytes", ctypes.c_uint64),
         ("ids", ctypes.c_void_p),
         ("lengths", ctypes.c_void_p),
-        ("told", ctypes.c_void_p),
+        ("num_delivered", ctypes.c_void_p),
         ("last", ctypes.c_void_p),
         ("num_entries", ctypes.c_uint64),
         ("completed", ctypes.c_void_p),
@@ -64,7 +64,7 @@ class CoreFrames(NamedTuple):
     ids: bytes  # u64, of sequences
     lengths: bytes  # u32
     last: bytes  # u8
-    told: bytes  # u32
+    num_delivered: bytes  # u32
     data: bytes
     completed: list[int]  # requests whose end is to be written
 
@@ -132,7 +132,7 @@ class CoreTexts:
             *(id, plan.num_sequences, plan.min_tokens, self._interval),
             *(plan.stream, plan.include_stop, plan.skip_special_tokens),
             *(plan.chat, plan.stream and not plan.include_usage),
-            *(plan.told is not None, plan.told or 0),
+            *(plan.num_delivered is not None, plan.num_delivered or 0),
         )
         data = b"".join([opening, *(len(p).to_bytes(4, "little") + p for p in parts)])
         result: int = self._core.headrace_texts_open(self._texts, data, ctypes.c_uint64(len(data)))
@@ -176,7 +176,7 @@ class CoreTexts:
             ctypes.string_at(view.ids, 8 * count),
             ctypes.string_at(view.lengths, 4 * count),
             ctypes.string_at(view.last, count),
-            ctypes.string_at(view.told, 4 * count),
+            ctypes.string_at(view.num_delivered, 4 * count),
             ctypes.string_at(view.data, view.num_bytes) if view.num_bytes else b"",
             completed,
         )
@@ -189,7 +189,7 @@ class CoreTexts:
             text = ctypes.string_at(view.data, view.num_bytes).decode() if view.num_bytes else ""
             yield CoreText(text, view.num_tokens, FinishReason(view.finished))
 
-    def said(self) -> tuple[bytes, bytes, bytes]:
+    def generated(self) -> tuple[bytes, bytes, bytes]:
         """Return what all sequences have said: ids, u64, counts, u32, and tokens, u32."""
         view = SaidView()
         self._core.headrace_texts_said(self._texts, ctypes.byref(view))

@@ -15,7 +15,7 @@ class Frames:
         self._ids = array("Q")
         self._chunks: list[bytes] = []
         self._last: list[int] = []
-        self._told = array("I")
+        self._num_delivered = array("I")
 
     def announce(self, id: int, head: Head) -> None:
         """Give the head of a response, of which an entry is added later."""
@@ -25,7 +25,9 @@ class Frames:
         """Take the entries that the core has made; they go before all others."""
         self._core = core
 
-    def add(self, id: int, head: Head | None, data: bytes, last: int, told: int = 0) -> None:
+    def add(
+        self, id: int, head: Head | None, data: bytes, last: int, num_delivered: int = 0
+    ) -> None:
         """Append bytes to a response, news of a sequence or of the request with `id`.
 
         Args:
@@ -37,19 +39,21 @@ class Frames:
         self._ids.append(id)
         self._chunks.append(data)
         self._last.append(last)
-        self._told.append(told)
+        self._num_delivered.append(num_delivered)
 
     def message(self) -> ResponseFrames:
         """Return the message."""
         core = self._core
         if not self._chunks:
-            return ResponseFrames(self._heads, core.ids, core.lengths, core.last, core.told)
+            return ResponseFrames(
+                self._heads, core.ids, core.lengths, core.last, core.num_delivered
+            )
         return ResponseFrames(
             self._heads,
             core.ids + self._ids.tobytes(),
             core.lengths + array("I", map(len, self._chunks)).tobytes(),
             core.last + bytes(self._last),
-            core.told + self._told.tobytes(),
+            core.num_delivered + self._num_delivered.tobytes(),
         )
 
     def data(self) -> bytes:

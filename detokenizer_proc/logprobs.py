@@ -7,8 +7,8 @@ nor what a stop string cuts off (as with OpenAI; vLLM tells both).
 
 from typing import Any
 
-from headrace.detokenizer_proc.delivered_tokens import ToldToken, ToldTokens
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
+from headrace.detokenizer_proc.reported_tokens import ReportedToken, ReportedTokens
 from headrace.detokenizer_proc.text import Vocabulary
 
 LOWEST = -9999.0  # OpenAI's number for what cannot be; JSON has no minus infinity
@@ -35,12 +35,12 @@ class LogprobForms:
         """Return what a token is called in OpenAI's forms."""
         return f"token_id:{id}" if self._tokens_as_ids else self.text(id)
 
-    def chat(self, told: ToldTokens, num_top: int) -> Object:
+    def chat(self, reported: ReportedTokens, num_top: int) -> Object:
         """Return `logprobs` of a chat's choice."""
-        content = LazyList(told, lambda token: self._chat_token(token, num_top))
+        content = LazyList(reported, lambda token: self._chat_token(token, num_top))
         return {"content": content, "refusal": None}
 
-    def _chat_token(self, token: ToldToken, num_top: int) -> Object:
+    def _chat_token(self, token: ReportedToken, num_top: int) -> Object:
         assert token.likely is not None, "a chat tells nothing of its prompt"
         top = token.likely.top[:num_top]
         return self._chat_entry(token.id, token.likely.logprob) | {
@@ -55,19 +55,19 @@ class LogprobForms:
             "bytes": list(data),
         }
 
-    def completion(self, told: ToldTokens, num_top: int) -> Object:
+    def completion(self, reported: ReportedTokens, num_top: int) -> Object:
         """Return `logprobs` of a completion's choice.
 
         The token itself is among the top ones, as with OpenAI, so there may be one more.
         """
         return {
-            "text_offset": told.offsets,
-            "token_logprobs": LazyList(told, logprob_of),
-            "tokens": LazyList(told.ids, self.spelled),
-            "top_logprobs": LazyList(told, lambda token: self._top(token, num_top)),
+            "text_offset": reported.offsets,
+            "token_logprobs": LazyList(reported, logprob_of),
+            "tokens": LazyList(reported.ids, self.spelled),
+            "top_logprobs": LazyList(reported, lambda token: self._top(token, num_top)),
         }
 
-    def _top(self, token: ToldToken, num_top: int) -> Object | None:
+    def _top(self, token: ReportedToken, num_top: int) -> Object | None:
         if token.likely is None:
             return None
         top: Object = {}
@@ -75,19 +75,19 @@ class LogprobForms:
             top.setdefault(self.spelled(id), max(logprob, LOWEST))  # the token itself goes first
         return top
 
-    def generate(self, told: ToldTokens, num_top: int) -> Object:
+    def generate(self, reported: ReportedTokens, num_top: int) -> Object:
         """Return SGLang's two columns: of each token itself, and of the likeliest in its place.
 
         An entry is log probability, token id and text; a prompt's first token has no probability.
         """
         return {
             "token_logprobs": LazyList(
-                told, lambda token: self._triple(token.id, logprob_of(token))
+                reported, lambda token: self._triple(token.id, logprob_of(token))
             ),
-            "top_logprobs": LazyList(told, lambda token: self._top_triples(token, num_top)),
+            "top_logprobs": LazyList(reported, lambda token: self._top_triples(token, num_top)),
         }
 
-    def _top_triples(self, token: ToldToken, num_top: int) -> list[Any] | None:
+    def _top_triples(self, token: ReportedToken, num_top: int) -> list[Any] | None:
         if token.likely is None:
             return None
         return [self._triple(*one) for one in token.likely.top[:num_top]]
@@ -95,11 +95,11 @@ class LogprobForms:
     def _triple(self, id: int, logprob: float | None) -> list[float | int | str | None]:
         return [None if logprob is None else max(logprob, LOWEST), id, self.text(id)]
 
-    def prompt(self, told: ToldTokens, num_top: int) -> LazyList:
+    def prompt(self, reported: ReportedTokens, num_top: int) -> LazyList:
         """Return vLLM's `prompt_logprobs`: of each token itself and of the likeliest, by id."""
-        return LazyList(told, lambda token: self._prompt_token(token, num_top))
+        return LazyList(reported, lambda token: self._prompt_token(token, num_top))
 
-    def _prompt_token(self, token: ToldToken, num_top: int) -> Object | None:
+    def _prompt_token(self, token: ReportedToken, num_top: int) -> Object | None:
         if token.likely is None:
             return None
         ranked = {token.id: (token.likely.logprob, token.likely.rank)}
@@ -115,6 +115,6 @@ class LogprobForms:
         }
 
 
-def logprob_of(token: ToldToken) -> float | None:
+def logprob_of(token: ReportedToken) -> float | None:
     """Return how likely a token was, as JSON has it; None where it follows nothing."""
     return None if token.likely is None else max(token.likely.logprob, LOWEST)

@@ -17,7 +17,7 @@ AWAY_MS = 20  # between looks at whether there is another engine
 MAX_STEPS = 64  # taken together
 MAX_BEHIND = 2  # messages that a frontend has not handled; it gets no more until it has
 PARSER_CPU_S = 0.5  # for what one step brings of a sequence; that is 10 us for most
-LOOK_MS = 1  # between looks at a frontend that is behind
+POLL_INTERVAL_MS = 1  # between looks at a frontend that is behind
 
 
 def main(config: DetokenizerConfig, context: Context) -> None:
@@ -64,7 +64,7 @@ class Detokenizer:
         is_away = self._engine_slot[Field.STATE] != State.READY
         wait_ms = AWAY_MS if is_away else IDLE_MS
         if self._is_holding:
-            wait_ms = LOOK_MS
+            wait_ms = POLL_INTERVAL_MS
         elif self._replies.is_writing:
             wait_ms = 0
         received = self._inbox.receive(wait_ms)
@@ -108,17 +108,17 @@ class Detokenizer:
         """
         self._engine_starts = self._engine_slot[Field.STARTS]
         if len(self._replies):
-            self._engine.send(*self._replies.said())
+            self._engine.send(*self._replies.generated())
             self._replies = self._no_replies()
 
     def _no_replies(self) -> Replies:
         config = self._config
         return Replies(
             *(self._vocabulary, config.num_frontends, config.stream_interval, self._limit),
-            at_hand=self._at_hand,
+            in_progress=self._in_progress,
         )
 
-    def _at_hand(self, request: int) -> None:
+    def _in_progress(self, request: int) -> None:
         """Say on the board which reply to blame if this process dies; 0 is none."""
         self._slot[Field.REPLY_AT_HAND] = request
 

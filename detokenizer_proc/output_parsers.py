@@ -16,16 +16,16 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Piece,
     PlainParser,
     Thought,
-    ToolCall,
+    ToolCallStart,
 )
 from headrace.detokenizer_proc.parsers.pythonic import read_pythonic
 from headrace.detokenizer_proc.parsers.qwen3_coder import read_qwen3_coder
-from headrace.detokenizer_proc.parsers.source import Reading, Source, SourceParser
+from headrace.detokenizer_proc.parsers.source import Reading, SourceParser, TextSource
 from headrace.detokenizer_proc.parsers.thinking import read_thinking
 from headrace.ipc.messages import Parsing
 from headrace.model.output_formats import THOUGHT_MARKS, TOOL_MARKS, ToolFormat
 
-READERS: dict[ToolFormat, Callable[[Source, Calls], Reading[None]]] = {
+READERS: dict[ToolFormat, Callable[[TextSource, Calls], Reading[None]]] = {
     ToolFormat.HERMES: read_hermes,
     ToolFormat.LLAMA3_JSON: read_llama3_json,
     ToolFormat.MISTRAL: read_mistral,
@@ -49,7 +49,7 @@ def parser_of(parsing: Parsing | None, new_id: NewId | None = None) -> OutputPar
     return parser
 
 
-def read_answer(source: Source, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
+def read_answer(source: TextSource, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
     """Read thoughts, then calls, as far as there are formats for them."""
     then = functools.partial(read_calls, parsing=parsing, new_id=new_id)
     if parsing.thoughts is None:
@@ -58,7 +58,7 @@ def read_answer(source: Source, parsing: Parsing, new_id: NewId | None) -> Readi
     return read_thinking(source, begin, end, parsing.begins_inside, then)
 
 
-def read_calls(source: Source, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
+def read_calls(source: TextSource, parsing: Parsing, new_id: NewId | None) -> Reading[None]:
     """Read what comes after thoughts."""
     format = parsing.tools
     if format is None:
@@ -70,7 +70,7 @@ def read_calls(source: Source, parsing: Parsing, new_id: NewId | None) -> Readin
     return READERS[format](source, calls)
 
 
-def read_plain(source: Source) -> Reading[None]:
+def read_plain(source: TextSource) -> Reading[None]:
     """Read an answer without calls."""
     yield from source.until((), Content)
 
@@ -99,7 +99,7 @@ class SelectiveParser:
         match piece:
             case Thought():
                 return not self._parsing.hides_thoughts
-            case ToolCall(index) | Arguments(index):
+            case ToolCallStart(index) | Arguments(index):
                 return index == 0 or not self._parsing.has_one_call
             case Content():
                 return True

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, Body
+from headrace.detokenizer_proc.bodies import LONG_BYTES, Bodies, SlicedBody
 from headrace.detokenizer_proc.core_texts import CoreTexts
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.renderers.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.renderers.event_template import template_of
 from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES
-from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderers import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
@@ -27,12 +27,12 @@ from headrace.ipc.messages import (
     Abort,
     Api,
     FinishReason,
+    GeneratedTokens,
     Head,
     Plan,
     ReplyPlan,
-    Said,
     StepOutput,
-    Stop,
+    StopSequence,
     Times,
     frontend_of,
     request_of,
@@ -66,7 +66,7 @@ class CoreReply:
 class Replies:
     """All replies of this process, for `num_frontends`. Each call of a parser is within `limit`.
 
-    `at_hand` is told which request a death would be blamed on: the one outside the core that is
+    `in_progress` is told which request a death would be blamed on: the one outside the core that is
     worked at. Between turns it is the one whose body is being written, and 0 without such a body.
     Where the core works it is 0.
     """
@@ -77,10 +77,10 @@ class Replies:
         num_frontends: int,
         stream_interval: int = 1,
         limit: AbstractContextManager[None] = UNLIMITED,
-        at_hand: Callable[[int], None] = lambda _request: None,
+        in_progress: Callable[[int], None] = lambda _request: None,
     ) -> None:
         self._limit = limit
-        self._at_hand = at_hand
+        self._in_progress = in_progress
         self._interval = stream_interval
         self._vocabulary = vocabulary
         self._plans: msgspec.msgpack.Decoder[Plan] = msgspec.msgpack.Decoder(Plan)
@@ -92,7 +92,7 @@ class Replies:
         self._openings: dict[int, bytes] = {}  # of sequences whose first tokens come next
         self._outgoing: dict[int, Frames] = {}
         self._bodies = Bodies()
-        self._stops: list[Stop | Abort] = []
+        self._stops: list[StopSequence | Abort] = []
         self._readings = Counter[int]()
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class Replies:
 
     def feed(self, output: StepOutput, tokens: Frame) -> None:
         """Take what a step brought."""
-        self._at_hand(0)
+        self._in_progress(0)
         has_dead = ABORTED in output.finished or REFUSED in output.finished
         dead = dead_ones(output) if has_dead else frozenset[int]()
         for request, plan in output.failed.items():
@@ -125,7 +125,7 @@ class Replies:
             self._bodies.drop(request_of(id))
         if rows:
             self._take_rows(rows, output, tokens)
-        self._at_hand(self._bodies.at_hand)
+        self._in_progress(self._bodies.in_progress)
 
     def _take_rows(self, rows: "range | list[int]", output: StepOutput, tokens: Frame) -> None:
         """Take the news of sequences that the core does not have."""
@@ -153,11 +153,11 @@ class Replies:
         else:
             self._take_tokens(id, new, finished, output)
 
-    def stops(self) -> list[Stop | Abort]:
+    def stops(self) -> list[StopSequence | Abort]:
         """Return what the engine is to stop, since the last time."""
         stops, self._stops = self._stops, []
         if self._core is not None:
-            stops += [Stop(id) for id in self._core.stopped()]
+            stops += [StopSequence(id) for id in self._core.stopped()]
         return stops
 
     def readings(self) -> Counter[int]:
@@ -166,22 +166,22 @@ class Replies:
         self._readings.clear()
         return readings
 
-    def said(self) -> tuple[Said, bytes]:
+    def generated(self) -> tuple[GeneratedTokens, bytes]:
         """Return what all sequences have said, for an engine that has lost it."""
-        ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.said()
+        ids, counts, tokens = (b"", b"", b"") if self._core is None else self._core.generated()
         for request, reply in self._replies.items():
-            for index, said in (reply.said if isinstance(reply, Reply) else {}).items():
+            for index, generated in (reply.generated if isinstance(reply, Reply) else {}).items():
                 ids += array("Q", [request + index]).tobytes()
-                counts += array("I", [len(said)]).tobytes()
-                tokens += said.tobytes()
-        return Said(ids, counts), tokens
+                counts += array("I", [len(generated)]).tobytes()
+                tokens += generated.tobytes()
+        return GeneratedTokens(ids, counts), tokens
 
     def render(self, frontend: int) -> Frames | None:
         """Return what there is to send to a frontend since the last time, if anything.
 
         Of whole answers that is a slice, or several short ones: the rest comes the next times.
         """
-        self._at_hand(0)
+        self._in_progress(0)
         if self._core is not None:
             rendered = self._core.render(frontend)
             if rendered.ids:
@@ -190,9 +190,9 @@ class Replies:
                 self._end(self._core, request)
         num_bytes = 0
         while num_bytes < SLICE_BYTES and (request := self._bodies.first(frontend)):
-            self._at_hand(request)
+            self._in_progress(request)
             num_bytes += self._bodies.write(frontend, self._frames(request))
-        self._at_hand(self._bodies.at_hand)
+        self._in_progress(self._bodies.in_progress)
         return self._outgoing.pop(frontend, None)
 
     def _start(self, id: int, output: StepOutput) -> None:
@@ -212,17 +212,19 @@ class Replies:
         reply = self._replies.setdefault(request, new)
         assert isinstance(reply, Reply)
         reply.times = reply.times or times
-        reply.has_begun |= plan.told is not None
-        self._at_hand(request)
+        reply.has_begun |= plan.num_delivered is not None
+        self._in_progress(request)
         self._openings[id] = reply.open(plan, id, output)
-        self._at_hand(0)
+        self._in_progress(0)
 
     def _end(self, core: CoreTexts, request: int) -> None:
         """Write the end of a reply in the core, or all of one that does not stream."""
         reply = self._core_replies.pop(request)
         plan, texts = reply.plans[0], list(core.texts(request, len(reply.plans)))
         core.close(request)
-        usage = Usage(reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached)
+        usage = TokenUsage(
+            reply.num_prompt, sum(text.num_tokens for text in texts), reply.num_cached
+        )
         renderer = renderer_of(plan)
         if plan.stream:
             self._frames(request).add(request, None, renderer.closing(usage), True)
@@ -234,7 +236,7 @@ class Replies:
         ]
         slices = renderer.whole(answers, usage)
         head = Head(200, JSON, reply.times)
-        self._bodies.put(Body(request, head, slices, told=0, is_long=False))
+        self._bodies.put(SlicedBody(request, head, slices, num_delivered=0, is_long=False))
 
     def _take_tokens(
         self, id: int, new: list[int], finished: FinishReason | None, output: StepOutput
@@ -251,7 +253,7 @@ class Replies:
             self._let_go(id, reply, finished)
             return
         try:
-            self._at_hand(request)
+            self._in_progress(request)
             data, stopped_here = reply.feed(id - request, new, finished, logprobs)
         except (Exception, CpuLimitExceeded) as error:
             log_failure(log, f"the reply to request {request:x} cannot be written", error)
@@ -259,17 +261,17 @@ class Replies:
             self._let_go(id, reply, finished)
             return
         finally:
-            self._at_hand(0)
+            self._in_progress(0)
         if stopped_here:
-            self._stops.append(Stop(id))
+            self._stops.append(StopSequence(id))
         if reply.is_complete and not reply.streams:
             head = Head(200, reply.content_type, reply.times)
-            is_long = reply.num_told_bytes > LONG_BYTES
-            told = reply.told(id - request)
-            self._bodies.put(Body(id, head, reply.whole(), told, is_long))
+            is_long = reply.num_reported_bytes > LONG_BYTES
+            num_delivered = reply.num_delivered(id - request)
+            self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered, is_long))
             del self._replies[request]
             return
-        self._emit(id, reply, opening + data, reply.told(id - request))
+        self._emit(id, reply, opening + data, reply.num_delivered(id - request))
 
     def _fail(self, request: int, reply: Reply) -> None:
         """End a reply with an error. The engine hears of it, and says when it has let go."""
@@ -289,7 +291,7 @@ class Replies:
             has_begun, failure = reply.head_sent or reply.has_begun, reply.failure(error)
         elif isinstance(plan, ReplyPlan):
             is_known = self._core is not None and self._core.close(request)
-            has_begun = plan.stream and (is_known or plan.told is not None)
+            has_begun = plan.stream and (is_known or plan.num_delivered is not None)
             failure = renderer_of(plan).failure(error)
         else:
             has_begun, failure = False, b""
@@ -313,22 +315,22 @@ class Replies:
         reply = self._replies.setdefault(request, EmbeddingReply(plan))
         assert isinstance(reply, EmbeddingReply)
         reply.times = reply.times or times_of(id, output)
-        self._at_hand(request)
+        self._in_progress(request)
         reply.take(plan, output.embeddings[id])
         if reply.is_complete:
             head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_bytes > LONG_BYTES
-            self._bodies.put(Body(id, head, reply.whole(), told=0, is_long=is_long))
+            self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered=0, is_long=is_long))
             del self._replies[request]
-        self._at_hand(0)
+        self._in_progress(0)
 
-    def _emit(self, id: int, reply: Reply, data: bytes, told: int) -> None:
+    def _emit(self, id: int, reply: Reply, data: bytes, num_delivered: int) -> None:
         complete = reply.is_complete
         if not data and not complete:
             return
         head = None if reply.head_sent else Head(200, reply.content_type, reply.times)
         reply.head_sent = True
-        self._frames(id).add(id, head, data, complete, told)
+        self._frames(id).add(id, head, data, complete, num_delivered)
         if complete:
             del self._replies[request_of(id)]
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import assert_never
 
-from headrace.detokenizer_proc.delivered_tokens import ToldTokens, rows_of
 from headrace.detokenizer_proc.logprobs import LogprobForms, Object
 from headrace.detokenizer_proc.output_parsers import parser_of
 from headrace.detokenizer_proc.parsers.pieces import (
@@ -14,13 +13,14 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Content,
     OutputParser,
     Piece,
-    ToolCall,
+    ToolCallStart,
     gathered,
     joined,
 )
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
-from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.renderers import renderer_of
+from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary
 from headrace.errors import RequestError
@@ -101,10 +101,10 @@ class Reply:
         self._parsers[plan.index] = parser_of(plan.parsing)
         sequence.num_cached = output.cached.get(id, 0)
         sequence.prompt = self._prompt_tokens(id, output)
-        echoed = sequence.prompt if plan.echo and plan.logprobs is not None else ToldTokens()
+        echoed = sequence.prompt if plan.echo and plan.logprobs is not None else ReportedTokens()
         if not plan.stream:
             sequence.pieces.append(Content(plan.echo))
-            sequence.told += echoed
+            sequence.reported += echoed
             return b""
         usage = self._usage_so_far(sequence)
         prompt = sequence.prompt_token_ids
@@ -114,18 +114,18 @@ class Reply:
             logprobs = eager(self._logprobs(plan, echoed))
             echo: list[Piece] = [Content(plan.echo)]
             opening += self._renderer.delta(plan.index, echo, None, logprobs, usage)
-        return opening if plan.told is None else b""
+        return opening if plan.num_delivered is None else b""
 
-    def _prompt_tokens(self, id: int, output: StepOutput) -> ToldTokens:
+    def _prompt_tokens(self, id: int, output: StepOutput) -> ReportedTokens:
         """Return a prompt's tokens where their likelihood was wanted, else nothing."""
         stream = self._vocabulary.stream(self._plan.skip_special_tokens)
         tokens = array("I", output.prompts.get(id, b""))
         rows = rows_of(output.prompt_logprobs.get(id, b""), len(tokens) - 1)
-        told, offset = ToldTokens(), 0
+        reported, offset = ReportedTokens(), 0
         for token, row in zip(tokens, [memoryview(b""), *rows], strict=False):
-            told.append(token, row, offset)
+            reported.append(token, row, offset)
             offset += len(stream.feed(token))
-        return told
+        return reported
 
     def feed(
         self,
@@ -143,7 +143,7 @@ class Reply:
         sequence = self._sequences[index]
         if sequence.finished is not None:  # the engine had not heard of the stop string
             return b"", False
-        sequence.said.extend(ids)
+        sequence.generated.extend(ids)
         old, is_end_old = self._old_tokens(sequence, len(ids))
         row = len(logprobs) // max(1, len(ids))  # bytes
         # One by one: whatever the client was told of these, it was in no more pieces.
@@ -167,11 +167,11 @@ class Reply:
 
     def _old_tokens(self, sequence: SequenceText, num_new: int) -> tuple[int, bool]:
         """Return how many of a sequence's new tokens the client has, and whether it has the end."""
-        told = sequence.plan.told or 0
-        count = min(max((told & ~ENDED) - sequence.num_tokens, 0), num_new)
-        return count, bool(told & ENDED)
+        delivered = sequence.plan.num_delivered or 0
+        count = min(max((delivered & ~ENDED) - sequence.num_tokens, 0), num_new)
+        return count, bool(delivered & ENDED)
 
-    def told(self, index: int) -> int:
+    def num_delivered(self, index: int) -> int:
         """Return what has been told of a sequence, as `ResponseFrames` has it."""
         sequence = self._sequences[index]
         return sequence.num_taken | (ENDED if sequence.finished is not None else 0)
@@ -186,7 +186,7 @@ class Reply:
         """Keep what is to be told of new tokens."""
         parser = self._parsers[sequence.plan.index]
         num_before = sequence.num_tokens
-        text, told = sequence.feed(ids, finished, logprobs)
+        text, reported = sequence.feed(ids, finished, logprobs)
         with self._limit:
             pieces = parser.feed(text)
             if sequence.finished is not None:
@@ -195,22 +195,22 @@ class Reply:
         # All that was computed, the stop token included: as many as the usage says.
         new = ids[: sequence.num_tokens - num_before] if self._plan.return_token_ids else None
         if self._plan.api is Api.GENERATE:
-            told = ToldTokens()
+            reported = ReportedTokens()
             for id, row in zip(
                 ids[: sequence.num_tokens - num_before], rows_of(logprobs, len(ids)), strict=False
             ):
-                told.append(id, row, 0)
-        sequence.add(pieces, told, new or [])
+                reported.append(id, row, 0)
+        sequence.add(pieces, reported, new or [])
 
     def _event(self, index: int, sequence: SequenceText) -> bytes:
         """Return the events of what has come since the last ones."""
-        pieces, told, token_ids = sequence.take()
+        pieces, reported, token_ids = sequence.take()
         self._count_reading(pieces)
         return self._renderer.delta(
             index,
             joined(pieces),
             sequence.finished,
-            eager(self._logprobs(sequence.plan, told)),
+            eager(self._logprobs(sequence.plan, reported)),
             self._usage_so_far(sequence),
             token_ids if self._plan.return_token_ids else None,
             sequence.stopped_by,
@@ -219,13 +219,13 @@ class Reply:
     def _count_reading(self, pieces: list[Piece]) -> None:
         """Take note of what was read for calls, where there may be some."""
         if self._plan.parsing is not None and self._plan.parsing.tools is not None:
-            calls = any(isinstance(piece, ToolCall | Arguments) for piece in pieces)
+            calls = any(isinstance(piece, ToolCallStart | Arguments) for piece in pieces)
             self._readings[reading_of(self._plan.api, self._plan.stream, calls)] += 1
 
     @property
-    def said(self) -> "dict[int, array[int]]":
+    def generated(self) -> "dict[int, array[int]]":
         """All tokens of each sequence, by index."""
-        return {index: sequence.said for index, sequence in self._sequences.items()}
+        return {index: sequence.generated for index, sequence in self._sequences.items()}
 
     def end(self, index: int, finished: FinishReason | None) -> None:
         """Take note that a sequence has ended, of a reply that has failed."""
@@ -236,17 +236,17 @@ class Reply:
         """Return the end of a stream that fails with `error`."""
         return self._renderer.failure(error)
 
-    def _logprobs(self, plan: ReplyPlan, told: ToldTokens) -> Object | None:
+    def _logprobs(self, plan: ReplyPlan, reported: ReportedTokens) -> Object | None:
         """Return `logprobs` of a choice, or of a piece of it."""
-        if not told or plan.logprobs is None:
+        if not reported or plan.logprobs is None:
             return None
         match plan.api:
             case Api.CHAT | Api.RESPONSES | Api.MESSAGES:
-                return self._forms.chat(told, plan.logprobs)
+                return self._forms.chat(reported, plan.logprobs)
             case Api.COMPLETION:
-                return self._forms.completion(told, plan.logprobs)
+                return self._forms.completion(reported, plan.logprobs)
             case Api.GENERATE:
-                return self._forms.generate(told, plan.logprobs)
+                return self._forms.generate(reported, plan.logprobs)
             case _:
                 assert_never(plan.api)
 
@@ -259,15 +259,15 @@ class Reply:
             return self._forms.generate(sequence.prompt, num_top)
         return self._forms.prompt(sequence.prompt, num_top)
 
-    def _usage_so_far(self, sequence: SequenceText) -> Usage | None:
+    def _usage_so_far(self, sequence: SequenceText) -> TokenUsage | None:
         """Return the usage for an event that is not the last, where that is wanted."""
         return sequence.usage if self._plan.continuous_usage else None
 
-    def _usage(self) -> Usage:
+    def _usage(self) -> TokenUsage:
         sequences = self._sequences.values()
         prompts = [s for s in sequences if not s.plan.shares_prompt]
         thought = [s.num_thought for s in sequences]
-        return Usage(
+        return TokenUsage(
             sum(s.plan.num_prompt_tokens for s in prompts),
             sum(s.num_tokens for s in sequences),
             sum(s.num_cached for s in prompts),
@@ -289,9 +289,9 @@ class Reply:
         return self._renderer.whole(LazyList(best, self._choice), self._usage())
 
     @property
-    def num_told_bytes(self) -> int:
+    def num_reported_bytes(self) -> int:
         """How many bytes of log probabilities are to be told of all sequences."""
-        return sum(s.told.num_bytes + s.prompt.num_bytes for s in self._sequences.values())
+        return sum(s.reported.num_bytes + s.prompt.num_bytes for s in self._sequences.values())
 
     def _choice(self, sequence: SequenceText) -> Choice:
         assert sequence.finished is not None
@@ -299,7 +299,7 @@ class Reply:
         return Choice(
             text,
             sequence.finished,
-            self._logprobs(sequence.plan, sequence.told),
+            self._logprobs(sequence.plan, sequence.reported),
             self._prompt_logprobs(sequence),
             sequence.token_ids if self._plan.return_token_ids else None,
             sequence.prompt_token_ids,

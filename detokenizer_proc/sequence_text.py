@@ -4,11 +4,11 @@ from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from headrace.detokenizer_proc.delivered_tokens import ToldTokens, rows_of
 from headrace.detokenizer_proc.output_parsers import marks_of
 from headrace.detokenizer_proc.parsers.pieces import Piece
 from headrace.detokenizer_proc.parsers.stops import StopMatcher
-from headrace.detokenizer_proc.renderers.renderer import Usage
+from headrace.detokenizer_proc.renderers.renderer import TokenUsage
+from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.text import TextStream, Vocabulary
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.ipc.token_logprobs import ROW
@@ -24,19 +24,19 @@ class SequenceText:
     num_tokens: int = 0
     num_cached: int = 0  # prompt tokens found in the prefix cache
     sum_logprobs: float = 0.0
-    prompt: ToldTokens = field(default_factory=ToldTokens)  # where its likelihood is wanted
+    prompt: ReportedTokens = field(default_factory=ReportedTokens)  # where its likelihood is wanted
     finished: FinishReason | None = None
     stopped_by: str | int | None = None  # the stop string, or the stop token
     pieces: list[Piece] = field(default_factory=list)  # since the last event, if there was one
-    told: ToldTokens = field(default_factory=ToldTokens)  # the same
+    reported: ReportedTokens = field(default_factory=ReportedTokens)  # the same
     token_ids: list[int] = field(default_factory=list)  # the same
     num_taken: int = 0  # tokens when there was one
-    said: "array[int]" = field(default_factory=lambda: array("I"))  # all tokens
+    generated: "array[int]" = field(default_factory=lambda: array("I"))  # all tokens
     thought: range = range(0)  # where in the text it is
     _starts: "array[int] | None" = None  # of all tokens in the text, where there may be a thought
     _num_decoded: int = 0  # characters, the echo among them
     _num_given: int = 0  # the same, without what is held back
-    _held: ToldTokens = field(default_factory=ToldTokens)  # tokens whose text is held back
+    _held: ReportedTokens = field(default_factory=ReportedTokens)  # tokens whose text is held back
 
     @classmethod
     def open(cls, plan: ReplyPlan, vocabulary: Vocabulary) -> "SequenceText":
@@ -50,10 +50,10 @@ class SequenceText:
         assert starts is None or not length, "a parser sees no echo"
         return cls(plan, stream, stops, _starts=starts, _num_decoded=length, _num_given=length)
 
-    def add(self, pieces: list[Piece], told: ToldTokens, token_ids: list[int]) -> None:
+    def add(self, pieces: list[Piece], reported: ReportedTokens, token_ids: list[int]) -> None:
         """Keep what is to be told."""
         self.pieces += pieces
-        self.told += told
+        self.reported += reported
         self.token_ids += token_ids
 
     def is_due(self, interval: int) -> bool:
@@ -67,12 +67,12 @@ class SequenceText:
     @property
     def has_news(self) -> bool:
         """Whether something is kept."""
-        return bool(self.pieces or self.told or self.token_ids)
+        return bool(self.pieces or self.reported or self.token_ids)
 
-    def take(self) -> tuple[list[Piece], ToldTokens, list[int]]:
+    def take(self) -> tuple[list[Piece], ReportedTokens, list[int]]:
         """Return what is kept, and keep it no longer."""
-        taken = self.pieces, self.told, self.token_ids
-        self.pieces, self.told, self.token_ids = [], ToldTokens(), []
+        taken = self.pieces, self.reported, self.token_ids
+        self.pieces, self.reported, self.token_ids = [], ReportedTokens(), []
         self.num_taken = self.num_tokens
         return taken
 
@@ -84,9 +84,9 @@ class SequenceText:
         return array("I", self.plan.prompt_token_ids)
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """How many tokens this sequence took."""
-        return Usage(
+        return TokenUsage(
             self.plan.num_prompt_tokens, self.num_tokens, self.num_cached, self.num_thought
         )
 
@@ -105,7 +105,7 @@ class SequenceText:
 
     def feed(
         self, ids: list[int], finished: FinishReason | None, logprobs: bytes
-    ) -> tuple[str, ToldTokens]:
+    ) -> tuple[str, ReportedTokens]:
         """Take new tokens; return the text that became certain, and where wanted the tokens that
         begin in it.
 
@@ -143,7 +143,7 @@ class SequenceText:
         self._num_given += len(text)
         return text, self._released()
 
-    def _released(self) -> ToldTokens:
+    def _released(self) -> ReportedTokens:
         """Return the tokens that begin in the text given; at its end all, but those cut off."""
         count = len(self._held)
         if self.finished is None or self.stops.stopped:

@@ -26,7 +26,7 @@ MAX_KEPT = 64  # compiled grammars; the one that was used longest ago goes first
 log = logging.getLogger(__name__)
 
 
-class Grammars:
+class MatcherQueue:
     """Sequences that wait for their matchers, and what has been compiled.
 
     Args:

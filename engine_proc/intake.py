@@ -16,7 +16,7 @@ LAPSE_S = 1.0  # between looks at the leases
 log = logging.getLogger(__name__)
 
 
-class Verdict(enum.Enum):
+class IntakeDecision(enum.Enum):
     """What becomes of a sequence that comes."""
 
     TAKEN = enum.auto()
@@ -32,15 +32,15 @@ class Intake:
         self._looked_at = float("-inf")
         self._gone = AbortedIds()
 
-    def judge(self, sequence: int, is_full: bool) -> Verdict:
+    def judge(self, sequence: int, is_full: bool) -> IntakeDecision:
         """Take a request whole or, where the queue is full, refuse it whole."""
         request = request_of(sequence)
         if request in self._gone:
-            return Verdict.DROPPED
+            return IntakeDecision.DROPPED
         if sequence == request and is_full:
             self.drop(request)
-            return Verdict.REFUSED
-        return Verdict.TAKEN
+            return IntakeDecision.REFUSED
+        return IntakeDecision.TAKEN
 
     def drop(self, request: int) -> None:
         """Let go of the sequences of a request that are still to come."""

@@ -15,21 +15,21 @@ import msgspec
 from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images
-from headrace.engine_proc.intake import Intake, Verdict
-from headrace.engine_proc.resume_cache import Legacy
+from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.intake import Intake, IntakeDecision
+from headrace.engine_proc.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
 from headrace.engine_proc.scheduling.oom_backoff import StepLimit
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import Limits, News, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
 from headrace.engine_proc.scheduling.step_time_model import StepTime
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.sequence_stats import Accounts
+from headrace.engine_proc.sequence_stats import SequenceStats
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.engine_proc.workers.child_process import WorkerDied
@@ -41,11 +41,11 @@ from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
     Abort,
     FinishReason,
+    GeneratedTokens,
     GenerateRequest,
-    Renew,
-    Said,
+    RenewLeases,
     StepOutput,
-    Stop,
+    StopSequence,
     ToEngine,
     detokenizer_of,
     request_of,
@@ -75,7 +75,7 @@ def main(config: EngineConfig, context: Context) -> None:
     if config.engine == "mock":
         pkgutil.resolve_name("headrace.engine_proc.mock.main:main")(config, context)
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
-    grammars = Grammars(lambda: load_compiler(config), config.eos_token_ids)
+    grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
     arena, area, vision, workers = None, None, None, None
     tower_bytes = 0
     if config.arena_fd is not None:
@@ -96,7 +96,7 @@ def main(config: EngineConfig, context: Context) -> None:
             config.run_dir, config.num_detokenizers, context.board, context.slot
         )
         frontends = list(context.board.of("frontend"))
-        engine = Engine(
+        engine = EngineCore(
             *(config, scheduler, pool, detokenizers, context.slot, grammars, images, vision),
             frontends,
             ahead_s=ahead_s(config, ready),
@@ -106,8 +106,8 @@ def main(config: EngineConfig, context: Context) -> None:
             context.slot.beat()
             engine.receive_all(inbox)
             engine.abort_lapsed()
-            engine.see_to_images()
-            engine.go_on(workers)
+            engine.poll_images()
+            engine.run_once(workers)
     finally:
         if workers is not None:
             workers.stop()
@@ -141,24 +141,24 @@ def ahead_s(config: EngineConfig, ready: WorkerReady) -> float:
     return SHORT_STEP_S if config.embedding_size is None else 0.0
 
 
-def make_images(config: EngineConfig, arena: Arena | None) -> Images | None:
+def make_images(config: EngineConfig, arena: Arena | None) -> EncoderQueue | None:
     """Return what sees to images, if the model takes some."""
     if arena is None:
         return None
     assert config.image_token is not None
     pool = EmbeddingPool(num_area_rows(config))
     importance = Policy(config.scheduling_policy).importance
-    return Images(pool, config.image_token, arena.release, config.whole_images, importance)
+    return EncoderQueue(pool, config.image_token, arena.release, config.whole_images, importance)
 
 
 def make_scheduler(
-    pool: PagePool, ready: WorkerReady, config: EngineConfig, images: Images | None = None
+    pool: PagePool, ready: WorkerReady, config: EngineConfig, images: EncoderQueue | None = None
 ) -> Scheduler:
     """Return the scheduler that the flags ask for."""
     longest = config.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
-        Limits(
+        SchedulerLimits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max(config.max_num_batched_tokens, longest),
             max_num_queued=config.max_num_queued,
@@ -171,7 +171,7 @@ def make_scheduler(
     )
 
 
-class Engine:
+class EngineCore:
     """What the loop has between steps."""
 
     def __init__(
@@ -181,8 +181,8 @@ class Engine:
         pool: PagePool,
         detokenizers: DetokenizerLinks,
         slot: Slot,
-        grammars: Grammars,
-        images: Images | None = None,
+        grammars: MatcherQueue,
+        images: EncoderQueue | None = None,
         vision: VisionWorker | None = None,
         frontends: Iterable[Slot] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -193,7 +193,7 @@ class Engine:
         self._detokenizers = detokenizers
         self._slot = slot
         self._slot[Field.PAGE_TOKENS] = pool.page_tokens
-        self._accounts = Accounts(slot)
+        self._accounts = SequenceStats(slot)
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTime()
@@ -206,10 +206,10 @@ class Engine:
         self._images = images
         self._vision = vision
         self._intake = Intake()
-        self._legacy = Legacy()
+        self._legacy = ResumeCache()
         self._frontends = list(frontends)
         self._can_step = True
-        self._show()
+        self._update_board()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Take all messages there are; wait for one where there is nothing else to do."""
@@ -228,7 +228,7 @@ class Engine:
         while received is not None:
             self._take(*received)
             received = inbox.receive(0)
-        self._show()
+        self._update_board()
 
     @property
     def _are_images_waiting(self) -> bool:
@@ -240,11 +240,11 @@ class Engine:
                 self._add(Sequence.of(message, bulk, time.monotonic_ns()))
             case Abort(request):
                 self._abort(request)
-            case Renew():
+            case RenewLeases():
                 self._intake.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
-            case Stop(id):
+            case StopSequence(id):
                 self._stop(id)
-            case Said():
+            case GeneratedTokens():
                 self._legacy.keep(message, bulk, self._clock())
             case _:
                 assert_never(message)
@@ -261,7 +261,7 @@ class Engine:
         ended = self._drop(request)
         self._slot.add(Field.ABORTED, len(ended))
         if ended:
-            self._tell([News(ended[0], [], FinishReason.ABORT)])  # one is enough
+            self._publish([SequenceOutput(ended[0], [], FinishReason.ABORT)])  # one is enough
         else:  # its answer may still be being written
             output = StepOutput.of({}, [request], [0], [FinishReason.ABORT])
             detokenizer = detokenizer_of(request, len(self._detokenizers))
@@ -279,7 +279,7 @@ class Engine:
         if self._images is not None:
             self._images.dismiss(sequence.request.images)
 
-    def see_to_images(self) -> None:
+    def poll_images(self) -> None:
         """Take what the vision worker has made of images, and ask it for more.
 
         Raises:
@@ -308,16 +308,16 @@ class Engine:
         # Who has been let in before is not refused now that everyone comes at once.
         is_full = self._scheduler.is_full and not sequence.request.resumes
         match self._intake.judge(sequence.id, is_full):
-            case Verdict.TAKEN:
+            case IntakeDecision.TAKEN:
                 if sequence.request.resumes:
                     self._resume(sequence)
                 if not sequence.request.grammar or self._grammars.prepare(sequence):
                     self._scheduler.add(sequence)
-            case Verdict.REFUSED:
+            case IntakeDecision.REFUSED:
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._dismiss(sequence)
-                self._tell([News(sequence, [], FinishReason.REFUSED)])
-            case Verdict.DROPPED:
+                self._publish([SequenceOutput(sequence, [], FinishReason.REFUSED)])
+            case IntakeDecision.DROPPED:
                 self._dismiss(sequence)
 
     def _resume(self, sequence: Sequence) -> None:
@@ -331,19 +331,21 @@ class Engine:
         for compiling in self._grammars.abort(request):
             self._dismiss(compiling)
         old = self._scheduler.end(before) or self._legacy.take_ended(before)
-        said = self._legacy.take(before) if old is None else old.generated
+        generated = self._legacy.take(before) if old is None else old.generated
         if old is not None:
-            self._tell([News(old, [], FinishReason.ABORT)])
+            self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
             sequence.take_after(old)
         sampling = sequence.request.sampling
-        said = said[: sequence.request.max_tokens - 1]  # an end is told with the last token
-        if said and said[-1] in sequence.request.stop_token_ids:
-            said.pop()
-        if sampling.logprobs is None and sampling.prompt_logprobs is None and said:
-            sequence.tokens.extend(said)
-            self._tell([News(sequence, said.tolist())])
+        generated = generated[
+            : sequence.request.max_tokens - 1
+        ]  # an end is told with the last token
+        if generated and generated[-1] in sequence.request.stop_token_ids:
+            generated.pop()
+        if sampling.logprobs is None and sampling.prompt_logprobs is None and generated:
+            sequence.tokens.extend(generated)
+            self._publish([SequenceOutput(sequence, generated.tolist())])
 
-    def go_on(self, workers: Workers) -> None:
+    def run_once(self, workers: Workers) -> None:
         """Compute a step if there is work; if a worker has died, begin everything again on others.
 
         Raises:
@@ -364,15 +366,15 @@ class Engine:
                 self._step_limit.failed(self._scheduler.tokens_in_step)
             deadly = self._scheduler.recompute(blames=not (is_for_memory or death.is_chaos))
             self._sent.clear()
-            self._expect()
+            self._set_step_deadline()
             if deadly is not None:
                 self._fail(deadly, "workers have died twice while they were at it alone")
             is_explained = is_for_memory or death.is_chaos or deadly is not None
             workers.replace(death, ids, is_explained)
             self._can_step = False
-            self._show()
+            self._update_board()
 
-    def _without_stuck(self, news: list[News]) -> list[News]:
+    def _without_stuck(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
         """Fail the requests whose grammars cannot be followed; return the news of all others."""
         stuck = {
             request_of(n.sequence.id): n.sequence for n in news if n.finished is FinishReason.ABORT
@@ -395,7 +397,7 @@ class Engine:
         log.error("request %x fails: %s", request, why)
         self._intake.drop(request)
         self._slot.add(Field.ABORTED, len(self._drop(request)))
-        news = [News(sequence, [], FinishReason.ABORT)]
+        news = [SequenceOutput(sequence, [], FinishReason.ABORT)]
         failed, reasons = {request: sequence.request.plan}, {request: reason} if reason else {}
         output, tokens = step_output(news, failed, reasons)
         self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
@@ -434,11 +436,11 @@ class Engine:
         workers.start(step)
         self._sent.append((chunks, step))
         if len(self._sent) == 1:
-            self._expect()
+            self._set_step_deadline()
             self._make_masks(workers)
         return True
 
-    def _expect(self) -> None:
+    def _set_step_deadline(self) -> None:
         """Say on the board when the oldest step is overdue."""
         patience_s = None
         if self._sent:
@@ -466,8 +468,10 @@ class Engine:
         self._step_limit.worked()
         self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
         self._slot[Field.STEPPED_NS] = time.monotonic_ns()
-        self._expect()
-        news = self._scheduler.update(chunks, Outcome(result, len(step.pooled_rows) // ITEM_BYTES))
+        self._set_step_deadline()
+        news = self._scheduler.update(
+            chunks, ResultReader(result, len(step.pooled_rows) // ITEM_BYTES)
+        )
         news = self._without_stuck(news)
         if self._sent:
             self._make_masks(workers)
@@ -478,9 +482,9 @@ class Engine:
         self._slot.add(Field.FINISHED, len(ended))
         for sequence in ended:
             self._legacy.keep_ended(sequence, self._clock())
-        self._show()
+        self._update_board()
         self._accounts.take(news, time.monotonic_ns())
-        self._tell(news)
+        self._publish(news)
 
     def _retry(self, workers: Workers, why: str) -> None:
         """Have the oldest step, for which there was no memory, computed in smaller ones.
@@ -492,7 +496,7 @@ class Engine:
         for _ in self._sent[1:]:
             workers.finish()
         self._sent.clear()
-        self._expect()
+        self._set_step_deadline()
         self._scheduler.retry()
         workers.resume()
         limit, num_tokens = self._step_limit.num_tokens, step.num_tokens
@@ -502,7 +506,7 @@ class Engine:
         is_whole = len(chunks) == 1 and limit is not None and num_tokens > limit
         if is_whole and not sequence.has_ended:
             self._fail(sequence, "its tokens have to be in one step, which is too large")
-        self._show()
+        self._update_board()
 
     def _budget(self) -> int | None:
         """Return how many tokens to compute, so that texts being generated do not stall."""
@@ -511,14 +515,14 @@ class Engine:
         spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
-    def _tell(self, news: list[News]) -> None:
+    def _publish(self, news: list[SequenceOutput]) -> None:
         """Have each detokenizer told what concerns it, while the next step is computed."""
         for index in range(len(self._detokenizers)):
             mine = [n for n in news if n.sequence.request.detokenizer == index]
             if mine:
                 self._detokenizers.hold(index, *step_output(mine))
 
-    def _show(self) -> None:
+    def _update_board(self) -> None:
         """Bring the board up to date."""
         self._slot[Field.RUNNING] = len(self._scheduler.running)
         self._slot[Field.WAITING] = len(self._scheduler.waiting)
@@ -539,9 +543,9 @@ class Engine:
             self._slot[Field.EMBEDDING_ROWS] = embeddings.num_rows
             self._slot[Field.EMBEDDING_ROWS_FREE] = embeddings.num_free
         self._slot[Field.DRAFTS] = counts.drafts
-        self._slot[Field.RIGHT_DRAFTS] = counts.right_drafts
+        self._slot[Field.RIGHT_DRAFTS] = counts.accepted_drafts
         self._slot[Field.DRAFT_ROUNDS] = counts.draft_rounds
-        if counts.right_drafts:
+        if counts.accepted_drafts:
             for place, num_right in enumerate(counts.right_at):
                 self._slot[Field.RIGHT_AT + place] = num_right
 
@@ -554,11 +558,13 @@ def load_compiler(config: EngineConfig) -> "GrammarCompiler":
 
 
 def step_output(
-    news: list[News], failed: dict[int, bytes] | None = None, reasons: dict[int, str] | None = None
+    news: list[SequenceOutput],
+    failed: dict[int, bytes] | None = None,
+    reasons: dict[int, str] | None = None,
 ) -> tuple[StepOutput, bytes]:
     """Return the message and its token ids; sequences in it count as started from here on."""
     starting = [n.sequence for n in news if not n.sequence.has_started]
-    watched = [s for s in starting if s.is_watched]
+    watched = [s for s in starting if s.needs_prompt_logprobs]
     output = StepOutput.of(
         started={s.id: s.request.plan for s in starting},
         ids=[n.sequence.id for n in news],

@@ -8,14 +8,14 @@ from array import array
 from collections import OrderedDict
 
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.ipc.messages import Said
+from headrace.ipc.messages import GeneratedTokens
 from headrace.ipc.sockets import Frame
 
 KEEP_S = 30.0  # what nobody has taken up by then belongs to requests that are gone
 KEEP_ENDED_S = 2.0  # by then, a detokenizer that serves has told the end
 
 
-class Legacy:
+class ResumeCache:
     """Generated tokens by sequence, as it was called before."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Legacy:
         self._ended: OrderedDict[int, tuple[float, Sequence]] = OrderedDict()
         self._all_served_at = 0.0
 
-    def keep(self, said: Said, tokens: Frame, now: float) -> None:
+    def keep(self, said: GeneratedTokens, tokens: Frame, now: float) -> None:
         """Take note of what a detokenizer has of a dead engine's sequences."""
         view, start = memoryview(tokens).cast("B").cast("I"), 0
         ids, counts = memoryview(said.ids).cast("Q"), memoryview(said.counts).cast("I")

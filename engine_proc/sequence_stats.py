@@ -7,7 +7,7 @@ last. Those that run to their end are counted; who leaves before tells nothing o
 from collections import Counter
 
 from headrace.board.board import Field, Slot, Timing
-from headrace.engine_proc.scheduling.scheduler import News
+from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import FinishReason
 
@@ -33,15 +33,15 @@ class TokenRate:
         self._since_ns, self._num_before = now_ns, num
 
 
-class Accounts:
+class SequenceStats:
     """Counts what steps bring, later: while the next one is computed."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._open: list[tuple[list[News], int]] = []
+        self._open: list[tuple[list[SequenceOutput], int]] = []
         self._rate = TokenRate(slot)
 
-    def take(self, news: list[News], now_ns: int) -> None:
+    def take(self, news: list[SequenceOutput], now_ns: int) -> None:
         """Keep what a step brought at `now_ns`, CLOCK_MONOTONIC, until `settle`."""
         self._open.append((news, now_ns))
 
@@ -58,7 +58,7 @@ class Accounts:
         if sequence.first_token_ns:
             self._close(sequence, FinishReason.STOP)
 
-    def _count(self, news: list[News], now_ns: int) -> None:
+    def _count(self, news: list[SequenceOutput], now_ns: int) -> None:
         earlier: Counter[int] = Counter()
         for n in news:
             sequence = n.sequence

@@ -45,7 +45,7 @@ def is_for_operators(path: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Done:
+class AdminResponse:
     """An answer, as JSON."""
 
     status: int
@@ -69,7 +69,9 @@ class Admin:
         self._slot = slot
         self._supervisor = supervisor
 
-    def answer(self, method: str, path: str, query: bytes, key: bytes | None) -> Done | Rejection:
+    def answer(
+        self, method: str, path: str, query: bytes, key: bytes | None
+    ) -> AdminResponse | Rejection:
         """Do what is asked for, or say why not."""
         if not self._keyring:
             return CLOSED
@@ -82,7 +84,7 @@ class Admin:
         if method != taken and (method, taken) != ("HEAD", "GET"):
             return invalid(405, f"{path} takes {taken}", "GET, HEAD" if taken == "GET" else taken)
         if path == PROCESSES:
-            return Done(200, self._processes())
+            return AdminResponse(200, self._processes())
         if path == DRAIN:
             return self._wish(STOP)
         if path in PROFILES:
@@ -94,11 +96,11 @@ class Admin:
             )
         return self._wish(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
 
-    def _wish(self, *wishes: str) -> Done:
+    def _wish(self, *wishes: str) -> AdminResponse:
         for what in wishes:
             wish(self._slot, what)
         told = ",".join(f'"{what}"' for what in wishes)
-        return Done(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
+        return AdminResponse(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
 
     def _processes(self) -> bytes:
         now_ns = time.monotonic_ns()

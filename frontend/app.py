@@ -15,7 +15,7 @@ from headrace.frontend.health import PATHS, PING, health_of
 from headrace.frontend.http.conformance import head_fault
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Rejection
-from headrace.frontend.http.request import HEAD, JSON, Request
+from headrace.frontend.http.request import HEAD, JSON, HttpExchange
 from headrace.frontend.http.request_head import RequestHead
 from headrace.runtime.wake_clock import WakeClock
 
@@ -48,7 +48,7 @@ class App:
         self._admin = admin
         self._cors = cors
 
-    def __call__(self, request: Request) -> None:
+    def __call__(self, request: HttpExchange) -> None:
         """Answer a request, now or when the ring does."""
         head = RequestHead.of(request.headers)
         fault = head_fault(request.version, head)
@@ -64,7 +64,7 @@ class App:
         else:
             self._forwarder.begin(request, head)
 
-    def _tell_health(self, request: Request) -> None:
+    def _tell_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:
             request.refuse(ONLY_ASKED)
             return
@@ -73,7 +73,7 @@ class App:
         found = health_of(self._board, request.path, self._door.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
 
-    def _administer(self, request: Request, head: RequestHead) -> None:
+    def _administer(self, request: HttpExchange, head: RequestHead) -> None:
         answer = self._admin.answer(request.method, request.path, request.query, head.key)
         if isinstance(answer, Rejection):
             request.refuse(answer)

@@ -59,7 +59,7 @@ class Dispatcher:
         try:
             yield
         except Exception as error:
-            self._slot.last_words = repr(error)
+            self._slot.exit_reason = repr(error)
             log.exception("an error that nobody has foreseen")
             sys.exit(ExitStatus.FAILED)
 
@@ -73,9 +73,10 @@ class Incoming:
         self._heads = frames.heads.copy()  # a request may have several entries
         self._ids = memoryview(frames.ids).cast("Q")
         self._lengths = memoryview(frames.lengths).cast("I")
-        self._told = memoryview(frames.told).cast("I") if frames.told else None
+        counts = frames.num_delivered
+        self._num_delivered = memoryview(counts).cast("I") if counts else None
         assert len(self._ids) == len(self._lengths) == len(frames.last)
-        assert self._told is None or len(self._told) == len(self._ids)
+        assert self._num_delivered is None or len(self._num_delivered) == len(self._ids)
         assert sum(self._lengths) == len(data)
         self._row = self._start = 0
 
@@ -86,13 +87,13 @@ class Incoming:
 
     def deliver(self, exchanges: OpenRequests) -> int:
         """Hand over some entries; return how many bytes of them have been written to sockets."""
-        view, last, told = memoryview(self._data), self._frames.last, self._told
+        view, last, num_delivered = memoryview(self._data), self._frames.last, self._num_delivered
         written = exchanges.streams.write(self._frames, self._data, self._row, self._start)
         for start, row, num_written in written.left:
             id = self._ids[row]
             head = self._heads.pop(request_of(id), None) if self._heads else None
             piece = view[start : start + self._lengths[row]]
-            count = told[row] if told else 0
+            count = num_delivered[row] if num_delivered else 0
             exchanges.deliver(id, head, piece, last[row] != 0, count, num_written)
         self._row, self._start = written.row, written.start
         return written.num_bytes

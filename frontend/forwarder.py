@@ -15,7 +15,7 @@ from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.admission.body_throttle import BodyThrottle
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body, too_large
-from headrace.frontend.http.request import Request
+from headrace.frontend.http.request import HttpExchange
 from headrace.frontend.http.request_head import RequestHead
 from headrace.frontend.open_requests import OpenRequest, OpenRequests
 from headrace.frontend.request_proxy import RequestProxy
@@ -70,7 +70,7 @@ class Forwarder:
         self._counts.settle()
         self._reading: set[asyncio.Task[None]] = set()
 
-    def begin(self, request: Request, head: RequestHead) -> None:
+    def begin(self, request: HttpExchange, head: RequestHead) -> None:
         """Let a request in, or say why not: then its body is not read."""
         self._slot.add(Field.REQUESTS)
         row = self._counts.row(request.method, request.path)
@@ -102,7 +102,7 @@ class Forwarder:
         else:
             self._enter(passage, body, key)
 
-    def _page(self, request: Request, head: RequestHead) -> bytes | None:
+    def _page(self, request: HttpExchange, head: RequestHead) -> bytes | None:
         """Return what is told at a path as long as the server runs, or None."""
         pages = self._anthropic_pages if head.is_anthropic else self._pages
         return pages.get(request.path) if request.method in READS else None
@@ -113,7 +113,7 @@ class Forwarder:
         else:
             passage.enter(body, key)
 
-    def _end(self, row: HttpRow, length: int, request: Request, exchange: OpenRequest) -> None:
+    def _end(self, row: HttpRow, length: int, request: HttpExchange, exchange: OpenRequest) -> None:
         """Take note that a request has been answered, or given up."""
         self._exchanges.close(exchange)
         duration_ns = time.monotonic_ns() - request.received_at
@@ -124,7 +124,9 @@ class Forwarder:
         self._reading.add(task)
         task.add_done_callback(self._reading.discard)
 
-    async def _read(self, request: Request, length: int, passage: RequestProxy, key: int) -> None:
+    async def _read(
+        self, request: HttpExchange, length: int, passage: RequestProxy, key: int
+    ) -> None:
         """Wait for a body that is on its way; a long one waits for its turn."""
         try:
             if length >= LONG_BODY_BYTES:

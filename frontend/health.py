@@ -15,14 +15,16 @@ PATHS = (LIVE, READY, STARTUP, PING)
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthResponse:
     """An answer."""
 
     status: int
     body: bytes
 
 
-def health_of(board: Board, path: str, is_draining: bool, now_ns: int, since_ns: int = 0) -> Health:
+def health_of(
+    board: Board, path: str, is_draining: bool, now_ns: int, since_ns: int = 0
+) -> HealthResponse:
     """Return the answer to one of `PATHS`.
 
     `/health` is 503 when a process does not serve; `/ready` also when the server takes no more
@@ -44,7 +46,7 @@ def health_of(board: Board, path: str, is_draining: bool, now_ns: int, since_ns:
         f'{{"status":"{"unhealthy" if reasons else "ok"}","reasons":[{told}],'
         f'"loaded":{progress:.3f},"processes":[{processes}]}}'
     )
-    return Health(503 if reasons else 200, body.encode("ascii"))
+    return HealthResponse(503 if reasons else 200, body.encode("ascii"))
 
 
 def has_started(slot: Slot) -> bool:

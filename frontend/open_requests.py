@@ -130,7 +130,7 @@ class OpenRequests:
     def renumber(self, sent: InflightRequest) -> int:
         """Draw a new id for a request; what comes for the old one is dropped."""
         exchange = self._open.pop(sent.request.id)
-        sent.told |= self.streams.told(exchange.id)
+        sent.num_delivered |= self.streams.num_delivered(exchange.id)
         self.streams.close(exchange.id)
         exchange.id = self._next_id()
         self._open[exchange.id] = exchange
@@ -152,7 +152,13 @@ class OpenRequests:
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
     def deliver(
-        self, id: int, head: Head | None, data: Frame, last: int, told: int, num_written: int = 0
+        self,
+        id: int,
+        head: Head | None,
+        data: Frame,
+        last: int,
+        num_delivered: int,
+        num_written: int = 0,
     ) -> None:
         """Hand an entry of a message to the request it is for, as in `OpenRequest.deliver`."""
         exchange = self._open.get(request_of(id))
@@ -162,7 +168,7 @@ class OpenRequests:
             exchange.head = head
         piece = [data]
         if exchange.sent is not None:
-            piece = exchange.sent.take(id % MAX_SEQUENCES, data, last, told)
+            piece = exchange.sent.take(id % MAX_SEQUENCES, data, last, num_delivered)
         for before in piece[:-1]:
             exchange.unsent.append(before)
         if piece:

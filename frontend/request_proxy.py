@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.board.board import Field, Slot, Timing
 from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Rejection
-from headrace.frontend.http.request import Request, nobody
+from headrace.frontend.http.request import HttpExchange, nobody
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.open_requests import OpenRequest
 from headrace.frontend.request_timings import RequestTimings
@@ -29,14 +29,14 @@ class RequestProxy:
 
     def __init__(
         self,
-        request: Request,
+        request: HttpExchange,
         exchange: OpenRequest,
         links: Router,
         slot: Slot,
         *,
         streams: Streams,
         retry_after_s: Callable[[], int],
-        on_end: Callable[[Request, OpenRequest], None],
+        on_end: Callable[[HttpExchange, OpenRequest], None],
     ) -> None:
         """Be the way of a request that has come in.
 

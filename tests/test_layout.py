@@ -281,7 +281,7 @@ def test_nothing_the_frontend_imports_has_a_json_codec() -> None:
         assert not {name.split(".")[0] for name in imports(path)} & (HEAVY | {"numpy"}), path
 
 
-def test_the_environment_says_nothing_but_keys_and_where_things_are() -> None:
+def test_environment_holds_only_keys_and_locations() -> None:
     read = set()
     for path in tracked("*.py"):
         if path.relative_to(ROOT).parts[0] in (*PROCESSES, "headrace"):

@@ -32,7 +32,7 @@ from headrace.tokenizer_proc.encoding.pairs import pair
 from headrace.tokenizer_proc.jobs.stages import Body, Encoding, Ids, Sequences, Stages, Text
 from headrace.tokenizer_proc.prompts import (
     Prompts,
-    Vocabulary,
+    PromptVocabulary,
     joined,
     key_of,
     public_id,
@@ -44,7 +44,9 @@ Embedded = EmbeddingRequest | RerankRequest | ScoreRequest
 class EmbeddingPlanner:
     """Turns bodies into sequences, for one model."""
 
-    def __init__(self, card: ModelCard, vocabulary: Vocabulary, num_detokenizers: int) -> None:
+    def __init__(
+        self, card: ModelCard, vocabulary: PromptVocabulary, num_detokenizers: int
+    ) -> None:
         self._card = card
         self._prompts = Prompts(card, vocabulary)
         self._num_detokenizers = num_detokenizers

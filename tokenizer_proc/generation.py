@@ -79,7 +79,7 @@ from headrace.tokenizer_proc.logprob_limit import (
 from headrace.tokenizer_proc.output_parsing import parsing_of
 from headrace.tokenizer_proc.prompts import (
     Prompts,
-    Vocabulary,
+    PromptVocabulary,
     exceeds,
     key_of,
     last_tokens,
@@ -128,7 +128,7 @@ class GenerationPlanner:
         self,
         card: ModelCard,
         template: ChatTemplate,
-        vocabulary: Vocabulary,
+        vocabulary: PromptVocabulary,
         num_detokenizers: int,
         seed: int,
         grammars: Grammars | None = None,
@@ -321,7 +321,7 @@ class GenerationPlanner:
                 echo=prompt.echo,
                 shares_prompt=position % num_each > 0,
                 prompt_token_ids=bytes(prompt.ids) if request.return_token_ids else b"",
-                told=http.told.get(index),
+                num_delivered=http.num_delivered.get(index),
                 is_suspect=http.is_reply_suspect,
             )
             max_tokens = self._max_tokens(len(prompt.ids), wanted, form, room)

@@ -14,7 +14,7 @@ from headrace.tokenizer_proc.encoding.token_bytes import TokenBytes
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Text, ids_of
 
 
-class Vocabulary(Protocol):
+class PromptVocabulary(Protocol):
     """What is needed of a tokenizer beside encoding."""
 
     empty: Ids  # the ids of a text without characters: the special tokens around every one
@@ -34,7 +34,7 @@ class Vocabulary(Protocol):
 class Prompts:
     """What planners of every kind need to know of a model and its vocabulary."""
 
-    def __init__(self, card: ModelCard, vocabulary: Vocabulary) -> None:
+    def __init__(self, card: ModelCard, vocabulary: PromptVocabulary) -> None:
         self.card = card
         self.vocabulary = vocabulary
 

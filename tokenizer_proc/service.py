@@ -40,7 +40,7 @@ from headrace.tokenizer_proc.jobs.stages import Answer, Body, Ids, Sequences
 from headrace.tokenizer_proc.routes import Routes
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
-LOOK_MS = 1  # between looks at what is laid aside
+POLL_INTERVAL_MS = 1  # between looks at what is laid aside
 LoadImages = Callable[[TokenizerConfig, Context, Encoder, Aborts], Images]
 
 
@@ -113,7 +113,7 @@ class Service:
         """
         if self._images is not None:
             self._images.take_fetched()
-        jobs = self._receive(min(timeout_ms, LOOK_MS) if self._aside else timeout_ms)
+        jobs = self._receive(min(timeout_ms, POLL_INTERVAL_MS) if self._aside else timeout_ms)
         if not (jobs or self._aside or self._suspects):
             self._backlog.settle_idle()
             return False

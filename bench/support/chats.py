@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.bench.connection import Record
-from headrace.bench.load import Request, Sender, Target
+from headrace.bench.load import LoadRequest, LoadSender, Target
 
 SCRIPT = Path(__file__).with_name("stream.lua")
 PATH = "/v1/chat/completions"
@@ -62,12 +62,12 @@ async def chat(url: str, num_streams: int, seconds: float) -> Chats:
 
 async def probe(url: str, num_streams: int, seconds: float) -> list[Record]:
     """Have a few chats at once and return when each of their tokens came."""
-    sender = Sender(Target(url + PATH))
+    sender = LoadSender(Target(url + PATH))
     end = time.monotonic() + seconds
 
     async def keep_chatting() -> None:
         while (now := time.monotonic()) < end:
-            await sender.send(Request(0, 0.0, BODY), now)
+            await sender.send(LoadRequest(0, 0.0, BODY), now)
 
     await asyncio.gather(*(keep_chatting() for _ in range(num_streams)))
     sender.close()

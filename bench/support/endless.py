@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from headrace.bench.load import Request, Sender, Target
+from headrace.bench.load import LoadRequest, LoadSender, Target
 from headrace.runtime.process import die_with_parent
 from support.serving import body_of, num_load_processes
 
@@ -53,13 +53,13 @@ class EndlessStreams:
 
 async def keep_streaming(url: str, num_streams: int, num_prompt: int, num_answer: int) -> str:
     """Have so many streams at once until one fails; return why."""
-    sender = Sender(Target(f"{url}/v1/completions"))
+    sender = LoadSender(Target(f"{url}/v1/completions"))
 
     async def keep_one(seed: int) -> str:
         random, error = np.random.default_rng(seed), ""
         while not error:
             body = body_of(num_prompt, num_answer, random)
-            error = (await sender.send(Request(0, 0.0, body), time.monotonic())).error
+            error = (await sender.send(LoadRequest(0, 0.0, body), time.monotonic())).error
         return error
 
     streams = [asyncio.create_task(keep_one(seed)) for seed in range(num_streams)]

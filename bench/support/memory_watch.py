@@ -7,7 +7,7 @@ from typing import Self
 
 import psutil
 
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def own_bytes(ring: Mapping[str, psutil.Process]) -> dict[str, int]:
@@ -40,7 +40,7 @@ class MemoryWatch:
         self._look()
 
     def _run(self) -> None:
-        while not self._is_over.wait(LOOK_S):
+        while not self._is_over.wait(POLL_INTERVAL_S):
             self._look()
 
     def _look(self) -> None:

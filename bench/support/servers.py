@@ -16,7 +16,7 @@ import psutil
 from support.ports import reserved_port
 
 START_S = 400
-LOOK_S = 0.01  # between looks at whether a starting server answers
+POLL_INTERVAL_S = 0.01  # between looks at whether a starting server answers
 STOP_S = 20
 ANSWER_S = 120  # for what takes milliseconds, where a load takes all cores
 LOG_LINES = 15
@@ -62,7 +62,7 @@ class Server:
                     return
             except httpx.TransportError:
                 pass
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
         raise StartFailed(f"not healthy after {START_S} s; its log ends:\n{self.log_end()}")
 
     def log_end(self) -> str:

@@ -11,8 +11,8 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from headrace.bench.figures import Times
-from headrace.bench.load import Request, Target, run_load
+from headrace.bench.figures import RequestTimes
+from headrace.bench.load import LoadRequest, Target, run_load
 from support.report import Report, parser
 from support.servers import Server, headrace
 from support.shapes import SHAPES, shape_folder
@@ -74,7 +74,7 @@ def load(server: Server, lengths: Lengths, every_s: float = 0.0, seed: int = 0) 
     """Send a request of each of these lengths, at once or one after the other."""
     random = np.random.default_rng(seed)
     requests = [
-        Request(index, index * every_s, body_of(*tokens, random))
+        LoadRequest(index, index * every_s, body_of(*tokens, random))
         for index, tokens in enumerate(lengths)
     ]
     target = Target(f"{server.url}/v1/completions")
@@ -83,7 +83,7 @@ def load(server: Server, lengths: Lengths, every_s: float = 0.0, seed: int = 0) 
     if errors:
         raise SystemExit(f"{len(errors)} requests failed: {errors[0]}")
     took_s = max(record.last for record in found.records) - found.start
-    times = Times.of(found.records)
+    times = RequestTimes.of(found.records)
     return Served(
         requests_per_s=len(requests) / took_s,
         tokens_per_s=sum(record.output_tokens for record in found.records) / took_s,

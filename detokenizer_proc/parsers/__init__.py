@@ -1,1 +1,1 @@
-"""Readers of what models write: one file per format, each a generator over a `Source`."""
+"""Readers of what models write: one file per format, each a generator over a `TextSource`."""

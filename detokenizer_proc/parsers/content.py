@@ -1,10 +1,10 @@
 """Text beside calls."""
 
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 
-def read_content(source: Source, *marks: str, after_call: bool) -> Reading[str]:
+def read_content(source: TextSource, *marks: str, after_call: bool) -> Reading[str]:
     """Pass text on as content, up to one of `marks`; return that, or nothing at the end.
 
     Blank text next to a call is nobody's.

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from headrace.detokenizer_proc.parsers.pieces import Arguments, OutputParser, Piece, ToolCall
+from headrace.detokenizer_proc.parsers.pieces import Arguments, OutputParser, Piece, ToolCallStart
 
 INPUT = "input"  # the argument
 
@@ -35,9 +35,9 @@ class CustomToolParser:
             self._arguments.append(piece.text)
             return []
         ended = self._ended()
-        if isinstance(piece, ToolCall) and piece.name in self._names:
+        if isinstance(piece, ToolCallStart) and piece.name in self._names:
             self._call = piece.index
-            piece = ToolCall(piece.index, piece.id, piece.name, is_custom=True)
+            piece = ToolCallStart(piece.index, piece.id, piece.name, is_custom=True)
         return [*ended, piece]
 
     def _ended(self) -> list[Piece]:

@@ -9,7 +9,7 @@ import re
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls, read_arguments
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -17,7 +17,7 @@ FENCE = "```"
 WORD = re.compile(r"[\w.\-]*")
 
 
-def read_deepseek(source: Source, calls: Calls) -> Reading[None]:
+def read_deepseek(source: TextSource, calls: Calls) -> Reading[None]:
     """Read an answer."""
     marks = [CALLS_BEGIN, BEGIN]
     while mark := (yield from read_content(source, *marks, after_call=calls.num > 0)):
@@ -35,7 +35,7 @@ def read_deepseek(source: Source, calls: Calls) -> Reading[None]:
             yield Content(left)
 
 
-def read_call(source: Source, calls: Calls) -> Reading[bool]:
+def read_call(source: TextSource, calls: Calls) -> Reading[bool]:
     """Read a call up to the end of its arguments; return whether it is one."""
     yield from source.run(SPACE)
     name = yield from source.run(WORD)

@@ -3,12 +3,12 @@
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import CallReader, Calls
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 
-def read_hermes(source: Source, calls: Calls) -> Reading[None]:
+def read_hermes(source: TextSource, calls: Calls) -> Reading[None]:
     """Read an answer."""
     marks = [BEGIN]
     while mark := (yield from read_content(source, *marks, after_call=calls.num > 0)):

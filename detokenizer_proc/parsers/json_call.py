@@ -8,9 +8,9 @@ import re
 import secrets
 from collections.abc import Callable
 
-from headrace.detokenizer_proc.parsers.pieces import Arguments, ToolCall
+from headrace.detokenizer_proc.parsers.pieces import Arguments, ToolCallStart
 from headrace.detokenizer_proc.parsers.shape import Shape
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = ("name", "type", "id", *ARGUMENTS)
@@ -32,17 +32,17 @@ class Calls:
         self._new_id = new_id
         self.num = 0
 
-    def begin(self, name: str) -> ToolCall:
+    def begin(self, name: str) -> ToolCallStart:
         """Begin another one."""
         self.num += 1
-        return ToolCall(self.num - 1, self._new_id(), name)
+        return ToolCallStart(self.num - 1, self._new_id(), name)
 
     def more(self, text: str) -> Arguments:
         """Add to the arguments of the last one."""
         return Arguments(self.num - 1, text)
 
 
-def read_arguments(source: Source, calls: Calls) -> Reading[bool]:
+def read_arguments(source: TextSource, calls: Calls) -> Reading[bool]:
     """Pass on an object, the arguments of the last call; return whether all of it came."""
     source.settle()
     shape = Shape()
@@ -54,7 +54,7 @@ def read_arguments(source: Source, calls: Calls) -> Reading[bool]:
     return shape.is_whole
 
 
-def read_value(source: Source) -> Reading[str]:
+def read_value(source: TextSource) -> Reading[str]:
     """Take a value and return it, as it is written; nothing where there is none."""
     if (yield from source.peek()) not in ("{", "[", '"'):
         return (yield from source.run(SCALAR))
@@ -67,7 +67,7 @@ def read_value(source: Source) -> Reading[str]:
     return "".join(parts) if shape.is_whole else ""
 
 
-def read_string(source: Source) -> Reading[str | None]:
+def read_string(source: TextSource) -> Reading[str | None]:
     """Take a string and return what it says; None where there is none."""
     if (yield from source.peek()) != '"':
         return None
@@ -86,7 +86,7 @@ def said(value: str) -> str | None:
 class CallReader:
     """One call that is an object with a name and arguments, in either order."""
 
-    def __init__(self, source: Source, calls: Calls, is_strict: bool = False) -> None:
+    def __init__(self, source: TextSource, calls: Calls, is_strict: bool = False) -> None:
         """With `is_strict`, an object without arguments or with other keys is no call."""
         self._source = source
         self._calls = calls

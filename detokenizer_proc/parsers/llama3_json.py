@@ -4,12 +4,12 @@ with semicolons between."""
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import CallReader, Calls
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 TAG = "<|python_tag|>"
 
 
-def read_llama3_json(source: Source, calls: Calls) -> Reading[None]:
+def read_llama3_json(source: TextSource, calls: Calls) -> Reading[None]:
     """Read an answer."""
     yield from source.run(SPACE)
     if (yield from source.peek()) == "{":
@@ -21,7 +21,7 @@ def read_llama3_json(source: Source, calls: Calls) -> Reading[None]:
         yield from read_calls(source, calls)
 
 
-def read_calls(source: Source, calls: Calls) -> Reading[None]:
+def read_calls(source: TextSource, calls: Calls) -> Reading[None]:
     """Read calls one after the other, as long as they are some."""
     while True:
         is_call = yield from CallReader(source, calls, is_strict=True).read()

@@ -8,7 +8,7 @@ import string
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import CallReader, Calls, read_arguments
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 WORD = re.compile(r"[\w.\-]*")
@@ -19,7 +19,7 @@ def new_mistral_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
-def read_mistral(source: Source, calls: Calls) -> Reading[None]:
+def read_mistral(source: TextSource, calls: Calls) -> Reading[None]:
     """Read an answer."""
     while (yield from read_content(source, BEGIN, after_call=calls.num > 0)):
         yield from source.run(SPACE)
@@ -31,7 +31,7 @@ def read_mistral(source: Source, calls: Calls) -> Reading[None]:
             yield Content(left)
 
 
-def read_list(source: Source, calls: Calls) -> Reading[None]:
+def read_list(source: TextSource, calls: Calls) -> Reading[None]:
     """Read calls up to the end of their list; what is not one of them is unsettled."""
     while True:
         yield from source.run(SPACE)
@@ -47,7 +47,7 @@ def read_list(source: Source, calls: Calls) -> Reading[None]:
         source.settle()
 
 
-def read_named(source: Source, calls: Calls) -> Reading[None]:
+def read_named(source: TextSource, calls: Calls) -> Reading[None]:
     """Read a name and its arguments; what is neither is unsettled."""
     name = yield from source.run(WORD)
     if (yield from source.has(CALL_ID)):

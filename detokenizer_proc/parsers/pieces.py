@@ -23,7 +23,7 @@ class Thought:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ToolCallStart:
     """The begin of a call, the `index`-th of the answer."""
 
     index: int
@@ -41,7 +41,7 @@ class Arguments:
     is_custom: bool = False
 
 
-Piece = Content | Thought | ToolCall | Arguments
+Piece = Content | Thought | ToolCallStart | Arguments
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
@@ -110,7 +110,7 @@ class Gathered(NamedTuple):
 
 def gathered(pieces: list[Piece]) -> Gathered:
     """Put the pieces of an answer together."""
-    calls = {piece.index: piece for piece in pieces if isinstance(piece, ToolCall)}
+    calls = {piece.index: piece for piece in pieces if isinstance(piece, ToolCallStart)}
     arguments: dict[int, str] = dict.fromkeys(calls, "")
     for piece in pieces:
         if isinstance(piece, Arguments):

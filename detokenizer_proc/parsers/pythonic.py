@@ -11,7 +11,7 @@ from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.parsers.shape import PYTHON, Shape
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 START, END = "<|python_start|>", "<|python_end|>"
 WORD = re.compile(r"[\w.]*")
@@ -22,7 +22,7 @@ class NoCall(Exception):
     """The text is no list of calls with values."""
 
 
-def read_pythonic(source: Source, calls: Calls) -> Reading[None]:
+def read_pythonic(source: TextSource, calls: Calls) -> Reading[None]:
     """Read an answer."""
     yield from source.run(SPACE)
     yield from source.has(START)
@@ -44,7 +44,7 @@ def read_pythonic(source: Source, calls: Calls) -> Reading[None]:
     yield from read_content(source, after_call=calls.num > 0)
 
 
-def read_list(source: Source) -> Reading[str]:
+def read_list(source: TextSource) -> Reading[str]:
     """Take a list that begins with a call and return it; nothing where there is none."""
     shape = Shape(PYTHON)
     if not (yield from source.has("[")):

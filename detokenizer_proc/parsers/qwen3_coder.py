@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from headrace.detokenizer_proc.parsers.content import read_content
 from headrace.detokenizer_proc.parsers.json_call import Calls
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
@@ -22,7 +22,7 @@ PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 StringParameters = Mapping[str, Collection[str]]  # by tool
 
 
-def read_qwen3_coder(source: Source, calls: Calls, strings: StringParameters) -> Reading[None]:
+def read_qwen3_coder(source: TextSource, calls: Calls, strings: StringParameters) -> Reading[None]:
     """Read an answer."""
     marks = [BEGIN, FUNCTION]
     while mark := (yield from read_content(source, *marks, after_call=calls.num > 0)):
@@ -40,7 +40,7 @@ def read_qwen3_coder(source: Source, calls: Calls, strings: StringParameters) ->
             yield Content(left)
 
 
-def read_function(source: Source, calls: Calls, strings: StringParameters) -> Reading[bool]:
+def read_function(source: TextSource, calls: Calls, strings: StringParameters) -> Reading[bool]:
     """Read a call from its name on; return whether it is one."""
     name = yield from source.run(NAME)
     if not name or not (yield from source.has(">")):
@@ -67,7 +67,7 @@ def read_function(source: Source, calls: Calls, strings: StringParameters) -> Re
     return True
 
 
-def read_parameter(source: Source, calls: Calls, is_string: bool) -> Reading[bool]:
+def read_parameter(source: TextSource, calls: Calls, is_string: bool) -> Reading[bool]:
     """Read a value; return whether its end came."""
     marks = ("\n" + PARAMETER_END, PARAMETER_END)
     if is_string:

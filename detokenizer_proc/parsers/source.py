@@ -26,7 +26,7 @@ def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, marks)) or NEVER)
 
 
-class Source:
+class TextSource:
     """Text that comes in parts."""
 
     def __init__(self) -> None:
@@ -147,9 +147,9 @@ class Source:
 class SourceParser:
     """The `OutputParser` that a reader makes."""
 
-    def __init__(self, read: Callable[[Source], Reading[None]]) -> None:
+    def __init__(self, read: Callable[[TextSource], Reading[None]]) -> None:
         self.thought = range(0)
-        self._source = Source()
+        self._source = TextSource()
         self._reading = read(self._source)
 
     def feed(self, text: str) -> list[Piece]:

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from headrace.detokenizer_proc.parsers.pieces import Thought
-from headrace.detokenizer_proc.parsers.source import SPACE, Reading, Source
+from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 
 
 def read_thinking(
-    source: Source,
+    source: TextSource,
     begin: str,
     end: str,
     is_inside: bool,
-    then: Callable[[Source], Reading[None]],
+    then: Callable[[TextSource], Reading[None]],
 ) -> Reading[None]:
     """Read thoughts, if there are some, and `then` the answer.
 

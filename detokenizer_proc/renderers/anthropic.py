@@ -16,7 +16,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Content,
     Piece,
     Thought,
-    ToolCall,
+    ToolCallStart,
 )
 from headrace.detokenizer_proc.renderers.json_slices import slices
 from headrace.detokenizer_proc.renderers.renderer import (
@@ -24,7 +24,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     JSON,
     Answers,
     Object,
-    Usage,
+    TokenUsage,
     event,
 )
 from headrace.errors import RequestError
@@ -43,7 +43,7 @@ def end_of(finished: FinishReason | None, stopped_by: str | int | None, calls: b
     return {"stop_reason": reason, "stop_sequence": found}
 
 
-def usage_body(usage: Usage) -> Object:
+def usage_body(usage: TokenUsage) -> Object:
     """Return the `usage` object."""
     body: Object = {
         "input_tokens": usage.num_prompt - usage.num_cached,
@@ -84,7 +84,7 @@ def delta_of(piece: Piece) -> Object | None:
             return {"type": "thinking_delta", "thinking": text}
         case Arguments(_, text):
             return {"type": "input_json_delta", "partial_json": text}
-        case ToolCall():
+        case ToolCallStart():
             return None
         case _:
             assert_never(piece)
@@ -97,7 +97,7 @@ def block_of(piece: Piece) -> Object:
             return text_block("")
         case Thought():
             return thinking_block("", "")
-        case ToolCall(_, id, name):
+        case ToolCallStart(_, id, name):
             return tool_use_block(Call(id, name, ""))
         case _:
             raise AssertionError("arguments follow the begin of their call")
@@ -124,7 +124,7 @@ class MessagesRenderer:
         return EVENT_STREAM if self._plan.stream else JSON
 
     def opening(
-        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+        self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return the begin of the message."""
         assert usage is not None, "every event may have it"
@@ -136,7 +136,7 @@ class MessagesRenderer:
         pieces: list[Piece],
         finished: FinishReason | None,
         logprobs: Object | None = None,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
@@ -149,10 +149,10 @@ class MessagesRenderer:
 
     def _piece(self, piece: Piece) -> bytes:
         """Return the events of a piece, which may begin a block."""
-        self._calls = self._calls or isinstance(piece, ToolCall)
-        kind = ToolCall if isinstance(piece, Arguments) else type(piece)
+        self._calls = self._calls or isinstance(piece, ToolCallStart)
+        kind = ToolCallStart if isinstance(piece, Arguments) else type(piece)
         data = b""
-        if kind is not self._open or isinstance(piece, ToolCall):
+        if kind is not self._open or isinstance(piece, ToolCallStart):
             data = self._block_end()
             self._open = kind
             body = {"type": "content_block_start", "index": self._num_blocks}
@@ -175,12 +175,12 @@ class MessagesRenderer:
         self._num_blocks += 1
         return data + typed({"type": "content_block_stop", "index": self._num_blocks - 1})
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: TokenUsage) -> bytes:
         """Return the last events of a stream."""
         body = {"type": "message_delta", "delta": self._end, "usage": usage_body(usage)}
         return typed(body) + typed({"type": "message_stop"})
 
-    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         (answer,) = answers
         signature = self._plan.response_id
@@ -194,7 +194,7 @@ class MessagesRenderer:
         """Return the last event of a stream that fails."""
         return event(error.anthropic_body(), "error")
 
-    def _message(self, content: list[Object], end: Object, usage: Usage) -> Object:
+    def _message(self, content: list[Object], end: Object, usage: TokenUsage) -> Object:
         plan = self._plan
         kind = {"id": plan.response_id, "type": "message", "role": "assistant"}
         body = {"model": plan.model, "content": content} | end

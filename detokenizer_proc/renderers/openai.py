@@ -13,7 +13,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Content,
     Piece,
     Thought,
-    ToolCall,
+    ToolCallStart,
 )
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, slices
 from headrace.detokenizer_proc.renderers.renderer import (
@@ -22,7 +22,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Answers,
     Choice,
     Object,
-    Usage,
+    TokenUsage,
     event,
 )
 from headrace.errors import RequestError
@@ -38,7 +38,7 @@ def finish_name(finished: FinishReason | None, calls: bool = False) -> str | Non
     return None if finished is None else finished.name.lower()
 
 
-def usage_body(usage: Usage) -> Object:
+def usage_body(usage: TokenUsage) -> Object:
     """Return the `usage` object."""
     body: Object = {
         "prompt_tokens": usage.num_prompt,
@@ -72,7 +72,7 @@ def delta_of(piece: Piece) -> Object:
             return {"content": text}
         case Thought(text):
             return thought_body(text)
-        case ToolCall(index, id, name, is_custom):
+        case ToolCallStart(index, id, name, is_custom):
             return {"tool_calls": [{"index": index} | call_body(Call(id, name, "", is_custom))]}
         case Arguments(index, text, is_custom):
             more: Object = {"custom": {"input": text}} if is_custom else {}
@@ -82,7 +82,7 @@ def delta_of(piece: Piece) -> Object:
 def function_delta(piece: Piece) -> Object:
     """Return the same where calls are told as `function_call`."""
     match piece:
-        case ToolCall(name=name):
+        case ToolCallStart(name=name):
             return {"function_call": {"name": name, "arguments": ""}}
         case Arguments(text=text):
             return {"function_call": {"arguments": text}}
@@ -103,7 +103,7 @@ class OpenAIRenderer:
         return EVENT_STREAM if self._plan.stream else JSON
 
     def opening(
-        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+        self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return a sequence's first event: in a chat, the role; the prompt, where it is told."""
         plan = self._plan
@@ -124,7 +124,7 @@ class OpenAIRenderer:
         pieces: list[Piece],
         finished: FinishReason | None,
         logprobs: Object | None = None,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
@@ -137,7 +137,7 @@ class OpenAIRenderer:
             pieces = [Content("")]
         choices = []
         for piece in pieces:
-            if isinstance(piece, ToolCall):
+            if isinstance(piece, ToolCallStart):
                 self._calling.add(index)
             delta = function_delta(piece) if self._plan.function_call else delta_of(piece)
             choices.append(self._choice(index, delta, None, logprobs, token_ids))
@@ -168,7 +168,7 @@ class OpenAIRenderer:
         name = finish_name(finished, calls)
         return "function_call" if name == "tool_calls" and self._plan.function_call else name
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: TokenUsage) -> bytes:
         """Return the last events of a stream."""
         if not self._plan.include_usage:
             return DONE
@@ -178,7 +178,7 @@ class OpenAIRenderer:
         """Return the last events of a stream that fails."""
         return event(error.body()) + DONE
 
-    def _body(self, choices: list[Object], usage: Usage | None) -> Object:
+    def _body(self, choices: list[Object], usage: TokenUsage | None) -> Object:
         kind = "chat.completion.chunk" if self._plan.chat else "text_completion"
         body: Object = self._identity(kind) | {"choices": choices}
         if self._plan.include_usage:
@@ -195,7 +195,7 @@ class OpenAIRenderer:
             "system_fingerprint": None,
         }
 
-    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices.
 
         vLLM's `prompt_logprobs` and `prompt_token_ids` belong to the choice in a completion, to

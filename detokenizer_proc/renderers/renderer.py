@@ -17,7 +17,7 @@ JSON = "application/json"
 Object = dict[str, Any]
 
 
-class Usage(NamedTuple):
+class TokenUsage(NamedTuple):
     """How many tokens a request took."""
 
     num_prompt: int
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     thought: str = ""
     calls: Sequence[Call] = ()
     stopped_by: str | int | None = None  # the stop string, or the stop token
-    usage: Usage | None = None  # of this answer alone
+    usage: TokenUsage | None = None  # of this answer alone
 
 
 class Answers(Protocol):
@@ -58,7 +58,7 @@ class Renderer(Protocol):
         ...
 
     def opening(
-        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+        self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return a sequence's first events."""
         ...
@@ -69,7 +69,7 @@ class Renderer(Protocol):
         pieces: list[Piece],
         finished: FinishReason | None,
         logprobs: Object | None = None,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
@@ -80,11 +80,11 @@ class Renderer(Protocol):
         """
         ...
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: TokenUsage) -> bytes:
         """Return the last events of a stream."""
         ...
 
-    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         ...
 

@@ -9,14 +9,20 @@ from typing import Any, assert_never
 
 import msgspec
 
-from headrace.detokenizer_proc.parsers.pieces import Arguments, Content, Piece, Thought, ToolCall
+from headrace.detokenizer_proc.parsers.pieces import (
+    Arguments,
+    Content,
+    Piece,
+    Thought,
+    ToolCallStart,
+)
 from headrace.detokenizer_proc.renderers.json_slices import slices
 from headrace.detokenizer_proc.renderers.renderer import (
     EVENT_STREAM,
     JSON,
     Answers,
     Object,
-    Usage,
+    TokenUsage,
     event,
 )
 from headrace.errors import RequestError
@@ -26,7 +32,7 @@ DONE_STATUS = {FinishReason.STOP: "completed", FinishReason.LENGTH: "incomplete"
 IN_PROGRESS = "in_progress"
 
 
-def usage_body(usage: Usage) -> Object:
+def usage_body(usage: TokenUsage) -> Object:
     """Return the `usage` object."""
     return {
         "input_tokens": usage.num_prompt,
@@ -40,7 +46,7 @@ def usage_body(usage: Usage) -> Object:
 class Item:
     """An item of output, which grows while it streams."""
 
-    def __init__(self, begin: Content | Thought | ToolCall, id: str) -> None:
+    def __init__(self, begin: Content | Thought | ToolCallStart, id: str) -> None:
         """It is made of pieces like `begin`, whose text is yet to be added."""
         self.begin = begin
         self.id = id
@@ -63,10 +69,10 @@ class Item:
                 kind: Object = {"type": "message", "role": "assistant", "content": content}
             case Thought():
                 kind = {"type": "reasoning", "summary": [], "content": content}
-            case ToolCall(_, call_id, name, is_custom=True):
+            case ToolCallStart(_, call_id, name, is_custom=True):
                 call = {"call_id": call_id, "name": name, "input": self.text}
                 kind = {"type": "custom_tool_call"} | call
-            case ToolCall(_, call_id, name):
+            case ToolCallStart(_, call_id, name):
                 call = {"call_id": call_id, "name": name, "arguments": self.text}
                 kind = {"type": "function_call"} | call
             case _:
@@ -76,7 +82,7 @@ class Item:
     def begins(self) -> list[Object]:
         """Return the events with which it begins."""
         added: Object = {"type": "response.output_item.added", "item": self.body()}
-        if isinstance(self.begin, ToolCall):
+        if isinstance(self.begin, ToolCallStart):
             return [added]
         part = {"type": "response.content_part.added", "content_index": 0, "part": self.part()}
         return [added, part]
@@ -91,9 +97,9 @@ class Item:
                 return {"type": "response.output_text.delta", "delta": text} | more
             case Thought():
                 return {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
-            case ToolCall(is_custom=True):
+            case ToolCallStart(is_custom=True):
                 return {"type": "response.custom_tool_call_input.delta", "delta": text}
-            case ToolCall():
+            case ToolCallStart():
                 return {"type": "response.function_call_arguments.delta", "delta": text}
             case _:
                 assert_never(self.begin)
@@ -102,9 +108,9 @@ class Item:
         """Return the events with which it ends."""
         self.status = status
         item: Object = {"type": "response.output_item.done", "item": self.body()}
-        if isinstance(self.begin, ToolCall) and self.begin.is_custom:
+        if isinstance(self.begin, ToolCallStart) and self.begin.is_custom:
             return [{"type": "response.custom_tool_call_input.done", "input": self.text}, item]
-        if isinstance(self.begin, ToolCall):
+        if isinstance(self.begin, ToolCallStart):
             call = {"name": self.begin.name, "arguments": self.text}
             return [{"type": "response.function_call_arguments.done"} | call, item]
         done: Object = {"content_index": 0, "text": self.text}
@@ -133,7 +139,7 @@ class ResponsesRenderer:
         return EVENT_STREAM if self._plan.stream else JSON
 
     def opening(
-        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+        self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return the events before any output."""
         body = self._response(IN_PROGRESS, None)
@@ -146,7 +152,7 @@ class ResponsesRenderer:
         pieces: list[Piece],
         finished: FinishReason | None,
         logprobs: Object | None = None,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
@@ -166,16 +172,16 @@ class ResponsesRenderer:
 
     def _piece(self, piece: Piece, logprobs: list[Any]) -> list[Object]:
         """Return the events of a piece, which may begin an item."""
-        if isinstance(piece, ToolCall):
+        if isinstance(piece, ToolCallStart):
             return self._begin(piece)
-        kind = ToolCall if isinstance(piece, Arguments) else type(piece)
+        kind = ToolCallStart if isinstance(piece, Arguments) else type(piece)
         begun = []
         if not (self._items and isinstance(self._items[-1].begin, kind)):
             assert not isinstance(piece, Arguments), "they follow the begin of their call"
             begun = self._begin(piece)
         return [*begun, self._placed(self._items[-1].grows(piece.text, logprobs))]
 
-    def _begin(self, piece: Content | Thought | ToolCall) -> list[Object]:
+    def _begin(self, piece: Content | Thought | ToolCallStart) -> list[Object]:
         """Begin an item; return the events of that, and of the end of the one before."""
         ended = self._end("completed")
         self._items.append(Item(piece, item_id(piece, self._plan.response_id, len(self._items))))
@@ -193,7 +199,7 @@ class ResponsesRenderer:
             place["item_id"] = self._items[-1].id
         return body | place
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: TokenUsage) -> bytes:
         """Return the last event of a stream."""
         assert self._finished is not None
         status = DONE_STATUS[self._finished]
@@ -206,7 +212,7 @@ class ResponsesRenderer:
         body["error"] = {"code": "server_error", "message": str(error)}
         return self._event({"type": "response.failed", "response": body})
 
-    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         (answer,) = answers
         if answer.thought:
@@ -214,21 +220,24 @@ class ResponsesRenderer:
         if answer.text or not (answer.thought or answer.calls):
             self._add(Content(""), answer.text, (answer.logprobs or {}).get("content", []))
         for index, call in enumerate(answer.calls):
-            begin = ToolCall(index, call.id, call.name, call.is_custom)
+            begin = ToolCallStart(index, call.id, call.name, call.is_custom)
             self._add(begin, call.arguments)
         status = DONE_STATUS[answer.finished]
         self._items[-1].status = status
         return slices(self._response(status, usage))
 
     def _add(
-        self, begin: Content | Thought | ToolCall, text: str, logprobs: Iterable[Any] | None = None
+        self,
+        begin: Content | Thought | ToolCallStart,
+        text: str,
+        logprobs: Iterable[Any] | None = None,
     ) -> None:
         """Add an item that is complete."""
         self._begin(begin)
         self._items[-1].grows(text, list(logprobs or ()))
         self._items[-1].status = "completed"
 
-    def _response(self, status: str, usage: Usage | None) -> Object:
+    def _response(self, status: str, usage: TokenUsage | None) -> Object:
         """Return the response, with what there is of its output."""
         plan, is_cut = self._plan, status == "incomplete"
         return {
@@ -249,9 +258,9 @@ class ResponsesRenderer:
         return event(numbered, body["type"])
 
 
-def item_id(piece: Content | Thought | ToolCall, response_id: str, index: int) -> str:
+def item_id(piece: Content | Thought | ToolCallStart, response_id: str, index: int) -> str:
     """Return the id of an item, as long as nobody asks for it by that: nothing is stored."""
-    prefix = {Content: "msg", Thought: "rs", ToolCall: "fc"}[type(piece)]
-    if isinstance(piece, ToolCall) and piece.is_custom:
+    prefix = {Content: "msg", Thought: "rs", ToolCallStart: "fc"}[type(piece)]
+    if isinstance(piece, ToolCallStart) and piece.is_custom:
         prefix = "ctc"
     return f"{prefix}_{response_id.removeprefix('resp_')}{index:02x}"

@@ -18,7 +18,7 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Answers,
     Choice,
     Object,
-    Usage,
+    TokenUsage,
     event,
 )
 from headrace.errors import RequestError
@@ -75,7 +75,7 @@ class GenerateRenderer:
         return EVENT_STREAM if self._plan.stream else JSON
 
     def opening(
-        self, index: int, usage: Usage | None = None, prompt_token_ids: list[int] | None = None
+        self, index: int, usage: TokenUsage | None = None, prompt_token_ids: list[int] | None = None
     ) -> bytes:
         """Return nothing: there is nothing to say before the first token."""
         self._said[index] = SoFar()
@@ -87,7 +87,7 @@ class GenerateRenderer:
         pieces: list[Piece],
         finished: FinishReason | None,
         logprobs: Object | None = None,
-        usage: Usage | None = None,
+        usage: TokenUsage | None = None,
         token_ids: list[int] | None = None,
         stopped_by: str | int | None = None,
     ) -> bytes:
@@ -108,7 +108,7 @@ class GenerateRenderer:
             body["index"] = index
         return event(body)
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: TokenUsage) -> bytes:
         """Return the last event of a stream."""
         return DONE
 
@@ -116,7 +116,7 @@ class GenerateRenderer:
         """Return the last events of a stream that fails."""
         return event(error.body()) + DONE
 
-    def whole(self, answers: Answers, usage: Usage) -> Iterator[bytes]:
+    def whole(self, answers: Answers, usage: TokenUsage) -> Iterator[bytes]:
         """Return the body of an answer that does not stream, in slices."""
         if not self._form.is_list:
             return slices(self._answer(0, answers[0]))
@@ -151,7 +151,7 @@ class GenerateRenderer:
         return f"{id}_{number}" if form.is_list and (not form.ids or form.num_each > 1) else id
 
     def _ending(
-        self, finished: FinishReason | None, stopped_by: str | int | None, usage: Usage
+        self, finished: FinishReason | None, stopped_by: str | int | None, usage: TokenUsage
     ) -> Object:
         """Return why a sequence has ended, and what it took."""
         count = usage.num_completion

@@ -10,10 +10,10 @@ from headrace.exit_status import ExitStatus
 T = TypeVar("T")
 
 
-class Outcome(IntEnum):
+class CollectiveOutcome(IntEnum):
     """How a collective ended.
 
-    `Outcome` of csrc/collectives/shm_group.h, `Code` of csrc/collectives/all_reduce.cuh.
+    `CollectiveOutcome` of csrc/collectives/shm_group.h, `Code` of csrc/collectives/all_reduce.cuh.
     """
 
     OK = 0
@@ -31,7 +31,7 @@ class CollectiveFailed(HeadraceError):
 
     exit_status = ExitStatus.PEER_LOST
 
-    def __init__(self, outcome: Outcome, rank: int | None, text: str) -> None:
+    def __init__(self, outcome: CollectiveOutcome, rank: int | None, text: str) -> None:
         super().__init__(text)
         self.outcome = outcome
         self.rank = rank

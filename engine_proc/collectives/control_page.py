@@ -11,7 +11,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 
 PAGE_BYTES = 4096  # what can be registered with a GPU
 LINE_BYTES = 128
@@ -24,7 +24,7 @@ STATUS = struct.Struct("=5I")
 class Status:
     """Where a rank's kernel gave up: waiting for `peer` in a barrier of call number `epoch`."""
 
-    outcome: Outcome
+    outcome: CollectiveOutcome
     peer: int
     phase: int
     block: int
@@ -56,33 +56,34 @@ class ControlPage:
         assert 0 <= rank < MAX_RANKS
         return LINE_BYTES * (1 + rank)
 
-    def abort(self, outcome: Outcome = Outcome.ABORTED) -> None:
+    def abort(self, outcome: CollectiveOutcome = CollectiveOutcome.ABORTED) -> None:
         """End all waits, for good. The first to call this says why."""
-        if self.aborted is Outcome.OK:
+        if self.aborted is CollectiveOutcome.OK:
             WORD.pack_into(self._map, 0, outcome)
 
     @property
-    def aborted(self) -> Outcome:
+    def aborted(self) -> CollectiveOutcome:
         """Why waits end; OK is that they do not."""
-        return Outcome(WORD.unpack_from(self._map)[0])
+        return CollectiveOutcome(WORD.unpack_from(self._map)[0])
 
     def status(self, rank: int) -> Status:
         """Return how a rank's kernels are."""
         outcome, *rest = STATUS.unpack_from(self._map, self.status_at(rank))
-        return Status(Outcome(outcome), *rest)
+        return Status(CollectiveOutcome(outcome), *rest)
 
     def check(self, rank: int) -> None:
         """Raise `CollectiveFailed` if a rank's kernels gave up or all were told to."""
         status, aborted = self.status(rank), self.aborted
-        if status.outcome is Outcome.OK and aborted is Outcome.OK:
+        if status.outcome is CollectiveOutcome.OK and aborted is CollectiveOutcome.OK:
             return
-        if status.outcome is Outcome.OK:
+        if status.outcome is CollectiveOutcome.OK:
             raise CollectiveFailed(aborted, None, "the workers were told to stop")
         where = f"in call {status.epoch}, barrier {status.phase}, block {status.block}"
         texts = {
-            Outcome.ABORTED: f"the workers were told to stop while rank {rank} waited for ",
-            Outcome.MISMATCH: f"rank {rank} called another all-reduce than ",
-            Outcome.LATE: f"rank {rank} waited too long for ",
+            CollectiveOutcome.ABORTED: "the workers were told to stop while "
+            f"rank {rank} waited for ",
+            CollectiveOutcome.MISMATCH: f"rank {rank} called another all-reduce than ",
+            CollectiveOutcome.LATE: f"rank {rank} waited too long for ",
         }
         text = f"{texts[status.outcome]}rank {status.peer}, {where}"
         raise CollectiveFailed(status.outcome, status.peer, text)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from headrace.core import load_core
-from headrace.engine_proc.collectives.base import CollectiveFailed, Collectives, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome, Collectives
 from headrace.errors import HeadraceError
 
 WATCHER = -1  # in the place of a rank: maps the group without being a part of it
@@ -109,7 +109,9 @@ class ShmAllReduce(Collectives[Any]):
         address, num_bytes = memory_of(x)
         self._end(self._core.headrace_shm_broadcast(self._group, address, num_bytes, root))
 
-    def abort(self, outcome: Outcome = Outcome.ABORTED, rank: int | None = None) -> None:
+    def abort(
+        self, outcome: CollectiveOutcome = CollectiveOutcome.ABORTED, rank: int | None = None
+    ) -> None:
         """End all waits, in every process; the first to call this says why.
 
         Args:
@@ -148,13 +150,13 @@ class ShmAllReduce(Collectives[Any]):
             self._group = None
 
     def _end(self, verdict: int) -> None:
-        if verdict == Outcome.OK:
+        if verdict == CollectiveOutcome.OK:
             return
-        outcome = Outcome(verdict & 0xFF)
+        outcome = CollectiveOutcome(verdict & 0xFF)
         rank, by = (verdict >> 8 & 0xFF) - 1, (verdict >> 16 & 0xFF) - 1
-        if outcome is Outcome.MISMATCH:
+        if outcome is CollectiveOutcome.MISMATCH:
             text = f"rank {rank} called {self._called(rank)}, rank {by} {self._called(by)}"
-        elif outcome is Outcome.PEER_DIED:
+        elif outcome is CollectiveOutcome.PEER_DIED:
             text = f"rank {rank} died"
         else:
             text = "the workers were told to stop" if rank < 0 else f"rank {rank} failed"

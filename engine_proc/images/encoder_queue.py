@@ -23,7 +23,7 @@ MAX_DEATHS = 2  # of vision workers that had an image at hand
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class EncoderJob:
     """An image to be encoded, from the pixels of any of those who need it."""
 
     key: bytes
@@ -44,7 +44,7 @@ def by_turn(sequence: Sequence) -> tuple[int, int]:
     return 0, sequence.turn
 
 
-class Images:
+class EncoderQueue:
     """All images of live sequences.
 
     Args:
@@ -68,8 +68,8 @@ class Images:
         self._are_whole = are_whole
         self._importance = importance
         self._waiting: list[Sequence] = []  # for room, the most important first
-        self._jobs: dict[bytes, Job] = {}
-        self._at_hand: list[tuple[Job, Sequence]] = []  # and whose pixels they are
+        self._jobs: dict[bytes, EncoderJob] = {}
+        self._in_progress: list[tuple[EncoderJob, Sequence]] = []  # and whose pixels they are
         self.num_queries = 0  # images that came, ...
         self.num_hits = 0  # ... and those that had come before
 
@@ -79,9 +79,9 @@ class Images:
         return len(self._jobs)
 
     @property
-    def at_hand(self) -> list[int]:
+    def in_progress(self) -> list[int]:
         """The ids of sequences whose images are being encoded."""
-        return [sequence.id for job, _ in self._at_hand for sequence, _ in job.needed_by]
+        return [sequence.id for job, _ in self._in_progress for sequence, _ in job.needed_by]
 
     def enter(self, sequence: Sequence) -> None:
         """Begin to see to the images of a sequence."""
@@ -109,7 +109,7 @@ class Images:
                 if self.pool.is_filled(key):
                     self._take(placed)
                 else:
-                    self._jobs.setdefault(key, Job(key)).needed_by.append((sequence, placed))
+                    self._jobs.setdefault(key, EncoderJob(key)).needed_by.append((sequence, placed))
 
     def _take(self, placed: PlacedImage) -> None:
         placed.is_ready = True
@@ -139,7 +139,7 @@ class Images:
         if job is None:
             return
         job.needed_by = [need for need in job.needed_by if need[0] is not sequence]
-        if not job.needed_by and all(job is not other for other, _ in self._at_hand):
+        if not job.needed_by and all(job is not other for other, _ in self._in_progress):
             del self._jobs[key]
 
     def next_batch(self, max_numbers: int) -> Encode | None:
@@ -148,7 +148,7 @@ class Images:
         Args:
             max_numbers: as in `can_join`.
         """
-        if self._at_hand:
+        if self._in_progress:
             return None
         images: list[Image] = []
         for job in sorted(self._jobs.values(), key=self._urgency):
@@ -157,7 +157,7 @@ class Images:
                 break
             images.append(placed.image)
             self.pool.hold({job.key: placed.image.num_rows})  # until there is an answer
-            self._at_hand.append((job, sequence))
+            self._in_progress.append((job, sequence))
             if job.num_deaths:
                 break
         if not images:
@@ -165,14 +165,14 @@ class Images:
         rows = [self.pool.rows(image.key).tobytes() for image in images]
         return Encode([image.tensors for image in images], rows)
 
-    def _urgency(self, job: Job) -> tuple[int, int]:
+    def _urgency(self, job: EncoderJob) -> tuple[int, int]:
         """Return the importance of who is the most important of those who need an image."""
         return min(self._importance(sequence) for sequence, _ in job.needed_by)
 
     def take(self, answer: Encoded) -> Losses:
         """Take what the vision worker has made of the last batch."""
         losses = Losses()
-        for place, (job, source) in enumerate(self._at_hand):
+        for place, (job, source) in enumerate(self._in_progress):
             if place in answer.gone:
                 losses.gone += [s for s, _ in job.needed_by if s is source]
             elif place in answer.failed:
@@ -188,7 +188,7 @@ class Images:
     def died(self) -> Losses:
         """Note that the vision worker has died, with what it had at hand."""
         losses = Losses()
-        for job, _ in self._at_hand:
+        for job, _ in self._in_progress:
             job.num_deaths += 1
             if job.num_deaths == MAX_DEATHS:
                 losses.failed += [(s, "the vision worker died of it") for s, _ in job.needed_by]
@@ -197,11 +197,11 @@ class Images:
 
     def _end_batch(self) -> None:
         """Have nothing at hand, and forget what nobody needs to be encoded any more."""
-        for job, _ in self._at_hand:
+        for job, _ in self._in_progress:
             if not job.needed_by:
                 del self._jobs[job.key]
             self.pool.let_go([job.key])
-        self._at_hand = []
+        self._in_progress = []
         self._admit()
 
 

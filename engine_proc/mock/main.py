@@ -21,7 +21,7 @@ import numpy as np
 from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.intake import Intake, Verdict
+from headrace.engine_proc.intake import Intake, IntakeDecision
 from headrace.engine_proc.mock.profile import Profile, read_profile
 from headrace.engine_proc.mock.rows import Rows, Words
 from headrace.engine_proc.sequence_stats import TokenRate, begin, close
@@ -30,11 +30,11 @@ from headrace.ipc.messages import (
     NOT_FINISHED,
     Abort,
     FinishReason,
+    GeneratedTokens,
     GenerateRequest,
-    Renew,
-    Said,
+    RenewLeases,
     StepOutput,
-    Stop,
+    StopSequence,
     Times,
     ToEngine,
     request_of,
@@ -99,7 +99,7 @@ class MockSequence:
 
     request: GenerateRequest
     num_prompt: int
-    num_missing: int  # prompt tokens still to be computed
+    num_pending: int  # prompt tokens still to be computed
     queued: int = 0  # when it came; CLOCK_MONOTONIC, ns, as the next
     scheduled: int = 0  # when its first step began
     first_token: int = 0  # when it had one
@@ -161,7 +161,7 @@ class MockEngine:
         self._num_context = 0  # tokens of generating sequences, before the next step
         self._stepped = 0  # when the last step ended, CLOCK_MONOTONIC, ns
         self._free_at = 0.0  # when the last step ended, or work came after none
-        self._show()
+        self._update_board()
 
     @property
     def has_work(self) -> bool:
@@ -181,7 +181,7 @@ class MockEngine:
             received = inbox.receive(0)
         if is_idle:
             self._free_at = time.monotonic()
-        self._show()
+        self._update_board()
 
     def take(self, message: ToEngine, bulk: Frame) -> None:
         """Take one message; `bulk` is a prompt's token ids."""
@@ -190,16 +190,16 @@ class MockEngine:
                 self._add(message, len(bulk) // 4)
             case Abort(request):
                 self._abort(request)
-            case Renew():
+            case RenewLeases():
                 self._intake.renew(memoryview(bulk).cast("B").cast("Q"), time.monotonic())
-            case Stop(id):
+            case StopSequence(id):
                 stopped = self._sequences.get(id)
                 if stopped is not None:
                     if stopped.first_token:
                         self._close(stopped, FinishReason.STOP, self._stepped)
                     self._forget(stopped)
                     self._slot.add(Field.FINISHED)
-            case Said():  # what is resumed begins anew
+            case GeneratedTokens():  # what is resumed begins anew
                 pass
             case _:
                 assert_never(message)
@@ -230,15 +230,15 @@ class MockEngine:
     def _add(self, request: GenerateRequest, num_prompt: int) -> None:
         is_full = len(self._waiting) >= self._max_num_queued and not request.resumes
         match self._intake.judge(request.id, is_full):
-            case Verdict.TAKEN:
+            case IntakeDecision.TAKEN:
                 if request.resumes:  # from the beginning: that takes it no time
                     self._abort(request_of(request.resumes))
                 self._wait_in_line(request, num_prompt)
-            case Verdict.REFUSED:
+            case IntakeDecision.REFUSED:
                 self._release(request)
                 self._slot.add(Field.QUEUE_REFUSALS)
                 self._end(request, FinishReason.REFUSED)
-            case Verdict.DROPPED:
+            case IntakeDecision.DROPPED:
                 self._release(request)
 
     def _wait_in_line(self, request: GenerateRequest, num_prompt: int) -> None:
@@ -257,7 +257,7 @@ class MockEngine:
         id = sequence.request.id
         del self._sequences[id]
         if self._waiting.pop(id, None) is not None:
-            self._num_waiting_tokens -= sequence.num_missing
+            self._num_waiting_tokens -= sequence.num_pending
             self._release(sequence.request)
         else:
             ends = self._ends[sequence.last_step]
@@ -291,7 +291,7 @@ class MockEngine:
         self._num_context += self._num_generating
         ended = list(self._ends.get(self._step, {}).values())
         for index in range(len(self._detokenizers)):
-            self._tell(index, begun, ended)
+            self._publish(index, begun, ended)
         self._detokenizers.send_ready()
         self._slot.histogram(Timing.STEP).observe(num_tokens)
         self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
@@ -302,7 +302,7 @@ class MockEngine:
             why = FinishReason.STOP if sequence.request.embeds else FinishReason.LENGTH
             self._close(sequence, why, now)
             self._forget(sequence)
-        self._show()
+        self._update_board()
 
     def _compute_prompts(self, budget: int) -> tuple[list[MockSequence], int]:
         """Compute prompts in order; return those that are complete, and how many tokens it took."""
@@ -312,10 +312,10 @@ class MockEngine:
         while rest > 0 and self._waiting and len(begun) < room:
             sequence = next(iter(self._waiting.values()))
             sequence.scheduled = sequence.scheduled or time.monotonic_ns()
-            count = min(sequence.num_missing, rest)
-            sequence.num_missing -= count
+            count = min(sequence.num_pending, rest)
+            sequence.num_pending -= count
             rest -= count
-            if not sequence.num_missing:
+            if not sequence.num_pending:
                 self._waiting.popitem(last=False)
                 begun.append(sequence)
         self._num_waiting_tokens -= budget - rest
@@ -350,7 +350,7 @@ class MockEngine:
         counts = (sequence.num_prompt, 0, num_generated, request.max_tokens)
         close(self._slot, why, moments, counts)
 
-    def _tell(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
+    def _publish(self, index: int, begun: list[MockSequence], ended: list[MockSequence]) -> None:
         """Have a detokenizer told what concerns it."""
         rows = self._rows[index]
         if not begun and not ended:  # most steps
@@ -379,7 +379,7 @@ class MockEngine:
         )
         self._detokenizers.hold(index, output, rows.tokens(self._step))
 
-    def _show(self) -> None:
+    def _update_board(self) -> None:
         """Bring the board up to date. A prompt of which a part is computed counts as waiting."""
         if self._step > self._slot[Field.STEPS]:
             self._slot[Field.STEPPED_NS] = time.monotonic_ns()

@@ -21,7 +21,7 @@ class Suspicion:
     num_blamed: int = 0
 
 
-class Suspects:
+class CrashSuspects:
     """Sequences that have still to show that they are harmless, in the order of their turns."""
 
     def __init__(self) -> None:

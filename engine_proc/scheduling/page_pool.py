@@ -1,9 +1,9 @@
-"""The KV cache's pages: who has which, and what is still in them. Pure bookkeeping; the memory is
-the workers'.
+"""The KV cache's pages: which sequence uses each, and what each still holds.
 
-Prefix cache: a full page is known by the hash of its tokens and of all pages before it, so two
-prompts share pages as far as they agree (hash-chained blocks, as in vLLM). A page that nobody uses
-keeps its contents until it is needed for something else; the one unused for longest goes first.
+Pure bookkeeping: the memory belongs to the workers. Prefix cache: the hash of a full page covers
+its tokens and all pages before it, so prompts share pages as far as they agree (hash-chained
+blocks, as in vLLM). An unused page keeps its contents until it is needed; the one unused for
+longest is evicted first.
 """
 
 from array import array
@@ -17,7 +17,7 @@ NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class PagePool:
-    """Every page is free (nothing in it), idle (remembered, unused) or used by someone."""
+    """Every page is free (empty), idle (cached, unused) or used by sequences."""
 
     def __init__(self, num_pages: int, page_tokens: int) -> None:
         self.num_pages = num_pages
@@ -30,20 +30,20 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be taken, the idle ones included."""
+        """Pages that can be allocated, the idle ones included."""
         return len(self._free) + len(self._idle)
 
     def pages_for(self, num_tokens: int) -> int:
         """Return how many pages hold `num_tokens`."""
         return -(-num_tokens // self.page_tokens)
 
-    def can_take(self, num_pages: int) -> bool:
-        """Whether `take` would succeed."""
+    def can_allocate(self, num_pages: int) -> bool:
+        """Whether `allocate` would succeed."""
         return num_pages <= self.num_free
 
-    def take(self, num_pages: int) -> "array[int]":
-        """Take pages to write to; there must be enough."""
-        assert self.can_take(num_pages), f"{num_pages} pages wanted, {self.num_free} free"
+    def allocate(self, num_pages: int) -> "array[int]":
+        """Allocate pages to write to; there must be enough."""
+        assert self.can_allocate(num_pages), f"{num_pages} pages wanted, {self.num_free} free"
         pages = array("i")
         for _ in range(num_pages):
             pages.append(self._free.pop() if self._free else self._evict())
@@ -56,8 +56,8 @@ class PagePool:
         del self._pages[self._digests.pop(page)]
         return page
 
-    def share(self, digests: list[bytes]) -> "array[int]":
-        """Take the remembered pages of a prefix, as many as there are; they are not written to."""
+    def match_prefix(self, digests: list[bytes]) -> "array[int]":
+        """Return the cached pages that begin a prompt, for reading; they count as in use."""
         pages = array("i")
         for digest in digests:
             page = self._pages.get(digest)
@@ -68,24 +68,24 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def count_known(self, digests: list[bytes]) -> int:
-        """Return how many pages `share` would find."""
+    def count_cached(self, digests: list[bytes]) -> int:
+        """Return how many pages `match_prefix` would find."""
         for count, digest in enumerate(digests):
             if digest not in self._pages:
                 return count
         return len(digests)
 
-    def remember(self, page: int, digest: bytes) -> None:
-        """Note what a page in use now holds, in full; a second page of the same is not noted."""
+    def cache(self, page: int, digest: bytes) -> None:
+        """Register what a full page in use holds, unless another page holds the same."""
         if digest not in self._pages:
             self._pages[digest] = page
             self._digests[page] = digest
 
-    def give_back(self, pages: "array[int]") -> None:
-        """Let go of a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
+    def free(self, pages: "array[int]") -> None:
+        """Free a sequence's pages. Its last page is the first to be evicted: prefixes stay."""
         for page in reversed(pages):
             self._num_users[page] -= 1
-            assert self._num_users[page] >= 0, "a page was given back twice"
+            assert self._num_users[page] >= 0, "a page was freed twice"
             if self._num_users[page]:
                 continue
             if page in self._digests:
@@ -93,8 +93,8 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def forget(self) -> None:
-        """Note that the memory is gone, and with it what idle pages held. Nobody may have pages."""
+    def reset(self) -> None:
+        """Drop the contents of idle pages, whose memory is gone. No page may be in use."""
         assert not any(self._num_users), "pages are in use"
         self._free += self._idle
         self._idle.clear()

@@ -7,7 +7,7 @@ from headrace.ipc.token_logprobs import num_row_bytes
 from headrace.ipc.worker_messages import StepResult
 
 
-class Outcome:
+class ResultReader:
     """A cursor over a `StepResult`. Asking for more than there is raises."""
 
     def __init__(self, result: StepResult, num_pooled: int) -> None:

@@ -21,13 +21,13 @@ from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from headrace.engine_proc.images.encoder_queue import Images
-from headrace.engine_proc.scheduling.crash_suspects import Suspects
+from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
 from headrace.engine_proc.scheduling.inflight_step import OpenStep
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, PromptLookup
 from headrace.engine_proc.scheduling.page_pool import NO_MARKS, PagePool, chain_digests
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
 from headrace.engine_proc.sequence.chunk import NO_TOKENS, Chunk
 from headrace.engine_proc.sequence.image_placeholder import page_marks, whole_end
@@ -39,7 +39,7 @@ MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they tak
 
 
 @dataclass(slots=True)
-class News:
+class SequenceOutput:
     """What a step brought for one sequence."""
 
     sequence: Sequence
@@ -50,7 +50,7 @@ class News:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     """What bounds a step and the queue."""
 
     max_num_seqs: int
@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerStats:
     """What has happened so far."""
 
     steps: int = 0
@@ -69,7 +69,7 @@ class Counts:
     prefix_queries: int = 0  # tokens looked up in the prefix cache, ...
     prefix_hits: int = 0  # ... and those found
     drafts: int = 0  # tokens guessed, ...
-    right_drafts: int = 0  # ... and those right
+    accepted_drafts: int = 0  # ... and those right
     draft_rounds: int = 0  # steps of sequences with guesses
     right_at: list[int] = field(default_factory=lambda: [0] * MAX_LENGTH)  # by place of the guess
 
@@ -84,11 +84,11 @@ class Scheduler:
     def __init__(
         self,
         pool: PagePool,
-        limits: Limits,
+        limits: SchedulerLimits,
         policy: Policy = Policy.FCFS,
         speculation: PromptLookup | None = None,
         reuses_prefixes: bool = True,
-        images: Images | None = None,
+        images: EncoderQueue | None = None,
     ) -> None:
         self._pool = pool
         self._images = images
@@ -102,8 +102,8 @@ class Scheduler:
         self._by_request: dict[int, list[int]] = {}
         self._num_requests = self._num_sequences = 0  # that have come
         self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
-        self._suspects = Suspects()
-        self.counts = Counts()
+        self._suspects = CrashSuspects()
+        self.counts = SchedulerStats()
         self._spare = 0  # tokens that a step has room for beyond its budget
 
     @property
@@ -139,7 +139,7 @@ class Scheduler:
     @property
     def is_generating(self) -> bool:
         """Whether somebody waits for the next token of a text."""
-        return any(sequence.num_missing == 1 for sequence in self.running)
+        return any(sequence.num_pending == 1 for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Its prompt and max_tokens must fit the pool."""
@@ -179,7 +179,7 @@ class Scheduler:
         budget = limit if budget is None else min(budget, limit)
         self._spare = limit - budget
         try:
-            chunks = self._alone(budget) or self._together(budget)
+            chunks = self._schedule_suspect(budget) or self._schedule_all(budget)
         except MustWait:
             return []
         if chunks:
@@ -199,7 +199,7 @@ class Scheduler:
         is_guessing = self._speculation is not None
         return not (is_guessing or self._suspects) and self._open[-1].is_foreseeable
 
-    def _together(self, budget: int) -> list[Chunk]:
+    def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step for all who can go on."""
         num_preemptions = self.counts.preemptions
         chunks = list(self._running_chunks(budget - self._kept_free(budget)))
@@ -216,12 +216,12 @@ class Scheduler:
         if not waits or self._limits.whole_prompts:
             return 0
         room = (budget - len(self.running)) // SHORT_SHARE
-        if room <= 0 or not any(sequence.num_missing > 1 for sequence in self.running):
+        if room <= 0 or not any(sequence.num_pending > 1 for sequence in self.running):
             return 0
         first = self.waiting.first(self.counts.steps)
-        return first.num_missing if first is not None and first.num_missing <= room else 0
+        return first.num_pending if first is not None and first.num_pending <= room else 0
 
-    def _alone(self, budget: int) -> list[Chunk]:
+    def _schedule_suspect(self, budget: int) -> list[Chunk]:
         """Return the chunk of the first suspect that waits for no image, if there is one.
 
         Others give back the pages it needs, and are computed again.
@@ -239,7 +239,7 @@ class Scheduler:
             insort(self.running, suspect, key=self.waiting.importance)
             while not self._can_hold(suspect, count):
                 self._preempt(next(s for s in reversed(self.running) if s is not suspect))
-            self._hold(suspect, count)
+            self._allocate(suspect, count)
             return [Chunk.of(suspect, suspect.num_computed, count)]
         return []
 
@@ -262,7 +262,7 @@ class Scheduler:
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
-            if sequence.num_missing > 1:  # somebody with the same prompt may have been faster
+            if sequence.num_pending > 1:  # somebody with the same prompt may have been faster
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
@@ -276,7 +276,7 @@ class Scheduler:
             if not self._can_hold(sequence, count + len(drafts)):
                 drafts = NO_TOKENS
             place += 1
-            self._hold(sequence, count + len(drafts))
+            self._allocate(sequence, count + len(drafts))
             yield Chunk.of(sequence, sequence.num_computed, count, drafts)
             budget -= count + len(drafts)
 
@@ -286,9 +286,9 @@ class Scheduler:
         A prompt leaves one to each text behind it. Otherwise a text that began beside a long prompt
         would stand still until that is computed.
         """
-        if sequence.num_missing <= 1:
+        if sequence.num_pending <= 1:
             return budget
-        num_texts = sum([other.num_missing == 1 for other in self.running[place + 1 :]])
+        num_texts = sum([other.num_pending == 1 for other in self.running[place + 1 :]])
         return max(1, budget - num_texts)
 
     def _admitted_chunks(self, budget: int) -> Iterator[Chunk]:
@@ -297,7 +297,7 @@ class Scheduler:
             sequence = self.waiting.first(self.counts.steps)
             if sequence is None:
                 return
-            if self._limits.whole_prompts and sequence.num_missing > budget and self.running:
+            if self._limits.whole_prompts and sequence.num_pending > budget and self.running:
                 return
             num_reused = self._reuse(sequence)
             if sequence.is_blocked:  # the pages that were found end within an image
@@ -307,10 +307,10 @@ class Scheduler:
             if not count:
                 return
             if not self._can_hold(sequence, count):
-                self._give_up(sequence)
+                self._reset(sequence)
                 return
             self._count_hits(sequence, num_reused)
-            self._hold(sequence, count)
+            self._allocate(sequence, count)
             self.waiting.remove(sequence)
             insort(self.running, sequence, key=self.waiting.importance)
             yield Chunk.of(sequence, sequence.num_computed, count)
@@ -318,9 +318,9 @@ class Scheduler:
 
     def _chunk_length(self, sequence: Sequence, budget: int) -> int:
         if self._limits.whole_prompts:
-            return sequence.num_missing
-        count = min(sequence.num_missing, budget)
-        if sequence.is_watched:
+            return sequence.num_pending
+        count = min(sequence.num_pending, budget)
+        if sequence.needs_prompt_logprobs:
             count = min(count, MAX_WATCHED)
         if not sequence.images:
             return count
@@ -331,7 +331,7 @@ class Scheduler:
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
         """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
         assert self._speculation is not None
-        if sequence.num_missing > 1 or not sequence.generates:
+        if sequence.num_pending > 1 or not sequence.generates:
             return NO_TOKENS
         return self._speculation.propose(sequence, len(self.running))[: max(0, budget - 1)]
 
@@ -350,11 +350,11 @@ class Scheduler:
         Returns:
             How many tokens it need not compute.
         """
-        if not self._reuses_prefixes or sequence.is_watched:
+        if not self._reuses_prefixes or sequence.needs_prompt_logprobs:
             return 0
         page_tokens = self._pool.page_tokens
         first, end = sequence.num_computed // page_tokens, (len(sequence.tokens) - 1) // page_tokens
-        found = self._pool.share(sequence.digests[first:end])
+        found = self._pool.match_prefix(sequence.digests[first:end])
         if not found:
             return 0
         self._give_back(sequence.pages[first:])
@@ -375,30 +375,30 @@ class Scheduler:
         if self._reuses_prefixes and first < last:
             self._digest(sequence, end)
             for page in range(first, last):
-                self._pool.remember(sequence.pages[page], sequence.digests[page])
+                self._pool.cache(sequence.pages[page], sequence.digests[page])
 
     def _missing_pages(self, sequence: Sequence, count: int) -> int:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
 
     def _can_hold(self, sequence: Sequence, count: int) -> bool:
         """Whether there are pages for `count` more tokens; who waits for an image gives up his."""
-        num_missing = self._missing_pages(sequence, count)
-        if not self._pool.can_take(num_missing):
+        num_new = self._missing_pages(sequence, count)
+        if not self._pool.can_allocate(num_new):
             for other in self.waiting:
                 if other.pages and other is not sequence:
-                    self._give_up(other)
-        return self._pool.can_take(num_missing)
+                    self._reset(other)
+        return self._pool.can_allocate(num_new)
 
-    def _hold(self, sequence: Sequence, count: int) -> None:
+    def _allocate(self, sequence: Sequence, count: int) -> None:
         missing = self._missing_pages(sequence, count)
         if missing > 0:
-            sequence.pages.extend(self._pool.take(missing))
+            sequence.pages.extend(self._pool.allocate(missing))
 
     def _preempt(self, victim: Sequence) -> None:
         if self._open:  # it may be in that step
             raise MustWait
         self.running.remove(victim)
-        self._give_up(victim)
+        self._reset(victim)
         victim.num_preemptions += 1
         self._queue(victim)
         self.counts.preemptions += 1
@@ -429,11 +429,11 @@ class Scheduler:
         while self.running:
             self._preempt(self.running[-1])
         for sequence in self.waiting:
-            self._give_up(sequence)
-        self._pool.forget()
+            self._reset(sequence)
+        self._pool.reset()
         return deadly
 
-    def _give_up(self, sequence: Sequence) -> None:
+    def _reset(self, sequence: Sequence) -> None:
         """Begin a sequence again."""
         self._release(sequence)
         if not sequence.has_started:
@@ -450,13 +450,13 @@ class Scheduler:
         if self._open:
             self._open[-1].given_up.append(pages)
         else:
-            self._pool.give_back(pages)
+            self._pool.free(pages)
 
     def _close(self, step: OpenStep) -> None:
         for pages in step.given_up:
-            self._pool.give_back(pages)
+            self._pool.free(pages)
 
-    def update(self, chunks: list[Chunk], outcome: Outcome) -> list[News]:
+    def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
         """Account for the oldest step, which has ended; return what there is to say."""
         step = self._open.pop(0)
         assert step.chunks is chunks, "steps end in their order"
@@ -470,15 +470,17 @@ class Scheduler:
                 news.append(self._advance(sequence, outcome.token()))
                 continue
             if chunk.watched:
-                self._look(chunk, outcome)
+                self._collect_prompt_logprobs(chunk, outcome)
             self._shares.charge(sequence.request.key, chunk.count)
             end = chunk.end
             if chunk.is_last and sequence.request.embeds:
-                news.append(News(sequence, [], FinishReason.STOP, embedding=outcome.embedding()))
+                news.append(
+                    SequenceOutput(sequence, [], FinishReason.STOP, embedding=outcome.embedding())
+                )
             elif chunk.is_last and not sequence.generates:
-                news.append(News(sequence, [], FinishReason.LENGTH))
+                news.append(SequenceOutput(sequence, [], FinishReason.LENGTH))
             elif chunk.is_last:
-                news.append(self._draw(chunk, outcome))
+                news.append(self._accept_tokens(chunk, outcome))
                 end += max(0, len(news[-1].tokens) - 1)
             self._remember(sequence, chunk.start, end)
             if chunk.is_last and news[-1].finished is not None:
@@ -488,7 +490,7 @@ class Scheduler:
             self._suspects.look(chunks[0].sequence)
         return news
 
-    def _advance(self, sequence: Sequence, token: int) -> News:
+    def _advance(self, sequence: Sequence, token: int) -> SequenceOutput:
         """Do what `update` does for a chunk, for one that `is_decode`."""
         sequence.tokens.append(token)
         self._shares.charge(sequence.request.key, 1)
@@ -498,9 +500,9 @@ class Scheduler:
             self._remember(sequence, end - 1, end)
         if finished is not None:
             self._forget(sequence)
-        return News(sequence, [token], finished)
+        return SequenceOutput(sequence, [token], finished)
 
-    def _look(self, chunk: Chunk, outcome: Outcome) -> None:
+    def _collect_prompt_logprobs(self, chunk: Chunk, outcome: ResultReader) -> None:
         """Take the log probabilities of prompt tokens."""
         num_top = chunk.sequence.request.sampling.prompt_logprobs
         assert num_top is not None
@@ -508,7 +510,7 @@ class Scheduler:
             outcome.token()
             chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
-    def _draw(self, chunk: Chunk, outcome: Outcome) -> News:
+    def _accept_tokens(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
         """Take the tokens that a step drew: one, and one more for every guess that was right.
 
         What was drawn without a grammar that should have been followed is not told: the sequence
@@ -516,7 +518,7 @@ class Scheduler:
         """
         sequence = chunk.sequence
         num_top = sequence.request.sampling.logprobs
-        news = News(sequence, [], FinishReason.ABORT if sequence.is_stuck else None)
+        news = SequenceOutput(sequence, [], FinishReason.ABORT if sequence.is_stuck else None)
         logprobs = bytearray()
         is_right = True
         for place in range(len(chunk.drafts) + 1):
@@ -536,7 +538,7 @@ class Scheduler:
         if chunk.drafts and self._speculation is not None:
             self._speculation.learn(sequence, len(chunk.drafts), num_right)
             self.counts.drafts += len(chunk.drafts)
-            self.counts.right_drafts += num_right
+            self.counts.accepted_drafts += num_right
             self.counts.draft_rounds += 1
             for place in range(num_right):
                 self.counts.right_at[place] += 1

@@ -88,7 +88,7 @@ class WaitingQueue:
     def _rank(self, sequence: Sequence, step: int) -> tuple[int, int, int]:
         priority, turn = self.importance(sequence)
         if self._policy is Policy.LPM:
-            known = self._pool.count_known(sequence.digests) * self._pool.page_tokens
+            known = self._pool.count_cached(sequence.digests) * self._pool.page_tokens
             waited = step - sequence.queued_at
             priority = -(known + AGE_TOKENS * waited)
         return priority, self._shares.served(sequence.request.key), turn

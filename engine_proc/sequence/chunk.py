@@ -31,7 +31,7 @@ class Chunk:
         """Make one of a sequence as it is now."""
         end = start + count
         chunk = cls(sequence, start, count, drafts, end == sequence.num_expected)
-        if sequence.is_watched:
+        if sequence.needs_prompt_logprobs:
             chunk.watched = range(start, min(end, sequence.num_prompt - 1))
         return chunk
 

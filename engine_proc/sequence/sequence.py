@@ -48,12 +48,12 @@ class Sequence:
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
-    first_token_ns: int = 0  # kept by `Accounts`, as the next
+    first_token_ns: int = 0  # kept by `SequenceStats`, as the next
     last_token_ns: int = 0
     num_preemptions: int = 0
     has_started: bool = False  # its plan has gone to the detokenizer
-    matcher: Matcher | None = None  # where it has a grammar, see `Grammars`
-    images: list[PlacedImage] = field(default_factory=list)  # see `Images`
+    matcher: Matcher | None = None  # where it has a grammar, see `MatcherQueue`
+    images: list[PlacedImage] = field(default_factory=list)  # see `EncoderQueue`
     rope: RopePositions | None = None  # where an image makes them others than positions
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow
@@ -114,7 +114,7 @@ class Sequence:
         return self.request.max_tokens > 0 and not self.request.embeds
 
     @property
-    def num_missing(self) -> int:
+    def num_pending(self) -> int:
         """Tokens that no step computes yet; 0 while its last one is being sampled."""
         return self.num_expected - self.num_computed
 
@@ -134,7 +134,7 @@ class Sequence:
         return not all(placed.is_ready for placed in self.images)
 
     @property
-    def is_watched(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether the log probabilities of its prompt are wanted and have not been told."""
         return self.request.sampling.prompt_logprobs is not None and not self.has_started
 

@@ -17,7 +17,7 @@ def build_step(chunks: list[Chunk]) -> Step:
     """Flatten chunks into the message that workers run. See `worker_messages.Step`."""
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
-    relays: dict[int, int] = {}  # rows of the step before, by token
+    token_sources: dict[int, int] = {}  # rows of the step before, by token
     sampling = SamplingRows()
     max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
     table = []
@@ -27,7 +27,7 @@ def build_step(chunks: list[Chunk]) -> Step:
         known = sequence.tokens[chunk.start : chunk.start + chunk.count]
         token_ids += known
         if len(known) < chunk.count:  # the last one is being sampled
-            relays[len(token_ids)] = sequence.row
+            token_sources[len(token_ids)] = sequence.row
             token_ids.append(UNKNOWN)
         if chunk.is_decode:  # nearly always
             positions.append(chunk.start)
@@ -69,15 +69,15 @@ def build_step(chunks: list[Chunk]) -> Step:
         images.embed_rows,
         images.rope_positions,
         images.last_seen,
-        relay_column(relays, len(token_ids)),
+        relay_column(token_sources, len(token_ids)),
     )
 
 
-def relay_column(relays: dict[int, int], num_tokens: int) -> bytes:
+def relay_column(token_sources: dict[int, int], num_tokens: int) -> bytes:
     """Return which row of the step before draws each token, where one does."""
-    if not relays:
+    if not token_sources:
         return b""
-    return array("i", [relays.get(place, KNOWN) for place in range(num_tokens)]).tobytes()
+    return array("i", [token_sources.get(place, KNOWN) for place in range(num_tokens)]).tobytes()
 
 
 def token_types(chunks: list[Chunk]) -> bytes:

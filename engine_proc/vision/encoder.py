@@ -16,7 +16,7 @@ Tensors = Mapping[str, npt.NDArray[Any]]  # of one image
 log = logging.getLogger(__name__)
 
 
-class Encoder(Protocol):
+class ImageEncoder(Protocol):
     """What makes rows of images, [rows, row_size] of each."""
 
     def encode(self, images: Sequence[Tensors]) -> list[Floats]: ...
@@ -25,7 +25,7 @@ class Encoder(Protocol):
         """Raise if it can encode nothing any more."""
 
 
-def encode(message: Encode, encoder: Encoder, arena: Arena, area: Floats) -> Encoded:
+def encode(message: Encode, encoder: ImageEncoder, arena: Arena, area: Floats) -> Encoded:
     """Write the rows of all images that can be encoded; say which cannot."""
     images: dict[int, Tensors] = {}  # by place, like all that follows
     gone: list[int] = []
@@ -46,7 +46,7 @@ def encode(message: Encode, encoder: Encoder, arena: Arena, area: Floats) -> Enc
 
 
 def rows_of(
-    images: Mapping[int, Tensors], encoder: Encoder
+    images: Mapping[int, Tensors], encoder: ImageEncoder
 ) -> tuple[dict[int, Floats], dict[int, str]]:
     """Return the rows of images, and why others have none.
 

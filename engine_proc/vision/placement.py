@@ -19,7 +19,7 @@ CALL_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
-class Berth:
+class Placement:
     """A tower's place."""
 
     device: str  # as torch names it
@@ -28,15 +28,15 @@ class Berth:
     call_bytes: int = 0  # of a GPU, for calls
 
 
-def berth_of(config: VisionConfig) -> Berth:
+def berth_of(config: VisionConfig) -> Placement:
     """Choose. With `--dtype float32` each image goes alone, and its rows depend on nothing else."""
     is_exact = config.dtype == "float32"
     if not runs_on_gpus(config):
-        return Berth("cpu", "float32", 0 if is_exact else CPU_NUMBERS)
+        return Placement("cpu", "float32", 0 if is_exact else CPU_NUMBERS)
     max_numbers = 0 if is_exact else GPU_NUMBERS
     if is_interpreted():
-        return Berth("cpu", config.dtype, max_numbers)
-    return Berth("cuda:0", config.dtype, max_numbers, CALL_BYTES * (2 if is_exact else 1))
+        return Placement("cpu", config.dtype, max_numbers)
+    return Placement("cuda:0", config.dtype, max_numbers, CALL_BYTES * (2 if is_exact else 1))
 
 
 def runs_on_gpus(config: VisionConfig) -> bool:

@@ -12,7 +12,7 @@ from headrace.engine_proc.worker.device_selection import (
 )
 from headrace.engine_proc.worker.models.model import (
     NO_DUMMY,
-    Model,
+    DecoderModel,
     NotLowered,
     open_model,
     read_json,
@@ -23,7 +23,7 @@ from headrace.model.pooling import PoolingKind, read_pooling
 CORE, KERNELS, TRANSFORMERS = "the C++ core", "kernels on GPUs", "transformers"
 
 
-class Prognosis(NamedTuple):
+class BackendChoice(NamedTuple):
     """An executor, and the reason."""
 
     executor: str
@@ -41,7 +41,7 @@ def foresee(
     kv_cache_dtype: str = "auto",
     attention_backend: str = "auto",
     tp: int = 1,
-) -> Prognosis:
+) -> BackendChoice:
     """Say what will run a model with the flags of these names. No torch is loaded without a GPU.
 
     Raises:
@@ -59,7 +59,7 @@ def foresee(
     if model is not None:
         where = place(path, model, device, tp, quantization=quantization, **flags)
         executor = CORE if where.name == "cpu" else KERNELS
-        return Prognosis(executor, f"{found.why}; {where.why}")
+        return BackendChoice(executor, f"{found.why}; {where.why}")
     if load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
     if quantization != "none":
@@ -71,7 +71,7 @@ def foresee(
     return found
 
 
-def foresee_with(config: ServerConfig | VisionConfig, path: Path) -> Prognosis:
+def foresee_with(config: ServerConfig | VisionConfig, path: Path) -> BackendChoice:
     """Say what will run a model with a configuration's flags.
 
     Raises:
@@ -90,19 +90,19 @@ def foresee_with(config: ServerConfig | VisionConfig, path: Path) -> Prognosis:
     )
 
 
-def chosen(path: Path, impl: str, load_format: str) -> tuple[Prognosis, Model | None]:
+def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:
     """Say what `--model-impl` comes to; and the model, if it is one of our own decoders."""
     pooling = read_pooling(path, read_json(path / "config.json")) if path.is_dir() else None
     if pooling is not None and pooling.kind is PoolingKind.HEAD and impl != "headrace":
-        return Prognosis(TRANSFORMERS, "it is a cross-encoder"), None
+        return BackendChoice(TRANSFORMERS, "it is a cross-encoder"), None
     if impl == "transformers":
         if not path.is_dir():
             raise ModelError(f"{path}: only folders can be run with --model-impl transformers")
-        return Prognosis(TRANSFORMERS, "--model-impl says so"), None
+        return BackendChoice(TRANSFORMERS, "--model-impl says so"), None
     try:
         model = open_model(path, load_format)
     except NotLowered as error:
         if impl == "headrace":
             raise
-        return Prognosis(TRANSFORMERS, str(error).removeprefix(f"{path}: ")), None
-    return Prognosis(CORE, f"it knows {model.spec.architecture} models"), model
+        return BackendChoice(TRANSFORMERS, str(error).removeprefix(f"{path}: ")), None
+    return BackendChoice(CORE, f"it knows {model.spec.architecture} models"), model

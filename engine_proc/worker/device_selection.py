@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.model import Model, read_json
+from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
 from headrace.model.vision_families import vision_family
 from headrace.system.machine import VISIBLE, are_gpus_hidden, has_gpus
@@ -49,7 +49,7 @@ def choose(asked: str, why_not: str, find_gpus: Callable[[], str]) -> Device:
 
 def place(
     path: Path,
-    model: Model,
+    model: DecoderModel,
     asked: str,
     num_gpus: int,
     *,

@@ -32,7 +32,7 @@ from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Genera
 from headrace.engine_proc.worker.execution.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.models.model import Model, NotLowered
+from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
 from headrace.errors import ConfigError, ModelError
@@ -92,7 +92,7 @@ def load(
         )
     except NotLowered as error:
         raise beyond_kernels(error) if config.device == "cuda" else error from None
-    if isinstance(model, Model):
+    if isinstance(model, DecoderModel):
         device = place(
             Path(config.model_path),
             model,
@@ -116,7 +116,7 @@ def load(
 
 def in_core(
     config: WorkerConfig,
-    model: Model,
+    model: DecoderModel,
     progress: Progress,
     group: ShmAllReduce | None,
     embeds: Floats | None,

@@ -17,13 +17,13 @@ from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.sampler import Masks
 from headrace.engine_proc.worker.loader import load
 from headrace.engine_proc.worker.profiler import Profiles
-from headrace.engine_proc.worker.result_sender import Answers
-from headrace.engine_proc.worker.step_runner import Attempts
+from headrace.engine_proc.worker.result_sender import ResultSender
+from headrace.engine_proc.worker.step_runner import StepRunner
 from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
 from headrace.runtime.process import Context
 
 IDLE_S = 0.5
-POLL_S = 1e-4  # while a GPU computes and no other step has come
+POLL_INTERVAL_S = 1e-4  # while a GPU computes and no other step has come
 LOOK_US = 200  # for the next step: an engine that has work sends it within that time
 
 
@@ -52,8 +52,8 @@ def main(config: WorkerConfig, context: Context) -> None:
     group = join(config, context.index)
     loaded = load(config, progress, group, embeddings(config))
     can_rejoin = group if loaded.can_rejoin else None
-    attempts = Attempts(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
-    answers = Answers(results.send)
+    attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
+    answers = ResultSender(results.send)
     wishes = AdminRequests(context.board, PROFILE)
     profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
     heart.end()
@@ -62,7 +62,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
     )
     while True:
-        step = steps.receive(POLL_S if answers.is_open else IDLE_S)
+        step = steps.receive(POLL_INTERVAL_S if answers.is_open else IDLE_S)
         profiles.look()
         if isinstance(step, Resume):
             attempts.resume()

@@ -12,7 +12,7 @@ from headrace.engine_proc.collectives.base import CollectiveFailed
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.models.model import (
     NO_DUMMY,
-    Model,
+    DecoderModel,
     NotLowered,
     open_model,
     read_json,
@@ -37,7 +37,7 @@ def open_for(
     max_model_len: int,
     load_format: str = "auto",
     group: ShmAllReduce | None = None,
-) -> "Model | TransformersModel | Classifier":
+) -> "DecoderModel | TransformersModel | Classifier":
     """Open a model as `--model-impl` says; cross-encoders run in transformers only.
 
     One of a group has a share of a model that runs in transformers; others come whole.

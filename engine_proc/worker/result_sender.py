@@ -6,11 +6,11 @@ step is on its way, or when it is there. Results that are there at once are sent
 
 from collections.abc import Callable
 
-from headrace.engine_proc.worker.execution.runner import Promise
+from headrace.engine_proc.worker.execution.runner import PendingResult
 from headrace.ipc.worker_messages import StepFailed, StepResult
 
 
-class Answers:
+class ResultSender:
     """Results that are sent, and one that is awaited.
 
     Args:
@@ -19,7 +19,7 @@ class Answers:
 
     def __init__(self, send: Callable[[StepResult | StepFailed], None]) -> None:
         self._send = send
-        self._promise: Promise | None = None
+        self._promise: PendingResult | None = None
 
     @property
     def is_open(self) -> bool:
@@ -31,7 +31,7 @@ class Answers:
         """Whether it is there."""
         return self._promise is not None and self._promise.is_there
 
-    def add(self, result: StepResult | StepFailed | Promise) -> None:
+    def add(self, result: StepResult | StepFailed | PendingResult) -> None:
         """Send what there was to be sent before, and take the next."""
         self.flush()
         if isinstance(result, StepResult | StepFailed):

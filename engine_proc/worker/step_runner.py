@@ -4,10 +4,10 @@ in smaller ones: a worker that died of it would take all keys and values with it
 import sys
 from typing import Any
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
-from headrace.engine_proc.worker.execution.runner import MaskSource, Promise, Runner
+from headrace.engine_proc.worker.execution.runner import MaskSource, PendingResult, Runner
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.worker_messages import Step, StepFailed, StepResult
@@ -19,7 +19,7 @@ class TooLarge(HeadraceError):
     exit_status = ExitStatus.SHORT_OF
 
 
-class Attempts:
+class StepRunner:
     """A worker's steps, each of which works on all workers or on none.
 
     Args:
@@ -36,7 +36,7 @@ class Attempts:
         self._can_fail = is_alone or group is not None
         self._has_failed = False
 
-    def run(self, step: Step, masks_of: MaskSource) -> StepResult | StepFailed | Promise:
+    def run(self, step: Step, masks_of: MaskSource) -> StepResult | StepFailed | PendingResult:
         """Run a step; after one that has failed none is run before `resume`, which has it again.
 
         Raises:
@@ -56,7 +56,11 @@ class Attempts:
     def _explain(self, error: Exception, num_tokens: int) -> str:
         """Return why a step has failed, of which others know then; or raise, if it cannot."""
         if isinstance(error, CollectiveFailed):
-            if error.outcome is Outcome.ABORTED and error.rank is not None and self._group:
+            if (
+                error.outcome is CollectiveOutcome.ABORTED
+                and error.rank is not None
+                and self._group
+            ):
                 return str(error)
             raise error
         if not is_out_of_memory(error) or num_tokens == 1:

@@ -52,7 +52,7 @@ class Child(Generic[Ask, Answer]):
         self._slot = slot
         self._vigil = HangWatchdog(stuck_s)
         self._asks, self._answers = channels
-        slot.last_words = ""
+        slot.exit_reason = ""
         pass_fds = (self._asks.fd, self._answers.fd, *fds)
         self._process = spawn(slot.seat, config, context.board, context.log_level, pass_fds)
         os.close(self._asks.fd)  # the child has its own, and we have the memory
@@ -89,7 +89,7 @@ class Child(Generic[Ask, Answer]):
         code = self._process.poll()
         if code is not None and not (but_for_peers and code == ExitStatus.PEER_LOST):
             how = "could not start" if code in CAUSES and not self.is_ready else ending(code)
-            why = self._slot.last_words
+            why = self._slot.exit_reason
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
             raise WorkerDied(message, rank, code, is_chaos)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from headrace.config.config import EngineConfig, VisionConfig
 from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
-from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.workers.child_process import Child, WorkerDied
@@ -92,7 +92,7 @@ class VisionWorker:
             self._context, slot, config, (asks, answers), fds, self._config.watchdog_timeout
         )
 
-    def wait_gpu_bytes(self, images: Images) -> int:
+    def wait_gpu_bytes(self, images: EncoderQueue) -> int:
         """Return what the tower has of the first GPU, in bytes; wait for it where there are some.
 
         Raises:
@@ -107,7 +107,7 @@ class VisionWorker:
             self.take(images, LOADING_S)
         return self._ready.gpu_bytes
 
-    def take(self, images: Images, wait_s: float = 0.0) -> Losses:
+    def take(self, images: EncoderQueue, wait_s: float = 0.0) -> Losses:
         """Take what has been made of images since the last time, if anything within `wait_s`.
 
         Raises:
@@ -127,12 +127,12 @@ class VisionWorker:
         try:
             self._child.check()
         except WorkerDied as death:
-            self._child.make_capsule(self._capsules, death, images.at_hand)
+            self._child.make_capsule(self._capsules, death, images.in_progress)
             self.stop()
-            return self._mourn(death, images)
+            return self._schedule_restart(death, images)
         return Losses()
 
-    def _mourn(self, death: WorkerDied, images: Images) -> Losses:
+    def _schedule_restart(self, death: WorkerDied, images: EncoderQueue) -> Losses:
         """Say when the next one starts, and what is lost."""
         is_hopeless = death.has_said_why and not self._has_served
         delay_s = None if is_hopeless else self._restarts.delay_s()
@@ -146,7 +146,7 @@ class VisionWorker:
             self._restarts.worked()
         return losses
 
-    def ask(self, images: Images) -> None:
+    def ask(self, images: EncoderQueue) -> None:
         """Have the next images encoded, unless some are being encoded."""
         if self._child is not None and self._ready is not None:
             batch = images.next_batch(self._ready.max_numbers)

@@ -17,10 +17,10 @@ READERS = 2
 CHECK_S = 0.01
 FAST_BYTES = 256 << 10  # in that time: 25 MB/s; what comes more slowly is read beside the others
 MAX_BACKLOG_BYTES = 32 << 20  # of long bodies on their way to the tokenizer process
-LOOK_S = 0.002  # between looks at that
+POLL_INTERVAL_S = 0.002  # between looks at that
 
 
-class Turn:
+class BodyTurn:
     """A body that is read before others, as long as it comes fast."""
 
     def __init__(self, receive: Receive, readers: asyncio.Semaphore) -> None:
@@ -68,11 +68,11 @@ class BodyThrottle:
         await self._readers.acquire()
         try:
             while self._links.long_backlog() > MAX_BACKLOG_BYTES:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
         except BaseException:
             self._readers.release()
             raise
-        turn = Turn(receive, self._readers)
+        turn = BodyTurn(receive, self._readers)
         try:
             yield turn.receive
         finally:

@@ -20,7 +20,7 @@ from headrace.frontend.http.conformance import NOT_SERVED, framing_fault
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.half_closed import HalfClosed
 from headrace.frontend.http.rejections import Rejection, error_body
-from headrace.frontend.http.request import Request, nobody
+from headrace.frontend.http.request import HttpExchange, nobody
 from headrace.frontend.http.request_head import REQUEST_ID, new_request_id
 from headrace.frontend.http.start_queue import StartQueue
 
@@ -75,7 +75,9 @@ class Connection(HttpToolsProtocol):
         self._holds_next = False  # the next request waits until answers have been read
         self._refusal: Rejection | None = None  # comes behind the answers that are still due
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
-        self._served: Request | None = None  # the one being answered; uvicorn has the last to come
+        self._served: HttpExchange | None = (
+            None  # the one being answered; uvicorn has the last to come
+        )
 
     @property
     def is_new(self) -> bool:
@@ -114,7 +116,7 @@ class Connection(HttpToolsProtocol):
             self._half_closed = HalfClosed(self.loop, socket, self._probe, self.cut)
         return True
 
-    def _end_with_last(self, served: Request) -> bool:
+    def _end_with_last(self, served: HttpExchange) -> bool:
         """Close behind the last answer; return whether one is due."""
         if self.pipeline and self.pipeline[0][0].more_body:
             self.pipeline.popleft()  # it will never be whole; those before it are
@@ -251,7 +253,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Have a request served, POSTs in turn; `app` is no ASGI application, but our `App`."""
-        request = Request(cycle)
+        request = HttpExchange(cycle)
         self._served = request
         cycle.keep_alive &= not self._server_is_leaving()
 

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 
-from headrace.frontend.http.request import Request
+from headrace.frontend.http.request import HttpExchange
 
 
 class Cors:
@@ -18,7 +18,7 @@ class Cors:
             no_application, list(origins), allow_methods=["*"], allow_headers=["*"]
         )
 
-    def look(self, request: Request) -> bool:
+    def look(self, request: HttpExchange) -> bool:
         """Have the answer say whether the page may read it; answer here who asks for only that."""
         headers = Headers(raw=list(request.headers))
         origin = headers.get("origin")

@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-FIRST_LOOK_S = 0.01  # at whether a client has gone
-LOOK_S = 0.1  # between later looks
+FIRST_POLL_S = 0.01  # after which a client is first looked at
+POLL_INTERVAL_S = 0.1
 FIRST_GAP_S = 1.0  # between probes; each gap is twice the one before
 # Seconds of silence before keepalive's probe and between probes, and how many fail (tcp(7)).
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -44,7 +44,7 @@ class HalfClosed:
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._gap_s = FIRST_GAP_S
         self._probe_at = loop.time() + self._gap_s
-        self._timer = loop.call_later(FIRST_LOOK_S, self._look)
+        self._timer = loop.call_later(FIRST_POLL_S, self._look)
         probe()
 
     def stop(self) -> None:
@@ -59,4 +59,4 @@ class HalfClosed:
             self._gap_s *= 2
             self._probe_at = self._loop.time() + self._gap_s
             self._probe()
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._timer = self._loop.call_later(POLL_INTERVAL_S, self._look)

@@ -28,7 +28,7 @@ def nobody() -> None:
     """Be told of something."""
 
 
-class Request:
+class HttpExchange:
     """One request: its head, its body, and its answer.
 
     Attributes:

@@ -10,7 +10,7 @@ from headrace.core import load_core
 from headrace.ipc.messages import ResponseFrames
 
 TURN = 16  # rows that are written in one turn of the event loop
-NOTHING_TOLD = (1 << 32) - 1
+NOTHING_DELIVERED = (1 << 32) - 1
 LEFT = struct.Struct("<Q2I")  # as `Left` in the core
 
 
@@ -21,7 +21,7 @@ class RowsView(ctypes.Structure):
         ("ids", ctypes.c_char_p),
         ("lengths", ctypes.c_char_p),
         ("last", ctypes.c_char_p),
-        ("told", ctypes.c_char_p),
+        ("num_delivered", ctypes.c_char_p),
         ("data", ctypes.c_char_p),
         ("start", ctypes.c_uint64),
         ("begin", ctypes.c_uint32),
@@ -75,19 +75,19 @@ class Streams:
         """Forget a request, if it is here, before its socket is closed."""
         self._core.headrace_streams_close(self._streams, ctypes.c_uint64(request))
 
-    def told(self, request: int) -> dict[int, int]:
-        """Return what a client has been told since the request was opened, as in `Sent`."""
-        told = ctypes.POINTER(ctypes.c_uint32)()
+    def num_delivered(self, request: int) -> dict[int, int]:
+        """Return the tokens delivered to a client since the request was opened."""
+        counts = ctypes.POINTER(ctypes.c_uint32)()
         count = self._core.headrace_streams_told(
-            self._streams, ctypes.c_uint64(request), ctypes.byref(told)
+            self._streams, ctypes.c_uint64(request), ctypes.byref(counts)
         )
-        return {index: told[index] for index in range(count) if told[index] != NOTHING_TOLD}
+        return {i: counts[i] for i in range(count) if counts[i] != NOTHING_DELIVERED}
 
     def write(self, frames: ResponseFrames, data: bytes, row: int, start: int) -> Written:
         """Write some rows of a message, from `row` on, whose data are at `start`."""
         rows, written = self._rows, self._written
         rows.ids, rows.lengths, rows.last = frames.ids, frames.lengths, frames.last
-        rows.told, rows.data = frames.told or None, data
+        rows.num_delivered, rows.data = frames.num_delivered or None, data
         rows.start, rows.begin, rows.end = start, row, min(row + TURN, len(frames.last))
         self._core.headrace_streams_write(
             self._streams, ctypes.byref(rows), self._left, ctypes.byref(written)

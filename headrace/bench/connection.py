@@ -13,32 +13,32 @@ import httptools
 import msgspec
 
 
-class Delta(msgspec.Struct):
+class ReceivedDelta(msgspec.Struct):
     """A piece of a chat message."""
 
     content: str | None = None
     reasoning_content: str | None = None
 
 
-class Choice(msgspec.Struct):
+class ReceivedChoice(msgspec.Struct):
     """A piece of a text."""
 
-    delta: Delta | None = None
+    delta: ReceivedDelta | None = None
     text: str | None = None
 
 
-class Usage(msgspec.Struct):
+class ReceivedUsage(msgspec.Struct):
     """How many tokens there were."""
 
     prompt_tokens: int = 0
     completion_tokens: int | None = None
 
 
-class Event(msgspec.Struct):
+class ReceivedEvent(msgspec.Struct):
     """What is looked at in an event of a stream, and in an answer that does not stream."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[ReceivedChoice] = []
+    usage: ReceivedUsage | None = None
     error: Any = None
 
 
@@ -57,11 +57,11 @@ class Record(msgspec.Struct, array_like=True):
     timing: dict[str, float] = {}  # `Server-Timing`, milliseconds
 
 
-EVENTS: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+EVENTS: msgspec.json.Decoder[ReceivedEvent] = msgspec.json.Decoder(ReceivedEvent)
 MAX_ERROR = 300  # characters kept of an error
 
 
-def has_text(event: Event) -> bool:
+def has_text(event: ReceivedEvent) -> bool:
     """Whether an event brings text."""
     for choice in event.choices:
         delta = choice.delta
@@ -88,7 +88,7 @@ def parse_timing(value: str) -> dict[str, float]:
     return timing
 
 
-class Connection(asyncio.Protocol):
+class BenchConnection(asyncio.Protocol):
     """One connection. It takes one request at a time."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
             if data.startswith(b"{"):
                 self._take(EVENTS.decode(data), self._record)
 
-    def _take(self, event: Event, record: Record) -> None:
+    def _take(self, event: ReceivedEvent, record: Record) -> None:
         if event.usage is not None:
             record.prompt_tokens = event.usage.prompt_tokens
             record.output_tokens = event.usage.completion_tokens or 0

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.bench.connection import Record
-from headrace.bench.load import Outcome
+from headrace.bench.load import LoadResult
 
 Floats = npt.NDArray[np.float64]
 TITLES = {
@@ -31,7 +31,7 @@ WIDTH = 50
 
 
 @dataclass(frozen=True)
-class Times:
+class RequestTimes:
     """Milliseconds of the requests that succeeded."""
 
     ttft: Floats
@@ -40,7 +40,7 @@ class Times:
     itl: Floats  # of all requests
 
     @classmethod
-    def of(cls, records: list[Record]) -> "Times":
+    def of(cls, records: list[Record]) -> "RequestTimes":
         """Compute them."""
         sent, first, last = (
             np.array([getattr(record, name) for record in records], np.float64)
@@ -115,11 +115,11 @@ class Settings:
     promises: dict[str, float]
 
 
-def compute(outcome: Outcome, settings: Settings) -> dict[str, Any]:
+def compute(outcome: LoadResult, settings: Settings) -> dict[str, Any]:
     """Return the result; its keys are those of vLLM's files where they mean the same."""
     good = [record for record in outcome.records if not record.error]
     errors = [record.error for record in outcome.records if record.error]
-    times = Times.of(good)
+    times = RequestTimes.of(good)
     end = max((record.last for record in good), default=outcome.start)
     duration = max(end - outcome.start, 1e-9)
     num_input = sum(record.prompt_tokens for record in good)

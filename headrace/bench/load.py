@@ -1,7 +1,7 @@
 """The load: requests sent when they are due, from several processes, so that none is too busy.
 
-A load process is this module run by a fresh interpreter. It reads its `Share` from standard input
-and says `Ready`; then the time of the start comes, and it answers with `Progress` and `Done`.
+A load process is this module, run by a fresh interpreter. It reads its `Share` from standard input
+and sends `LoadReady`. Once it gets the time of the start, it sends `LoadProgress` and `LoadDone`.
 Each message is a length, four bytes, and msgpack.
 """
 
@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 import uvloop
 
-from headrace.bench.connection import Connection, Record
+from headrace.bench.connection import BenchConnection, Record
 from headrace.errors import HeadraceError
 from headrace.runtime.process import die_with_parent
 
@@ -31,7 +31,7 @@ START_S = 0.05  # from all being ready to the first request
 BUSY = 0.9  # the share of a core from which on a load process measures itself
 
 
-class Request(msgspec.Struct, array_like=True):
+class LoadRequest(msgspec.Struct, array_like=True):
     """One request, to be sent `due` seconds after the start."""
 
     index: int
@@ -50,15 +50,15 @@ class Share(msgspec.Struct, array_like=True):
     """What one process has to do."""
 
     target: Target
-    requests: list[Request]
+    requests: list[LoadRequest]
     max_concurrency: int | None  # of this process
 
 
-class Ready(msgspec.Struct, array_like=True, tag="ready"):
+class LoadReady(msgspec.Struct, array_like=True, tag="ready"):
     """The share has been read."""
 
 
-class Progress(msgspec.Struct, array_like=True, tag="progress"):
+class LoadProgress(msgspec.Struct, array_like=True, tag="progress"):
     """How far a process is: sums since the start."""
 
     num_open: int
@@ -67,18 +67,18 @@ class Progress(msgspec.Struct, array_like=True, tag="progress"):
     num_tokens: int
 
 
-class Done(msgspec.Struct, array_like=True, tag="done"):
+class LoadDone(msgspec.Struct, array_like=True, tag="done"):
     """All answers are here."""
 
     records: list[Record]
     busy: float  # the share of a core that the process used, 0 to 1
 
 
-Told = Ready | Progress | Done
+Told = LoadReady | LoadProgress | LoadDone
 ENCODER = msgspec.msgpack.Encoder()
 
 
-class Sender:
+class LoadSender:
     """Sends requests of one process, over as many connections as it needs."""
 
     def __init__(self, target: Target, max_concurrency: int | None = None) -> None:
@@ -90,12 +90,12 @@ class Sender:
         lines = {"Host": where.netloc, "Content-Type": "application/json", **target.headers}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._head = f"POST {path} HTTP/1.1\r\n{head}Content-Length: ".encode()
-        self._idle: list[Connection] = []
+        self._idle: list[BenchConnection] = []
         self._limit = asyncio.Semaphore(max_concurrency) if max_concurrency else None
         self.records: list[Record] = []
         self.num_open = 0
 
-    async def send(self, request: Request, due: float) -> Record:
+    async def send(self, request: LoadRequest, due: float) -> Record:
         """Send a request, as soon as there is a place for it; return what came of it."""
         record = Record(request.index, due)
         async with self._limit or contextlib.nullcontext():
@@ -112,14 +112,14 @@ class Sender:
         self.records.append(record)
         return record
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> BenchConnection:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
                 return connection
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            Connection, self._host, self._port, ssl=self._tls
+            BenchConnection, self._host, self._port, ssl=self._tls
         )
         return connection
 
@@ -129,17 +129,17 @@ class Sender:
             connection.close()
 
 
-def progress_of(records: list[Record], num_open: int = 0) -> Progress:
+def progress_of(records: list[Record], num_open: int = 0) -> LoadProgress:
     """Return how far a load is."""
     failed = sum(bool(record.error) for record in records)
-    return Progress(num_open, len(records), failed, sum(r.output_tokens for r in records))
+    return LoadProgress(num_open, len(records), failed, sum(r.output_tokens for r in records))
 
 
 async def send_all(
-    share: Share, start: float, tell: Callable[[Progress], None]
+    share: Share, start: float, tell: Callable[[LoadProgress], None]
 ) -> tuple[list[Record], float]:
     """Send all requests of a share; return the records and the share of a core that this took."""
-    sender = Sender(share.target, share.max_concurrency)
+    sender = LoadSender(share.target, share.max_concurrency)
     await asyncio.sleep(start - time.monotonic())
     used_before = cpu_s()
 
@@ -168,7 +168,7 @@ def cpu_s() -> float:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoadResult:
     """What came of a load."""
 
     start: float  # CLOCK_MONOTONIC, s
@@ -182,7 +182,7 @@ class Outcome:
 
 
 def shares(
-    target: Target, requests: list[Request], max_concurrency: int | None, num_procs: int
+    target: Target, requests: list[LoadRequest], max_concurrency: int | None, num_procs: int
 ) -> list[Share]:
     """Deal requests out to processes in turn, and with them the places for concurrent ones."""
     num_procs = max(1, min(num_procs, len(requests), max_concurrency or len(requests)))
@@ -203,7 +203,7 @@ class LoadProcess:
         assert process.stdout is not None
         self._process, self._input, self._output = process, process.stdin, process.stdout
         self._decoder: msgspec.msgpack.Decoder[Told] = msgspec.msgpack.Decoder(Told)
-        self.progress = Progress(0, 0, 0, 0)
+        self.progress = LoadProgress(0, 0, 0, 0)
 
     @classmethod
     async def start(cls, share: Share) -> "LoadProcess":
@@ -215,15 +215,15 @@ class LoadProcess:
         )
         made = cls(process)
         await made._tell(share)
-        assert isinstance(await made._hear(), Ready)
+        assert isinstance(await made._hear(), LoadReady)
         return made
 
-    async def run(self, start: float) -> Done:
+    async def run(self, start: float) -> LoadDone:
         """Have it begin at `start`; return what it found."""
         await self._tell(start)
-        while isinstance(told := await self._hear(), Progress):
+        while isinstance(told := await self._hear(), LoadProgress):
             self.progress = told
-        assert isinstance(told, Done)
+        assert isinstance(told, LoadDone)
         self.progress = progress_of(told.records)
         await self._process.wait()
         return told
@@ -248,11 +248,11 @@ class LoadProcess:
 
 async def run_load(
     target: Target,
-    requests: list[Request],
+    requests: list[LoadRequest],
     max_concurrency: int | None = None,
     num_procs: int = 1,
-    show: Callable[[list[Progress]], None] = lambda _: None,
-) -> Outcome:
+    show: Callable[[list[LoadProgress]], None] = lambda _: None,
+) -> LoadResult:
     """Send all requests when they are due; `show` is called now and then."""
     dealt = shares(target, requests, max_concurrency, num_procs)
     processes: list[LoadProcess] = []
@@ -269,7 +269,7 @@ async def run_load(
         for process in processes:
             process.kill()
     records = sorted((r for d in done for r in d.records), key=lambda record: record.index)
-    return Outcome(start, records, [d.busy for d in done])
+    return LoadResult(start, records, [d.busy for d in done])
 
 
 def framed(message: Any) -> bytes:
@@ -296,9 +296,9 @@ def main() -> None:
 
     share = hear(Share)
     gc.disable()  # to look through the records of many requests takes 50 ms, in which none is sent
-    tell(Ready())
+    tell(LoadReady())
     start = hear(float)
-    tell(Done(*uvloop.run(send_all(share, start, tell))))
+    tell(LoadDone(*uvloop.run(send_all(share, start, tell))))
 
 
 if __name__ == "__main__":

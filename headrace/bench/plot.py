@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from headrace.bench.figures import TITLES, Floats, Times, per_second
-from headrace.bench.load import Outcome
+from headrace.bench.figures import TITLES, Floats, RequestTimes, per_second
+from headrace.bench.load import LoadResult
 
 WIDTH, HEIGHT, MARGIN = 420, 200, 44  # of a panel; pixels
 TOP = 24  # for the title
@@ -78,10 +78,10 @@ def distribution(title: str, values: Floats) -> Panel:
     return Panel(f"{title}: % of all within", "ms", x, shares)
 
 
-def panels_of(outcome: Outcome) -> list[Panel]:
+def panels_of(outcome: LoadResult) -> list[Panel]:
     """Return everything that is drawn."""
     good = [record for record in outcome.records if not record.error]
-    times = Times.of(good)
+    times = RequestTimes.of(good)
     panels = [
         distribution(title, values)
         for metric, title in TITLES.items()
@@ -151,7 +151,7 @@ def paint(panels: list[Panel], title: str) -> Image.Image:
     return image
 
 
-def write_plot(path: Path, outcome: Outcome, result: dict[str, Any]) -> None:
+def write_plot(path: Path, outcome: LoadResult, result: dict[str, Any]) -> None:
     """Write the plot: SVG, a PNG, or, in a `.html` file, a page with the figures below it."""
     title = f"{result['model_id']}, {result['num_prompts']} requests, rate {result['request_rate']}"
     write_panels(path, panels_of(outcome), title, result)

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from headrace.bench.pages import Distinct
-from headrace.bench.workload import Prompt
+from headrace.bench.workload import BenchPrompt
 from headrace.errors import ConfigError
 
 BUCKETS = "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0}"  # vLLM's defaults
@@ -96,7 +96,9 @@ class RandomImages:
             )
         return cls(read_buckets(buckets), low, min(high, limit))
 
-    def with_images(self, prompts: list[Prompt], random: np.random.Generator) -> list[Prompt]:
+    def with_images(
+        self, prompts: list[BenchPrompt], random: np.random.Generator
+    ) -> list[BenchPrompt]:
         """Return prompts with images drawn for each; no two images are alike."""
         sizes = list(self.shares)
         images = [

@@ -20,12 +20,12 @@ from tqdm import tqdm
 from headrace.bench.arrivals import Seconds, arrival_times
 from headrace.bench.endpoint import PATHS, Endpoint
 from headrace.bench.figures import TITLES, Settings, compute, table
-from headrace.bench.load import Outcome, Progress, Request, run_load
+from headrace.bench.load import LoadProgress, LoadRequest, LoadResult, run_load
 from headrace.bench.pages import MIN_DPI, Pages
 from headrace.bench.plot import SUFFIXES, write_plot
 from headrace.bench.random_images import BUCKETS, LIMITS, RandomImages
 from headrace.bench.workload import (
-    Prompt,
+    BenchPrompt,
     TokenRates,
     body_of,
     prefix_prompts,
@@ -209,7 +209,7 @@ def endpoint_of(args: argparse.Namespace) -> Endpoint:
     return Endpoint(base_url, kind, path, headers)
 
 
-def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[Prompt]:
+def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[BenchPrompt]:
     """Make or read the prompts."""
     random = np.random.default_rng(args.seed)
     if args.dataset_name == "sharegpt":
@@ -241,7 +241,7 @@ def prompts_of(args: argparse.Namespace, rates: TokenRates) -> list[Prompt]:
     )
 
 
-def with_images(args: argparse.Namespace, prompts: list[Prompt]) -> list[Prompt]:
+def with_images(args: argparse.Namespace, prompts: list[BenchPrompt]) -> list[BenchPrompt]:
     """Return prompts with the images that are asked for."""
     if args.dataset_name == "random-mm":
         images = RandomImages.of(
@@ -276,7 +276,7 @@ def sample_of(args: argparse.Namespace) -> str:
     return "\n".join(prompt.text for prompt in firsts)[:SAMPLE_BYTES]
 
 
-def requests_of(args: argparse.Namespace, endpoint: Endpoint, model: str) -> list[Request]:
+def requests_of(args: argparse.Namespace, endpoint: Endpoint, model: str) -> list[LoadRequest]:
     """Return all requests and when they are due."""
     options = {"ignore_eos": True} if args.ignore_eos else {}
     options |= args.extra_body
@@ -285,7 +285,7 @@ def requests_of(args: argparse.Namespace, endpoint: Endpoint, model: str) -> lis
         prompts = [replace(p, ids=endpoint.tokenize(model, p.text)) for p in prompts]
     due = due_times(args, len(prompts))
     return [
-        Request(i, float(due[i]), body_of(prompt, endpoint.kind, model, options))
+        LoadRequest(i, float(due[i]), body_of(prompt, endpoint.kind, model, options))
         for i, prompt in enumerate(prompts)
     ]
 
@@ -307,7 +307,7 @@ class ProgressBar:
         self._bar = tqdm(total=num_requests, unit="req", disable=disable)
         self._began = time.monotonic()
 
-    def show(self, progress: list[Progress]) -> None:
+    def show(self, progress: list[LoadProgress]) -> None:
         """Sum up what the load processes say."""
         done = sum(p.num_done for p in progress)
         rate = sum(p.num_tokens for p in progress) / max(time.monotonic() - self._began, 1e-9)
@@ -324,7 +324,7 @@ class ProgressBar:
         self._bar.close()
 
 
-def run(args: argparse.Namespace, endpoint: Endpoint, requests: list[Request]) -> Outcome:
+def run(args: argparse.Namespace, endpoint: Endpoint, requests: list[LoadRequest]) -> LoadResult:
     """Warm up, then run the load."""
     warmups = [at_once(request) for request in requests[: args.num_warmups]]
     if warmups:
@@ -338,12 +338,12 @@ def run(args: argparse.Namespace, endpoint: Endpoint, requests: list[Request]) -
         bar.close()
 
 
-def at_once(request: Request) -> Request:
+def at_once(request: LoadRequest) -> LoadRequest:
     """Return a request that is due at once."""
-    return Request(request.index, 0.0, request.body)
+    return LoadRequest(request.index, 0.0, request.body)
 
 
-def details_of(outcome: Outcome) -> dict[str, Any]:
+def details_of(outcome: LoadResult) -> dict[str, Any]:
     """Return the figures of every request, in the order of sending; seconds."""
     records = outcome.records
     return {

@@ -14,8 +14,8 @@ import numpy as np
 
 from headrace.bench.connection import Record
 from headrace.bench.endpoint import Endpoint
-from headrace.bench.figures import Floats, Times
-from headrace.bench.load import Outcome
+from headrace.bench.figures import Floats, RequestTimes
+from headrace.bench.load import LoadResult
 from headrace.bench.serve import (
     BACKENDS,
     add_target,
@@ -43,7 +43,7 @@ def hops(records: list[Record], *names: str) -> Floats:
 
 def rows(records: list[Record]) -> list[tuple[str, str, Floats]]:
     """Return the name, the unit and the values of each row."""
-    times = Times.of(records)
+    times = RequestTimes.of(records)
     lag = np.array([1e3 * (record.sent - record.due) for record in records], np.float64)
     with np.errstate(divide="ignore"):
         speed = np.array([1e3 * r.output_tokens for r in records]) / times.e2el
@@ -61,7 +61,7 @@ def rows(records: list[Record]) -> list[tuple[str, str, Floats]]:
     ]
 
 
-def compute(outcome: Outcome) -> dict[str, Any]:
+def compute(outcome: LoadResult) -> dict[str, Any]:
     """Return the percentiles of each row; None where nothing is known."""
     good = [record for record in outcome.records if not record.error]
     result: dict[str, Any] = {}

@@ -28,7 +28,7 @@ WORDS = re.findall(
 
 
 @dataclass(frozen=True)
-class Prompt:
+class BenchPrompt:
     """One request."""
 
     text: str
@@ -69,14 +69,14 @@ def random_prompts(
     prefix_len: int,
     rates: TokenRates,
     random: np.random.Generator,
-) -> list[Prompt]:
+) -> list[BenchPrompt]:
     """Make prompts of random words, all after the same `prefix_len` tokens."""
     prefix = some_words(rates.words(prefix_len), random) if prefix_len else ""
     prompts = []
     for _ in range(num_prompts):
         num_words = rates.words(around(input_len, range_ratio, random))
         text = prefix + some_words(num_words, random)
-        prompts.append(Prompt(text, around(output_len, range_ratio, random)))
+        prompts.append(BenchPrompt(text, around(output_len, range_ratio, random)))
     return prompts
 
 
@@ -89,27 +89,29 @@ def prefix_prompts(
     output_len: int,
     rates: TokenRates,
     random: np.random.Generator,
-) -> list[Prompt]:
+) -> list[BenchPrompt]:
     """Make prompts that share prefixes, as many of each, in random order."""
     prefixes = [some_words(rates.words(prefix_len), random) for _ in range(num_prefixes)]
     prompts = [
-        Prompt(prefixes[i % num_prefixes] + some_words(rates.words(suffix_len), random), output_len)
+        BenchPrompt(
+            prefixes[i % num_prefixes] + some_words(rates.words(suffix_len), random), output_len
+        )
         for i in range(num_prompts)
     ]
     return [prompts[i] for i in random.permutation(num_prompts)]
 
 
-class Turn(msgspec.Struct):
+class ShareGptTurn(msgspec.Struct):
     """One message of a conversation in a ShareGPT file."""
 
     value: str = ""
 
 
-class Conversation(msgspec.Struct):
+class ShareGptConversation(msgspec.Struct):
     """One conversation of a ShareGPT file."""
 
-    conversations: list[Turn] = []
-    conversation: list[Turn] = []
+    conversations: list[ShareGptTurn] = []
+    conversation: list[ShareGptTurn] = []
 
 
 def sharegpt_prompts(
@@ -119,7 +121,7 @@ def sharegpt_prompts(
     output_len: int | None,
     rates: TokenRates,
     random: np.random.Generator,
-) -> list[Prompt]:
+) -> list[BenchPrompt]:
     """Draw the first messages of conversations, to be answered at the length of the second.
 
     What is too short or too long is left out, as elsewhere: under 4 tokens, prompts over 1024,
@@ -129,10 +131,10 @@ def sharegpt_prompts(
         ConfigError: the file is no ShareGPT file, or has nothing that fits.
     """
     try:
-        conversations = msgspec.json.decode(path.read_bytes(), type=list[Conversation])
+        conversations = msgspec.json.decode(path.read_bytes(), type=list[ShareGptConversation])
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"--dataset-path {path}: not a ShareGPT file: {error}") from None
-    prompts: list[Prompt] = []
+    prompts: list[BenchPrompt] = []
     for i in random.permutation(len(conversations)):
         turns = conversations[i].conversations or conversations[i].conversation
         if len(turns) < 2:
@@ -142,7 +144,7 @@ def sharegpt_prompts(
         )
         num_output = output_len or num_output
         if min(num_input, num_output) >= 4 and num_input <= 1024 and num_input + num_output <= 2048:
-            prompts.append(Prompt(turns[0].value, num_output))
+            prompts.append(BenchPrompt(turns[0].value, num_output))
         if len(prompts) == num_prompts:
             return prompts
     if not prompts:
@@ -151,7 +153,7 @@ def sharegpt_prompts(
     return (prompts * times)[:num_prompts]
 
 
-def content_of(prompt: Prompt) -> str | list[dict[str, Any]]:
+def content_of(prompt: BenchPrompt) -> str | list[dict[str, Any]]:
     """Return the content of a chat's message."""
     if not prompt.images:
         return prompt.text
@@ -159,7 +161,7 @@ def content_of(prompt: Prompt) -> str | list[dict[str, Any]]:
     return [*images, {"type": "text", "text": prompt.text}]
 
 
-def body_of(prompt: Prompt, kind: str, model: str | None, options: dict[str, Any]) -> bytes:
+def body_of(prompt: BenchPrompt, kind: str, model: str | None, options: dict[str, Any]) -> bytes:
     """Return a request's body. `kind` is "chat", "completions" or "embeddings"."""
     body: dict[str, Any] = {"model": model} if model is not None else {}
     if kind == "embeddings":

@@ -272,12 +272,12 @@ class Slot:
         self._ids[:] = some + array("Q", bytes(8 * (MAX_IDS - len(some))))
 
     @property
-    def last_words(self) -> str:
+    def exit_reason(self) -> str:
         """Why the process could not go on; "" where it did not say."""
         return bytes(self._text).rstrip(b"\0").decode(errors="replace")
 
-    @last_words.setter
-    def last_words(self, text: str) -> None:
+    @exit_reason.setter
+    def exit_reason(self, text: str) -> None:
         data = text.encode()[: len(self._text)]
         self._text[:] = data.ljust(len(self._text), b"\0")
 

@@ -21,7 +21,7 @@ PROMPT = "> "
 NEW = "/new"  # begins another conversation
 
 
-class Conversation:
+class ChatSession:
     """What has been said, and what is said next."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class Conversation:
 
 
 def converse(
-    conversation: Conversation, lines: Iterable[str], write: Callable[[str], object]
+    conversation: ChatSession, lines: Iterable[str], write: Callable[[str], object]
 ) -> None:
     """Answer each line that is said."""
     for line in lines:
@@ -65,7 +65,7 @@ def converse(
             answer(conversation, line, write)
 
 
-def answer(conversation: Conversation, text: str, write: Callable[[str], object]) -> None:
+def answer(conversation: ChatSession, text: str, write: Callable[[str], object]) -> None:
     """Write one answer, or what went wrong with it."""
     pieces = conversation.say(text)
     try:
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> None:
     options = {n: v for n in names if (v := getattr(arguments, n)) is not None}
     try:
         with connect(rest) as client:
-            conversation = Conversation(client, arguments.system, options)
+            conversation = ChatSession(client, arguments.system, options)
             converse(conversation, typed(), lambda text: print(text, end="", flush=True))
     except HeadraceError as error:
         sys.exit(f"headrace chat: error: {error}")

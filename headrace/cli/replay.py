@@ -21,8 +21,8 @@ import msgspec
 from headrace import logs
 from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.cli.replay_compare import (
-    Answers,
     Outcomes,
+    ReplayedResponses,
     answers_of,
     comparable,
     compare,
@@ -34,7 +34,7 @@ from headrace.ipc.messages import (
     Abort,
     HttpRequest,
     Message,
-    Renew,
+    RenewLeases,
     ToDetokenizer,
     ToEngine,
     ToFrontend,
@@ -62,7 +62,7 @@ RECEIVERS = {
 MOCK = "mock"
 METRICS = "/metrics"  # whose answer is another each time
 START_S = 120
-LOOK_MS = 50
+POLL_INTERVAL_MS = 50
 NUM_BEATS = 10  # of its heart, half a second apart, without an answer: there are no more
 BEAT_NS = 500_000_000
 STUCK_S = 120.0
@@ -129,7 +129,7 @@ def decoded(decoder: "msgspec.msgpack.Decoder[Any]", entry: Entry) -> list[tuple
 def is_played(message: Message) -> bool:
     """Whether a message is a part of the burst: leases are renewed by who plays."""
     is_metrics = isinstance(message, HttpRequest) and message.path == METRICS
-    return not isinstance(message, Renew) and not is_metrics
+    return not isinstance(message, RenewLeases) and not is_metrics
 
 
 class Stage:
@@ -150,7 +150,7 @@ class Stage:
         for slot in self._board.slots:
             if slot.seat != seat:
                 play(slot)
-        self.answers = Answers(expected)
+        self.answers = ReplayedResponses(expected)
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._listen, args=(slot,), daemon=True)
@@ -179,20 +179,20 @@ class Stage:
             self.check()
             if time.monotonic() > deadline:
                 raise HeadraceError(f"{self.slot.seat} has not started within {START_S} s")
-            time.sleep(LOOK_MS / 1000)
+            time.sleep(POLL_INTERVAL_MS / 1000)
 
     def check(self) -> None:
         """Raise `HeadraceError` if the process has ended."""
         code = self._process.poll()
         if code is not None:
-            raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.last_words})")
+            raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.exit_reason})")
 
     def _listen(self, slot: Slot) -> None:
         """Be a process that receives."""
         role, index = slot.seat.role, slot.seat.index
         inbox: Inbox[Any] = Inbox(address(self._directory.path, role, index), UNIONS[role])
         while not self._stop.is_set():
-            received = inbox.receive(LOOK_MS)
+            received = inbox.receive(POLL_INTERVAL_MS)
             if received is not None:
                 self.answers.take(*received)
                 slot.add(Field.MESSAGES_TAKEN)
@@ -213,7 +213,7 @@ class Stage:
         now = time.monotonic()
         if self.slot.seat.role == "engine" and now - self._renewed_at > RENEW_S:
             self._renewed_at = now
-            self._outbox.send(Renew(), array("Q", self._open).tobytes())
+            self._outbox.send(RenewLeases(), array("Q", self._open).tobytes())
 
     def close(self) -> None:
         """End the process and leave nothing of it."""
@@ -279,11 +279,11 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
             break
         stage.check()
         stage.renew()
-        time.sleep(LOOK_MS / 1000)
+        time.sleep(POLL_INTERVAL_MS / 1000)
     return max(last_sent, stage.answers.last_at) - began
 
 
-def report(burst: Burst, answers: Answers, seconds: float) -> Iterator[str]:
+def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator[str]:
     """Yield the lines that tell how a process has done."""
     num_messages = sum(len(pairs) for _, pairs in burst.messages)
     rate = num_messages / seconds if seconds else 0.0

@@ -22,7 +22,7 @@ from headrace.ipc.messages import (
     Message,
     ResponseFrames,
     StepOutput,
-    Stop,
+    StopSequence,
     request_of,
 )
 from headrace.ipc.sockets import Frame
@@ -46,7 +46,7 @@ KINDS = {
 def ids_of(message: Message) -> list[int]:
     """Return which requests or sequences a message is about."""
     match message:
-        case HttpRequest(id=id) | GenerateRequest(id=id) | Stop(id=id):
+        case HttpRequest(id=id) | GenerateRequest(id=id) | StopSequence(id=id):
             return [id]
         case StepOutput(ids=ids) | ResponseFrames(ids=ids):
             return memoryview(ids).cast("Q").tolist()
@@ -67,7 +67,7 @@ def ends_of(message: Message) -> list[int]:
     return []
 
 
-class Answers:
+class ReplayedResponses:
     """What comes back while messages are played; from several threads."""
 
     def __init__(self, expected: Outcomes) -> None:
@@ -105,7 +105,7 @@ class Answers:
 
 
 @dataclass
-class Body:
+class ReplayedResponse:
     """An answer to a client, so far."""
 
     head: Head | None = None
@@ -125,19 +125,19 @@ def outcomes(told: Iterable[Told]) -> Outcomes:
     """Return what messages come to."""
     found: Outcomes = {}
     tokens: dict[int, bytearray] = {}
-    bodies: dict[int, Body] = {}
+    bodies: dict[int, ReplayedResponse] = {}
     for message, bulk in told:
         match message:
             case GenerateRequest(id=id):
                 asked = msgspec.msgpack.encode(msgspec.structs.replace(message, times=None))
                 found[id, "request"] = asked, bulk
-            case Stop(id=id):
+            case StopSequence(id=id):
                 found[id, "stop"] = True
             case StepOutput():
                 add_tokens(message, bulk, tokens, found)
             case ResponseFrames():
                 for id, head, piece, _, _ in message.split(bulk):
-                    body = bodies.setdefault(request_of(id), Body())
+                    body = bodies.setdefault(request_of(id), ReplayedResponse())
                     body.head = body.head or head
                     body.data += piece
     found |= {(id, "tokens"): bytes(ids) for id, ids in tokens.items()}
@@ -191,7 +191,7 @@ def merge(value: Any, path: str, name: str, found: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Comparison:
     """How answers compare with those that were recorded."""
 
     num_same: int
@@ -223,7 +223,7 @@ def comparable(sent: Iterable[Message]) -> set[int]:
         match message:
             case Abort(request):
                 cut.add(request)
-            case Stop(id=id):
+            case StopSequence(id=id):
                 cut.add(request_of(id))
             case StepOutput():
                 ends = message.rows()
@@ -246,12 +246,12 @@ def answers_of(role: str, found: Outcomes, requests: set[int]) -> Outcomes:
     }
 
 
-def compare(recorded: Outcomes, replayed: Outcomes) -> Verdict:
+def compare(recorded: Outcomes, replayed: Outcomes) -> Comparison:
     """Compare."""
     same = [key for key, outcome in recorded.items() if replayed.get(key) == outcome]
     missing = recorded.keys() - replayed.keys()
     different = recorded.keys() - missing - set(same)
-    return Verdict(
+    return Comparison(
         len(same),
         sorted({id for id, _ in different}),
         sorted({id for id, _ in missing}),

@@ -241,7 +241,7 @@ class EmbeddingList(msgspec.Struct):
     usage: Usage
 
 
-class Document(msgspec.Struct):
+class RankedDocument(msgspec.Struct):
     """A text that was ranked."""
 
     text: str
@@ -252,7 +252,7 @@ class Rank(msgspec.Struct):
 
     index: int
     relevance_score: float
-    document: Document | None = None
+    document: RankedDocument | None = None
 
 
 class Ranking(msgspec.Struct):
@@ -326,7 +326,7 @@ class ErrorFields(msgspec.Struct):
     param: str | None = None
 
 
-class ErrorBody(msgspec.Struct):
+class ErrorResponse(msgspec.Struct):
     """The body of a refusal, and an event that ends a stream with an error."""
 
     error: ErrorFields
@@ -347,7 +347,7 @@ def decode(body: bytes | str, kind: type[T]) -> T:
 def error_of(status: int, body: bytes | str) -> ApiError:
     """Return the error that a body tells of, in OpenAI's shape or any other."""
     try:
-        fields = msgspec.json.decode(body, type=ErrorBody).error
+        fields = msgspec.json.decode(body, type=ErrorResponse).error
     except BAD_JSON:
         text = body if isinstance(body, str) else body.decode(errors="replace")
         return ApiError(status, text.strip()[:500] or f"HTTP status {status}")

@@ -16,7 +16,15 @@ import msgspec
 
 from headrace import __version__
 from headrace.config.config import ServerConfig, config_of, flag_name
-from headrace.config.foreign_flags import ALIASES, Already, Meaning, Refused, Same, Switch, Unused
+from headrace.config.foreign_flags import (
+    ALIASES,
+    Already,
+    Meaning,
+    RefusedFlag,
+    Same,
+    Switch,
+    Unused,
+)
 from headrace.errors import BAD_JSON, ConfigError
 
 log = logging.getLogger(__name__)
@@ -221,7 +229,7 @@ def repeated(argv: Sequence[str]) -> Iterator[str]:
 
 def meant(name: str, meaning: Meaning, given: str | None, rest: Iterator[str]) -> list[str]:
     """Return what a flag is here; its value, if it takes one and none is given, is the next."""
-    if isinstance(meaning, Refused):
+    if isinstance(meaning, RefusedFlag):
         raise ConfigError(f"{name} is not supported; {meaning.instead}")
     if isinstance(meaning, Switch):
         return [flag_name(meaning.field if meaning.on else "no_" + meaning.field)]

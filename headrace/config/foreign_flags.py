@@ -48,13 +48,13 @@ class Unused:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedFlag:
     """What we do not have; `instead` is what to do."""
 
     instead: str
 
 
-Meaning = Same | Switch | Already | Unused | Refused
+Meaning = Same | Switch | Already | Unused | RefusedFlag
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ ROWS = [
     Row("model", ("--model",), ("--model-path", "--model"), Same("model")),
     Row(
         *("tokenizer", ("--tokenizer",), ("--tokenizer-path",)),
-        Refused("the model's own is used; put another tokenizer.json into its folder"),
+        RefusedFlag("the model's own is used; put another tokenizer.json into its folder"),
     ),
     Row("host", ("--host",), ("--host",), Same("host")),
     Row("port", ("--port",), ("--port",), Same("port")),
@@ -159,12 +159,12 @@ ROWS = [
     ),
     Row(
         *("memory", (), ("--mem-fraction-static",)),
-        Refused("use --gpu-memory-utilization, in whose share steps are counted, too"),
+        RefusedFlag("use --gpu-memory-utilization, in whose share steps are counted, too"),
     ),
     Row("KV size", ("--kv-cache-memory-bytes",), (), Same("kv_cache_memory_bytes")),
     Row(
         *("KV size", ("--num-gpu-blocks-override",), ("--max-total-tokens",)),
-        Refused("use --kv-cache-memory-bytes"),
+        RefusedFlag("use --kv-cache-memory-bytes"),
     ),
     Row("running", ("--max-num-seqs",), ("--max-running-requests",), Same("max_num_seqs")),
     Row(
@@ -182,11 +182,11 @@ ROWS = [
     ),
     Row(
         *("tokens of a step", (), ("--max-prefill-tokens",)),
-        Refused("use --max-num-batched-tokens"),
+        RefusedFlag("use --max-num-batched-tokens"),
     ),
     Row(
         *("page", ("--block-size",), ("--page-size",)),
-        Refused("leave it out: pages are as long as the worker is fastest with"),
+        RefusedFlag("leave it out: pages are as long as the worker is fastest with"),
     ),
     Row(
         "tensor parallel",
@@ -208,7 +208,7 @@ ROWS = [
     ),
     Row(
         *("expert parallel", ("--enable-expert-parallel",), ()),
-        Refused("experts are computed where the rest of the model is"),
+        RefusedFlag("experts are computed where the rest of the model is"),
     ),
     Row(
         *("expert parallel", (), ("--ep-size", "--expert-parallel-size", "--ep")),
@@ -220,11 +220,11 @@ ROWS = [
         "several nodes",
         ("--master-addr", "--headless"),
         ("--dist-init-addr",),
-        Refused(ONE_MACHINE),
+        RefusedFlag(ONE_MACHINE),
     ),
     Row(
         *("code of models", ("--trust-remote-code",), ("--trust-remote-code",)),
-        Refused("no code that comes with weights is run"),
+        RefusedFlag("no code that comes with weights is run"),
     ),
     Row(
         *("load format", ("--load-format",), ("--load-format",)),
@@ -232,7 +232,7 @@ ROWS = [
     ),
     Row(
         *("download folder", ("--download-dir",), ("--download-dir",)),
-        Refused("set HF_HOME, which every tool of the hub knows"),
+        RefusedFlag("set HF_HOME, which every tool of the hub knows"),
     ),
     Row(
         *("prefix cache", ("--enable-prefix-caching",), ()),
@@ -245,7 +245,7 @@ ROWS = [
     Row("chunked prefill", ("--enable-chunked-prefill",), (), Already()),
     Row(
         *("chunked prefill", ("--no-enable-chunked-prefill",), ()),
-        Refused(WHOLE_PROMPTS),
+        RefusedFlag(WHOLE_PROMPTS),
     ),
     Row(
         *("overlap", ("--async-scheduling",), ()),
@@ -271,7 +271,7 @@ ROWS = [
     ),
     Row(
         *("CUDA graphs", ("--max-cudagraph-capture-size",), ("--cuda-graph-max-bs",)),
-        Refused("say which sizes there are: --cudagraph-capture-sizes"),
+        RefusedFlag("say which sizes there are: --cudagraph-capture-sizes"),
     ),
     Row(
         *("scheduling", ("--scheduling-policy",), ("--schedule-policy",)),
@@ -317,7 +317,7 @@ ROWS = [
         *("chat template", ("--chat-template",), ("--chat-template",)),
         Same("chat_template"),
     ),
-    Row("chat template", ("--default-chat-template-kwargs",), (), Refused(ON_REQUESTS)),
+    Row("chat template", ("--default-chat-template-kwargs",), (), RefusedFlag(ON_REQUESTS)),
     Row(
         *("chat template", ("--trust-request-chat-template",), ()),
         Switch("trust_request_chat_template", True),
@@ -326,13 +326,13 @@ ROWS = [
         "structured output",
         ("--structured-outputs-config.backend", "--structured-outputs-config"),
         ("--grammar-backend",),
-        Refused("leave it out: there is one"),
+        RefusedFlag("leave it out: there is one"),
     ),
     Row(
         "adapters",
         ("--enable-lora", "--lora-modules", "--max-loras", "--max-lora-rank"),
         ("--enable-lora", "--lora-paths", "--max-loras-per-batch"),
-        Refused(NO_ADAPTERS),
+        RefusedFlag(NO_ADAPTERS),
     ),
     Row("speculation", ("--speculative-config",), (), Same("speculative", speculation)),
     Row(
@@ -343,11 +343,11 @@ ROWS = [
         "speculation",
         (),
         ("--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"),
-        Refused("use --speculative ngram, which finds out how far it pays"),
+        RefusedFlag("use --speculative ngram, which finds out how far it pays"),
     ),
     Row(
         *("speculation", (), ("--speculative-draft-model-path",)),
-        Refused("use --speculative ngram, which needs no second model"),
+        RefusedFlag("use --speculative ngram, which needs no second model"),
     ),
     Row(
         *("attention", ("--attention-backend",), ("--attention-backend",)),
@@ -358,7 +358,7 @@ ROWS = [
         Same("max_images", max_images),
     ),
     Row("images", ("--allowed-media-domains",), (), Same("allowed_media_domains")),
-    Row("images", ("--allowed-local-media-path",), (), Refused(NO_FILES)),
+    Row("images", ("--allowed-local-media-path",), (), RefusedFlag(NO_FILES)),
     Row(
         *("images", ("--mm-processor-cache-gb",), ()),
         Same("image_memory_bytes", from_gib),
@@ -369,23 +369,23 @@ ROWS = [
     Row("TLS", ("--ssl-keyfile",), ("--ssl-keyfile",), Same("ssl_keyfile")),
     Row(
         *("TLS", (), ("--ssl-keyfile-password",)),
-        Refused("decrypt the key, and let nobody else read it: openssl pkey -in KEY -out KEY2"),
+        RefusedFlag("decrypt the key, and let nobody else read it: openssl pkey -in KEY -out KEY2"),
     ),
     Row(
         *("TLS", ("--enable-ssl-refresh",), ("--enable-ssl-refresh",)),
-        Refused("restart the server when there is another certificate"),
+        RefusedFlag("restart the server when there is another certificate"),
     ),
     Row(
         "TLS of clients",
         ("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-ciphers"),
         ("--ssl-ca-certs",),
-        Refused("use --api-key, or a reverse proxy that asks for certificates"),
+        RefusedFlag("use --api-key, or a reverse proxy that asks for certificates"),
     ),
     Row("pages that may call", ("--allowed-origins",), (), Same("allowed_origins")),
     Row("metrics", ("--disable-log-stats",), ("--enable-metrics",), Already()),
     Row(
         *("traces", ("--otlp-traces-endpoint",), ("--enable-trace",)),
-        Refused("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
+        RefusedFlag("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
     ),
     Row(
         *("sampling defaults", ("--generation-config",), ("--sampling-defaults",)),
@@ -401,14 +401,14 @@ ROWS = [
     ),
     Row(
         *("watchdog", (), ("--soft-watchdog-timeout",)),
-        Refused("use --watchdog-timeout; crash capsules have the stacks of who was silent"),
+        RefusedFlag("use --watchdog-timeout; crash capsules have the stacks of who was silent"),
     ),
     Row("request log", ("--disable-log-requests", "--no-enable-log-requests"), (), Already()),
     Row(
         "request log",
         ("--enable-log-requests",),
         ("--log-requests", "--log-requests-level"),
-        Refused("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
+        RefusedFlag("send X-Request-Timing: 1 and read Server-Timing, or /metrics"),
     ),
     Row("log", ("--uvicorn-log-level",), ("--log-level",), Same("log_level")),
     Row("seed", ("--seed",), ("--random-seed",), Same("seed")),
@@ -416,17 +416,17 @@ ROWS = [
         "prefill elsewhere",
         ("--kv-transfer-config",),
         ("--disaggregation-mode", "--disaggregation-transfer-backend"),
-        Refused("prompts are computed where their texts are"),
+        RefusedFlag("prompts are computed where their texts are"),
     ),
     Row(
         *("sleep", ("--enable-sleep-mode",), ("--enable-memory-saver",)),
-        Refused("stop the server: it starts in seconds"),
+        RefusedFlag("stop the server: it starts in seconds"),
     ),
     Row(
         "KV offload",
         ("--kv-offloading-size", "--cpu-offload-gb"),
         ("--enable-hierarchical-cache", "--hicache-ratio"),
-        Refused(NO_SECOND_TIER),
+        RefusedFlag(NO_SECOND_TIER),
     ),
 ]
 
@@ -448,7 +448,7 @@ def ours(row: Row) -> str:
             return "taken: it is so anyhow"
         case Unused(why):
             return f"taken, and changes nothing: {why}"
-        case Refused(instead):
+        case RefusedFlag(instead):
             return f"none; {instead}"
 
 

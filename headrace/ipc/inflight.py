@@ -23,12 +23,12 @@ class InflightRequest:
     request: HttpRequest
     body: bytes
     tokenizer: int = -1  # to which it went; -1 is that it waits to be sent
-    told: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
+    num_delivered: dict[int, int] = field(default_factory=dict)  # by sequence, as in `HttpRequest`
     is_answered: bool = False  # something has come back since it was sent
     num_blamed: int = 0
     held: list[Frame] = field(default_factory=list)  # of a piece that has not come whole
 
-    def take(self, index: int, data: Frame, last: int, told: int) -> list[Frame]:
+    def take(self, index: int, data: Frame, last: int, num_delivered: int) -> list[Frame]:
         """Take an entry of the answer, news of a sequence; return a piece once it is whole.
 
         Args:
@@ -39,7 +39,7 @@ class InflightRequest:
         if last == MORE:
             self.held.append(bytes(data))
             return []
-        self.told[index] = told
+        self.num_delivered[index] = num_delivered
         piece, self.held = [*self.held, data], []
         return piece
 
@@ -65,9 +65,9 @@ class InflightRequest:
         """Whether a tokenizer may be at it."""
         return self.tokenizer >= 0 and not self.is_answered
 
-    def blame(self, at_hand: int) -> bool:
+    def blame(self, in_progress: int) -> bool:
         """Take note of what a dead process was at; return whether this is sent once more."""
-        self.num_blamed += at_hand == self.request.id
+        self.num_blamed += in_progress == self.request.id
         return self.num_blamed < MAX_BLAMED
 
     def renew(self, id: int, is_suspect: bool = False, is_reply_suspect: bool = False) -> None:
@@ -78,7 +78,7 @@ class InflightRequest:
             id=id,
             origin=before.first_id,
             resumes=before.id,
-            told=dict(self.told),
+            num_delivered=dict(self.num_delivered),
             is_suspect=is_suspect or before.is_suspect,
             is_reply_suspect=is_reply_suspect or before.is_reply_suspect,
         )

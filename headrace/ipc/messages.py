@@ -113,7 +113,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     key: int = 0  # whose request it is, a hash of the API key; 0 is nobody's
     origin: int = 0  # the id it was first sent with, where this is not the first time,
     resumes: int = 0  # and the last
-    told: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
+    num_delivered: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
     is_suspect: bool = False  # is handled alone: a process has died that had it among others
     is_reply_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
 
@@ -222,17 +222,17 @@ class Abort(Message, tag="abort", frozen=True):
     request: int
 
 
-class Stop(Message, tag="stop", frozen=True):
+class StopSequence(Message, tag="stop", frozen=True):
     """End one sequence: detokenizer -> engine, after a stop string. Nothing more is sent for it."""
 
     id: int
 
 
-class Renew(Message, tag="renew", frozen=True):
+class RenewLeases(Message, tag="renew", frozen=True):
     """Somebody still waits for these requests: frontend -> engine. Frame: all open ids, u64."""
 
 
-class Said(Message, tag="said", frozen=True):
+class GeneratedTokens(Message, tag="said", frozen=True):
     """What sequences of an engine that died have said: detokenizer -> the next engine.
 
     Frame: token ids, u32, concatenated. Who resumes one of them goes on from there.
@@ -242,7 +242,7 @@ class Said(Message, tag="said", frozen=True):
     counts: bytes  # u32, of their tokens
 
 
-ToEngine = GenerateRequest | Abort | Stop | Renew | Said
+ToEngine = GenerateRequest | Abort | StopSequence | RenewLeases | GeneratedTokens
 
 
 # To a detokenizer process
@@ -308,7 +308,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     prompt_token_ids: bytes = b""  # u32, where token ids are told
     parsing: Parsing | None = None  # None is words to the reader and nothing else
     form: ResponsesForm | GenerateForm | None = None  # what only this API has
-    told: int | None = None  # as in `HttpRequest`; None is that the client has nothing of it
+    num_delivered: int | None = None  # as in `HttpRequest`; None: the client has nothing of it
     tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
     function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
     is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
@@ -417,7 +417,7 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     ids: bytes  # u64, of sequences, or of a request where no sequence is concerned
     lengths: bytes  # u32
     last: bytes  # u8: whether these bytes end the response, or `MORE`
-    told: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
+    num_delivered: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
 
     @classmethod
     def of(
@@ -426,19 +426,19 @@ class ResponseFrames(Message, tag="frames", frozen=True):
         ids: Iterable[int],
         lengths: Iterable[int],
         last: Iterable[int],
-        told: Iterable[int] = (),
+        num_delivered: Iterable[int] = (),
     ) -> Self:
         """Make a message of columns that are Python's."""
         columns = array("Q", ids).tobytes(), array("I", lengths).tobytes(), bytes(last)
-        return cls(heads, *columns, array("I", told).tobytes())
+        return cls(heads, *columns, array("I", num_delivered).tobytes())
 
     def split(self, data: bytes | memoryview) -> "Iterator[Entry]":
         """Yield each entry."""
         view, start = memoryview(data), 0
         heads = self.heads.copy()  # a request may have several entries
         ids, lengths = memoryview(self.ids).cast("Q"), memoryview(self.lengths).cast("I")
-        told = memoryview(self.told).cast("I") if self.told else repeat(0)
-        for id, length, last, count in zip(ids, lengths, self.last, told, strict=False):
+        counts = memoryview(self.num_delivered).cast("I") if self.num_delivered else repeat(0)
+        for id, length, last, count in zip(ids, lengths, self.last, counts, strict=False):
             end = start + length
             head = heads.pop(id >> SEQUENCE_BITS << SEQUENCE_BITS, None) if heads else None
             yield id, head, view[start:end], last, count

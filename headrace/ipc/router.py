@@ -18,7 +18,7 @@ from headrace.board.board import Board, Field, Seat, Slot, State
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.ipc.inflight import InflightRequest
-from headrace.ipc.messages import Abort, HttpRequest, Renew
+from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
@@ -119,16 +119,16 @@ class Router:
             give_up: is told of one with which processes die.
         """
         for seat in self._watch.replaced():
-            at_hand = self._at_hand(seat)
+            in_progress = self._in_progress(seat)
             for sent in open():
                 if not sent.is_lost_with(seat, self._num_detokenizers):
                     continue
                 self._withdraw(sent)
-                if sent.blame(at_hand):
+                if sent.blame(in_progress):
                     sent.renew(
                         renumber(sent),
                         is_suspect=seat.role == "tokenizer",
-                        is_reply_suspect=seat.role == "detokenizer" and not at_hand,
+                        is_reply_suspect=seat.role == "detokenizer" and not in_progress,
                     )
                     self._are_unsent = True
                 else:
@@ -139,7 +139,7 @@ class Router:
             self._are_unsent = not all([self.forward(sent) for sent in unsent])
             self.flush()
 
-    def _at_hand(self, seat: Seat) -> int:
+    def _in_progress(self, seat: Seat) -> int:
         """Return at which request the process died that was in a seat, where that is known."""
         match seat.role:
             case "tokenizer":
@@ -169,7 +169,7 @@ class Router:
         if now - self._renewed_at < RENEW_S:
             return
         ids = array("Q", requests)
-        if not ids or self._engine.try_send(Renew(), ids.tobytes()):
+        if not ids or self._engine.try_send(RenewLeases(), ids.tobytes()):
             self._renewed_at = now
 
     def flush(self) -> None:

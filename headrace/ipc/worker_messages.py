@@ -32,7 +32,7 @@ class Step(Message, tag="step", frozen=True):
     last_seen: bytes = b""  # i32, the last position it sees, which is in the step, too
     # i32, by token: the logit row of the step before this one whose drawn token takes its place, or
     # -1; empty where all tokens are known. So a step can be sent while the one before it is run.
-    relays: bytes = b""
+    token_sources: bytes = b""
 
     @property
     def num_tokens(self) -> int:

@@ -22,7 +22,7 @@ from headrace.config.config import ModelCard, ServerConfig
 from headrace.config.model_card import read_card
 from headrace.errors import EngineDied, HeadraceError
 from headrace.exit_status import ending
-from headrace.launch.serve import Progress
+from headrace.launch.serve import LoadingBar
 from headrace.supervision.listeners import listen
 from headrace.supervision.supervisor import STOP_S, Supervisor, seats_of
 from headrace.system import standard_streams
@@ -46,19 +46,19 @@ class Started(msgspec.Struct, tag=True):
     run_dir: str
 
 
-class Ready(msgspec.Struct, tag=True):
+class RingReady(msgspec.Struct, tag=True):
     """Every process has loaded what it needs: supervisor -> owner."""
 
     url: str = ""  # where the frontends listen
 
 
-class Failed(msgspec.Struct, tag=True):
+class RingFailed(msgspec.Struct, tag=True):
     """The ring has ended, or cannot start: supervisor -> owner, last."""
 
     message: str
 
 
-Report = Started | Ready | Failed
+Report = Started | RingReady | RingFailed
 REPORTS: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
@@ -73,11 +73,11 @@ def serve(order: Order, control: socket.socket) -> None:
     supervisor.stop_with(owner)
     started = msgspec.msgpack.encode(Started(supervisor.run_dir))
     socket.send_fds(control, [started], [supervisor.board.fd])
-    progress = Progress()
+    progress = LoadingBar()
 
     def on_ready() -> None:
         progress.clear()
-        control.send(msgspec.msgpack.encode(Ready(listeners.url if listeners else "")))
+        control.send(msgspec.msgpack.encode(RingReady(listeners.url if listeners else "")))
 
     supervisor.run(on_ready, progress.show)
 
@@ -92,7 +92,7 @@ def main() -> None:
         try:
             serve(order, control)
         except (HeadraceError, OSError) as error:  # OSError: the system is short of something
-            control.send(msgspec.msgpack.encode(Failed(str(error))))
+            control.send(msgspec.msgpack.encode(RingFailed(str(error))))
 
 
 class EmbeddedServer:
@@ -156,7 +156,7 @@ class EmbeddedServer:
             code = self.process.wait()
             raise EngineDied(f"the supervisor {ending(code)}; the engine stops")
         report = REPORTS.decode(data)
-        if isinstance(report, Failed):
+        if isinstance(report, RingFailed):
             raise EngineDied(report.message)
         return report
 

@@ -7,7 +7,7 @@ from typing import Any
 from headrace.config.api_keys import read_admin_key, read_api_keys
 from headrace.config.config import ServerConfig, config_of
 from headrace.errors import ConfigError
-from headrace.launch.embedded import EmbeddedServer, Ready
+from headrace.launch.embedded import EmbeddedServer, RingReady
 from headrace.system.machine import has_gpus
 
 DEFAULTS: dict[str, Any] = {"port": 0, "log_level": "warning"}
@@ -38,7 +38,7 @@ class LocalServer:
         except BaseException:
             self._server.stop()
             raise
-        assert isinstance(report, Ready)
+        assert isinstance(report, RingReady)
         self.url = report.url
 
     def stop(self) -> None:

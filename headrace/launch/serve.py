@@ -25,7 +25,7 @@ from headrace.system.machine import has_gpus
 BAR_WIDTH = 30
 
 
-class Progress:
+class LoadingBar:
     """A start-up bar on standard error, for terminals only."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def serve(config: ServerConfig) -> None:
     api_keys = read_api_keys(config, os.environ)
     admin_key = read_admin_key(config, os.environ, api_keys)
     listeners = listen(config)
-    progress = Progress()
+    progress = LoadingBar()
 
     def on_ready() -> None:
         progress.clear()

@@ -26,7 +26,7 @@ class PoolingKind(StrEnum):
     HEAD = "head"  # of a cross-encoder: the vector is one number, how alike two texts are
 
 
-class Activation(StrEnum):
+class ScoreActivation(StrEnum):
     """What becomes of a head's number."""
 
     SIGMOID = "sigmoid"
@@ -55,7 +55,7 @@ class Pooling:
     kind: PoolingKind
     normalize: bool = False  # to length 1
     max_tokens: int | None = None  # of a text, special tokens included; None is not known
-    activation: Activation = Activation.IDENTITY  # of a head
+    activation: ScoreActivation = ScoreActivation.IDENTITY  # of a head
 
 
 class Module(msgspec.Struct):
@@ -120,20 +120,20 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> Pooling:
     )
 
 
-def read_activation(folder: Path, config: Mapping[str, Any]) -> Activation:
+def read_activation(folder: Path, config: Mapping[str, Any]) -> ScoreActivation:
     """Read what is done to a cross-encoder's number; the older a file, the odder its place."""
     nested = config.get("sentence_transformers") or {}
     stated = (
         read_optional(folder / "config_sentence_transformers.json").get("activation_fn")
         or nested.get("activation_fn")
         or config.get("sbert_ce_default_activation_function")
-        or Activation.SIGMOID
+        or ScoreActivation.SIGMOID
     )
     name = stated.rsplit(".", 1)[-1].lower()
-    if name not in tuple(Activation):
-        known = ", ".join(Activation)
+    if name not in tuple(ScoreActivation):
+        known = ", ".join(ScoreActivation)
         raise ModelError(f"{folder}: activation {stated} is not supported; one of {known} is")
-    return Activation(name)
+    return ScoreActivation(name)
 
 
 def read_kind(path: Path) -> PoolingKind:

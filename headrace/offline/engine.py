@@ -30,7 +30,7 @@ from headrace.client.responses import (
 )
 from headrace.config.config import ServerConfig, config_of
 from headrace.errors import ConfigError, EngineDied
-from headrace.offline.request_window import A, RequestWindow, TextStream
+from headrace.offline.request_window import A, OutputStream, RequestWindow
 from headrace.offline.requests import (
     Bar,
     Params,
@@ -47,7 +47,7 @@ from headrace.offline.requests import (
     stack,
     stream_call,
 )
-from headrace.offline.ring import Call, Piece, Put, Ring
+from headrace.offline.ring import Piece, Put, Ring, RingRequest
 from headrace.offline.sampling_params import SamplingParams
 from headrace.system.machine import has_gpus
 
@@ -158,7 +158,9 @@ class Engine:
         body = chat_body(messages, {"stream": True})
         return self._stream(call_of(CHAT, body, sampling_params, options), ChatChunk)
 
-    def _run(self, calls: Iterable[Call], kind: type[A], total: int, use_tqdm: bool) -> list[A]:
+    def _run(
+        self, calls: Iterable[RingRequest], kind: type[A], total: int, use_tqdm: bool
+    ) -> list[A]:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         with (
             contextlib.closing(RequestWindow(self._ring, news.put, calls, kind)) as flight,
@@ -171,10 +173,10 @@ class Engine:
             return flight.answers()
 
     def _stream(
-        self, call: Call, kind: type[ChatChunk] | type[Completion]
+        self, call: RingRequest, kind: type[ChatChunk] | type[Completion]
     ) -> Generator[str, None, None]:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        with contextlib.closing(TextStream(self._ring, news.put, call, kind)) as stream:
+        with contextlib.closing(OutputStream(self._ring, news.put, call, kind)) as stream:
             while not stream.is_done:
                 yield from stream.take(news.get())
 
@@ -287,7 +289,7 @@ class AsyncEngine:
         return self._ring
 
     async def _run(
-        self, calls: Iterable[Call], kind: type[A], total: int, use_tqdm: bool
+        self, calls: Iterable[RingRequest], kind: type[A], total: int, use_tqdm: bool
     ) -> list[A]:
         news: asyncio.Queue[News] = asyncio.Queue()
         put = put_from_afar(news)
@@ -302,11 +304,11 @@ class AsyncEngine:
             return flight.answers()
 
     async def _stream(
-        self, call: Call, kind: type[ChatChunk] | type[Completion]
+        self, call: RingRequest, kind: type[ChatChunk] | type[Completion]
     ) -> AsyncGenerator[str, None]:
         news: asyncio.Queue[News] = asyncio.Queue()
         put = put_from_afar(news)
-        with contextlib.closing(TextStream(self._started, put, call, kind)) as stream:
+        with contextlib.closing(OutputStream(self._started, put, call, kind)) as stream:
             while not stream.is_done:
                 for text in stream.take(await news.get()):
                     yield text

@@ -19,7 +19,7 @@ from headrace.client.responses import (
     first_text,
 )
 from headrace.errors import EngineDied
-from headrace.offline.ring import Call, Piece, Put, Ring
+from headrace.offline.ring import Piece, Put, Ring, RingRequest
 
 A = TypeVar("A", bound=Completion | ChatCompletion | EmbeddingList)
 
@@ -29,7 +29,7 @@ class Partial:
     """An answer so far."""
 
     position: int
-    call: Call
+    call: RingRequest
     status: int = 200
     body: bytearray = field(default_factory=bytearray)
 
@@ -37,7 +37,7 @@ class Partial:
 class RequestWindow(Generic[A]):
     """Many requests, of which as many are out as the engine has places."""
 
-    def __init__(self, ring: Ring, put: Put, calls: Iterable[Call], kind: type[A]) -> None:
+    def __init__(self, ring: Ring, put: Put, calls: Iterable[RingRequest], kind: type[A]) -> None:
         self._ring = ring
         self._put = put
         self._calls = enumerate(calls)
@@ -93,11 +93,11 @@ class RequestWindow(Generic[A]):
             self._ring.close(id)
 
 
-class TextStream:
+class OutputStream:
     """One request whose answer is taken as it comes."""
 
     def __init__(
-        self, ring: Ring, put: Put, call: Call, kind: type[ChatChunk] | type[Completion]
+        self, ring: Ring, put: Put, call: RingRequest, kind: type[ChatChunk] | type[Completion]
     ) -> None:
         self._ring = ring
         self._kind = kind

@@ -20,7 +20,7 @@ from headrace.client.responses import (
     chat_body,
     embedding_body,
 )
-from headrace.offline.ring import Call
+from headrace.offline.ring import RingRequest
 from headrace.offline.sampling_params import SamplingParams
 
 TextOrIds = str | Sequence[int]
@@ -90,7 +90,7 @@ def params_list(params: Params, num_prompts: int) -> list[SamplingParams]:
 
 def call_of(
     path: str, body: dict[str, Any], params: SamplingParams | None, options: dict[str, Any]
-) -> Call:
+) -> RingRequest:
     """Return the request of one prompt. Options go before parameters."""
     if not isinstance(params, SamplingParams | None):
         raise not_params(params)
@@ -98,7 +98,7 @@ def call_of(
     fields |= options
     n = fields.get("n")
     num_sequences = n if isinstance(n, int) and n > 0 else 1  # the server refuses what is not
-    return Call(path, msgspec.json.encode(fields | body), num_sequences)
+    return RingRequest(path, msgspec.json.encode(fields | body), num_sequences)
 
 
 def not_params(params: object) -> TypeError:
@@ -109,7 +109,7 @@ def not_params(params: object) -> TypeError:
 
 def completion_calls(
     prompts: list[TextOrIds], params: Params, options: dict[str, Any]
-) -> Iterator[Call]:
+) -> Iterator[RingRequest]:
     """Return the request of each prompt."""
     return (
         call_of(COMPLETIONS, {"prompt": prompt, "stream": False}, p, options)
@@ -119,7 +119,7 @@ def completion_calls(
 
 def chat_calls(
     conversations: list[Messages], params: Params, options: dict[str, Any]
-) -> Iterator[Call]:
+) -> Iterator[RingRequest]:
     """Return the request of each conversation."""
     return (
         call_of(CHAT, chat_body(messages, {"stream": False}), p, options)
@@ -127,7 +127,9 @@ def chat_calls(
     )
 
 
-def stream_call(prompt: TextOrIds, params: SamplingParams | None, options: dict[str, Any]) -> Call:
+def stream_call(
+    prompt: TextOrIds, params: SamplingParams | None, options: dict[str, Any]
+) -> RingRequest:
     """Return the request of a prompt whose continuation is wanted as it comes."""
     listed = prompt_list(prompt)
     if len(listed) != 1:
@@ -135,7 +137,7 @@ def stream_call(prompt: TextOrIds, params: SamplingParams | None, options: dict[
     return call_of(COMPLETIONS, {"prompt": listed[0], "stream": True}, params, options)
 
 
-def embedding_calls(texts: list[TextOrIds], options: dict[str, Any]) -> Iterator[Call]:
+def embedding_calls(texts: list[TextOrIds], options: dict[str, Any]) -> Iterator[RingRequest]:
     """Return the request of each text."""
     return (call_of(EMBEDDINGS, embedding_body(text, {}), None, options) for text in texts)
 

@@ -32,7 +32,7 @@ from headrace.ipc.messages import (
 )
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame, Inbox, address
-from headrace.launch.embedded import EmbeddedServer, Ready
+from headrace.launch.embedded import EmbeddedServer, RingReady
 
 JSON = "application/json"
 BEAT_S = 0.1  # between heartbeats and tries to send what a full link has refused
@@ -52,7 +52,7 @@ Put = Callable[[Piece | EngineDied], None]  # must not wait
 
 
 @dataclass(frozen=True)
-class Call:
+class RingRequest:
     """A POST request. It takes `num_sequences` of the places in the engine."""
 
     path: str
@@ -76,7 +76,7 @@ class Ring:
         self._failure: EngineDied | None = None
         self._is_shut_down = False
         # From here on all is the thread's.
-        self._waiting: deque[tuple[HttpRequest, Call]] = deque()
+        self._waiting: deque[tuple[HttpRequest, RingRequest]] = deque()
         self._running: dict[int, int] = {}  # sequences of each request that has been sent
         self._sent: dict[int, InflightRequest] = {}  # the same requests, by the ids they have now
         self._num_running = 0
@@ -92,7 +92,7 @@ class Ring:
         try:
             self._slot.enter(State.READY)
             report = server.receive()
-            assert isinstance(report, Ready)
+            assert isinstance(report, RingReady)
             self._thread.start()
         except BaseException:
             self._end(EngineDied(SHUT_DOWN))
@@ -116,7 +116,7 @@ class Ring:
 
     # For callers
 
-    def open(self, call: Call, put: Put) -> int:
+    def open(self, call: RingRequest, put: Put) -> int:
         """Send a request; its answer goes to `put`, piece by piece. Return its id.
 
         Raises:
@@ -192,7 +192,7 @@ class Ring:
         self._links.renew(self._sent)
         self._loop.call_later(BEAT_S, self._beat)
 
-    def _accept(self, request: HttpRequest, call: Call) -> None:
+    def _accept(self, request: HttpRequest, call: RingRequest) -> None:
         self._waiting.append((request, call))
         self._flush()
 
@@ -233,11 +233,11 @@ class Ring:
         self._put(sent.request.id, Head(error.status, JSON), body, True)
 
     def _deliver(self, frames: ResponseFrames, data: Frame) -> None:
-        for id, head, entry, last, told in frames.split(data):
+        for id, head, entry, last, num_delivered in frames.split(data):
             sent = self._sent.get(request_of(id))
             if sent is not None:
-                head = None if sent.told else head
-                piece = sent.take(id % MAX_SEQUENCES, entry, last, told)
+                head = None if sent.num_delivered else head
+                piece = sent.take(id % MAX_SEQUENCES, entry, last, num_delivered)
                 if piece:
                     self._put(request_of(id), head, b"".join(piece), bool(last))
         self._slot.add(Field.MESSAGES_TAKEN)

@@ -201,7 +201,7 @@ def end_with_threads(slot: Slot, writer: LineWriter) -> None:
     """From now on, have a thread that fails end the process: somebody waits for what it does."""
 
     def end(failed: threading.ExceptHookArgs) -> None:
-        slot.last_words = repr(failed.exc_value)
+        slot.exit_reason = repr(failed.exc_value)
         log.error("an error that nobody has foreseen", exc_info=failed.exc_value)
         try:
             writer.close()
@@ -238,14 +238,14 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
     try:
         pkgutil.resolve_name(role.main)(config, context)
     except HeadraceError as error:
-        slot.last_words = str(error)
-        if slot.last_words != str(error):  # too long for the board
+        slot.exit_reason = str(error)
+        if slot.exit_reason != str(error):  # too long for the board
             log.error("%s", error)
         sys.exit(error.exit_status)
     except Exception as error:
-        slot.last_words = repr(error)
+        slot.exit_reason = repr(error)
         if isinstance(error, OSError | MemoryError) and slot[Field.STATE] == State.STARTING:
-            slot.last_words = str(error)
+            slot.exit_reason = str(error)
             sys.exit(ExitStatus.SHORT_OF)
         log.exception("an error that nobody has foreseen")
         sys.exit(ExitStatus.FAILED)

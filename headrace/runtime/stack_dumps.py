@@ -16,8 +16,8 @@ from fcntl import F_SETFL, fcntl
 from headrace.board.board import Field, Seat, Slot, State
 
 ASK = signal.SIGQUIT  # has a process write; it is not stopped by it, nor its system calls
-LOOK_S = 0.01  # between looks at whether a file is complete: it has not grown
-NUM_LOOKS = 100  # for all that are asked; who is stopped does not answer
+POLL_INTERVAL_S = 0.01  # between looks at whether a file is complete: it has not grown
+MAX_POLLS = 100  # of all processes together; a stopped one does not answer
 MAX_BYTES = 16 << 10  # of a process
 NAME = "headrace-stacks"
 ALIVE = (State.STARTING, State.READY)
@@ -70,7 +70,7 @@ def write_to(fd: int) -> None:
 
 
 def stacks_of(slots: Iterable[Slot]) -> dict[Seat, str]:
-    """Ask processes what they are at; who does not answer within `NUM_LOOKS` is left out."""
+    """Ask processes for their stacks; one without a dump after `MAX_POLLS` is left out."""
     with asked(slots) as files:
         return {seat: text for seat, file in files.items() if (text := file.take())}
 
@@ -98,9 +98,9 @@ def asked(slots: Iterable[Slot]) -> Iterator[dict[Seat, StackFile]]:
                     os.kill(slot[Field.PID], ASK)
                     files[slot.seat] = file
         before, sizes = [0], [file.size for file in files.values()]
-        for _ in range(NUM_LOOKS):
+        for _ in range(MAX_POLLS):
             if 0 not in sizes and sizes == before:
                 break
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
             before, sizes = sizes, [file.size for file in files.values()]
         yield files

@@ -23,8 +23,8 @@ from headrace.config.config import CrashConfig
 from headrace.runtime.stack_dumps import stacks_of
 
 MAX_CAPSULES = 32
-LOOK_S = 0.01  # between looks at whether all are written, at the end of the process,
-NUM_LOOKS = 100  # and how many there are
+POLL_INTERVAL_S = 0.01  # of the writer, at the end of the process
+MAX_POLLS = 100
 SUFFIX = ".json"
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class CrashReports:
         capsule = {
             "process": str(slot.seat),
             "ended": how,
-            "last_words": slot.last_words,
+            "last_words": slot.exit_reason,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now)),
             "requests_at_hand": [f"{id:x}" for id in requests or () if id],
             "log": slot.log_tail.splitlines(),
@@ -116,8 +116,8 @@ class CrashReports:
             return
         with contextlib.suppress(queue.Full):
             self._unwritten.put_nowait(None)
-        for _ in range(NUM_LOOKS):
-            self._writer.join(LOOK_S)
+        for _ in range(MAX_POLLS):
+            self._writer.join(POLL_INTERVAL_S)
 
 
 def write(directory: Path, name: str, data: bytes) -> None:

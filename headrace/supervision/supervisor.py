@@ -57,8 +57,8 @@ from headrace.system.procfs import busy_seconds, own_bytes
 
 TOLD_S = 4.0  # after SIGTERM; a process that is still there gets it again, since it may get lost
 STOP_S = 5.0  # what is not gone this long after the first SIGTERM is killed
-POLL_S = 0.05  # of the board, while the server starts
-LOOK_S = 0.5  # between looks at hearts
+POLL_INTERVAL_S = 0.5  # of heartbeats
+STARTUP_POLL_INTERVAL_S = 0.05  # of the board, while the server starts or drains
 WAKEUP_BYTES = 4096
 FETCHED_BODIES = 4  # of the largest size, that may be fetched and not taken
 KEPT_BODIES = 16  # of the largest size, that may be in memory
@@ -76,7 +76,7 @@ class ChildDied(HeadraceError):
 
 
 @dataclass
-class Child:
+class SeatedProcess:
     """Who is in a seat: a process and the descriptor that tells of its end."""
 
     seat: Seat
@@ -140,7 +140,7 @@ class Supervisor:
             self._fetched = Arena.create(1, FETCHED_BODIES * config.max_body_bytes)
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
-        self._children: list[Child] = []
+        self._children: list[SeatedProcess] = []
         self._wishes = AdminRequests(self.board)
         self._is_up = False  # all have been ready
         self._vigil = HangWatchdog(config.watchdog_timeout)
@@ -155,8 +155,8 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup_w, warn_on_full_buffer=False)
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
-        self._to_renew: deque[Child] = deque()
-        self._renewing: tuple[Child, Process] | None = None  # and who it was
+        self._to_renew: deque[SeatedProcess] = deque()
+        self._renewing: tuple[SeatedProcess, Process] | None = None  # and who it was
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
@@ -185,7 +185,7 @@ class Supervisor:
             if child.seat.role == role and child not in self._to_renew:
                 self._to_renew.append(child)
 
-    def _grant(self) -> None:
+    def _apply_admin_requests(self) -> None:
         """Do what operators have asked for."""
         for what in self._wishes.take():
             log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
@@ -207,18 +207,19 @@ class Supervisor:
         try:
             self._start()
             while not self._stopping and not self._all_ready():
-                self._wait(POLL_S)
-                self._kill_sick()
+                self._wait(STARTUP_POLL_INTERVAL_S)
+                self._kill_unhealthy()
                 on_progress(self._progress())
             self._is_up = True
             if not self._stopping:
                 on_ready()
             while not self._stopping and not self._is_drained():
                 is_draining = self._drain_until is not None
-                self._wait(min(self._restart(), POLL_S if is_draining else LOOK_S))
-                self._kill_sick()
-                self._harm()
-                self._grant()
+                interval_s = STARTUP_POLL_INTERVAL_S if is_draining else POLL_INTERVAL_S
+                self._wait(min(self._restart(), interval_s))
+                self._kill_unhealthy()
+                self._inject_faults()
+                self._apply_admin_requests()
                 self._renew()
         finally:
             self._stop()
@@ -230,7 +231,7 @@ class Supervisor:
                 continue
             if role == "frontend" and self._listeners is None:
                 continue
-            child = Child(slot.seat, *self._spawn(slot.seat))
+            child = SeatedProcess(slot.seat, *self._spawn(slot.seat))
             self._children.append(child)
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
 
@@ -268,7 +269,7 @@ class Supervisor:
                 num_open += slot[Field.OPEN_REQUESTS] + (not slot[Field.IS_CLOSED])
         return num_open == 0 or time.monotonic() >= self._drain_until
 
-    def _kill_sick(self) -> None:
+    def _kill_unhealthy(self) -> None:
         """End whoever is stuck, or takes too much of the machine; another takes the seat."""
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
@@ -298,7 +299,7 @@ class Supervisor:
             self._renewing = child, child.process
             child.process.send_signal(LEAVE if child.seat.role == "frontend" else signal.SIGTERM)
 
-    def _harm(self) -> None:
+    def _inject_faults(self) -> None:
         """Do what --chaos says."""
         for rule in self._chaos.due(time.monotonic()):
             alive = [s for s in self.board.of(rule.role) if s[Field.STATE] == State.READY]
@@ -318,9 +319,9 @@ class Supervisor:
             if child.start_at <= now:
                 self._start_another(child)
         waits = [child.start_at - now for child in dead if child.start_at is not None]
-        return min(waits, default=LOOK_S)
+        return min(waits, default=POLL_INTERVAL_S)
 
-    def _start_another(self, child: Child) -> None:
+    def _start_another(self, child: SeatedProcess) -> None:
         """Start who takes a seat; later, where the system is short of something now.
 
         Raises:
@@ -467,13 +468,13 @@ class Supervisor:
                 else:
                     self._stopping = True
                 continue
-            child: Child = key.data
+            child: SeatedProcess = key.data
             code = child.process.wait()
             if not self._stopping:
-                self._bury(child, code)
+                self._handle_exit(child, code)
         reap_orphans({child.process.pid for child in self._children})
 
-    def _bury(self, child: Child, code: int) -> None:
+    def _handle_exit(self, child: SeatedProcess, code: int) -> None:
         """Have a child that has died replaced.
 
         Raises:
@@ -487,19 +488,19 @@ class Supervisor:
         slot[Field.STATE] = State.DEAD
         is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
-        death = ChildDied(child.seat, code, slot.last_words)
+        death = ChildDied(child.seat, code, slot.exit_reason)
         is_wanted = self._renewing is not None and self._renewing[0] is child
         if delay_s is not None:
             log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         if self._is_up and not is_wanted:
             hands = {"tokenizer": Field.AT_HAND, "detokenizer": Field.REPLY_AT_HAND}
             role = child.seat.role
-            at_hand = [slot[hands[role]]] if role in hands else []
-            self._capsules.make(slot, ending(code), child.process.stacks.take(), at_hand)
+            in_progress = [slot[hands[role]]] if role in hands else []
+            self._capsules.make(slot, ending(code), child.process.stacks.take(), in_progress)
         child.process.stacks.close()
         if delay_s is None:
             raise death
-        slot.last_words = ""
+        slot.exit_reason = ""
         child.start_at = time.monotonic() + delay_s
 
     def _stop(self) -> None:
@@ -516,7 +517,9 @@ class Supervisor:
         self._capsules.close()
         self._directory.remove()
 
-    def _told_to_end(self, children: Sequence[Child], seconds: float) -> list[Child]:
+    def _told_to_end(
+        self, children: Sequence[SeatedProcess], seconds: float
+    ) -> list[SeatedProcess]:
         """Tell children to end; return those that have not ended after some seconds."""
         for child in children:
             child.process.terminate()

@@ -32,7 +32,7 @@ class Algorithm(Enum):
 
 
 @dataclass(frozen=True)
-class Choice:
+class AllReduceChoice:
     """What is used and why. `registered` reads inputs where they lie, which graphs can."""
 
     algorithm: Algorithm
@@ -47,7 +47,7 @@ def choose(
     topology: Topology,
     capturing: bool = False,
     max_bytes: int = MAX_BYTES,
-) -> Choice:
+) -> AllReduceChoice:
     """Choose for a tensor of `num_bytes`.
 
     Args:
@@ -57,10 +57,12 @@ def choose(
     """
     why_not = why_not_ours(world, topology) or why_not_this(num_bytes, dtype, max_bytes)
     if why_not:
-        return Choice(Algorithm.NCCL, False, why_not)
+        return AllReduceChoice(Algorithm.NCCL, False, why_not)
     if num_bytes <= ONE_SHOT_BYTES[world]:
-        return Choice(Algorithm.ONE_SHOT, capturing, f"at most {size(ONE_SHOT_BYTES[world])}")
-    return Choice(Algorithm.TWO_SHOT, capturing, f"at most {size(max_bytes)}")
+        return AllReduceChoice(
+            Algorithm.ONE_SHOT, capturing, f"at most {size(ONE_SHOT_BYTES[world])}"
+        )
+    return AllReduceChoice(Algorithm.TWO_SHOT, capturing, f"at most {size(max_bytes)}")
 
 
 def fuses(

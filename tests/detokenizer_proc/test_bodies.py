@@ -121,7 +121,7 @@ def test_abort_ends_the_writing_of_an_answer(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_request_at_hand_is_told_while_its_reply_is_written() -> None:
     told: list[int] = []
-    replies = Replies(ByteVocabulary(), 1, at_hand=told.append)
+    replies = Replies(ByteVocabulary(), 1, in_progress=told.append)
     replies.feed(*step(LONG, NUM_TOKENS, logprobs=20))
     assert (set(told), told[-1]) == ({LONG, 0}, 0)
     told.clear()
@@ -135,7 +135,7 @@ def test_request_at_hand_is_told_while_its_reply_is_written() -> None:
 
 def test_what_the_core_writes_is_not_at_hand() -> None:
     told: list[int] = []
-    replies = Replies(TableVocabulary(TABLE), 1, at_hand=told.append)
+    replies = Replies(TableVocabulary(TABLE), 1, in_progress=told.append)
     replies.feed(*step(STREAM, 3, None, stream=True))
     rendered(replies)
     assert set(told) == {0}
@@ -145,16 +145,16 @@ def test_what_the_core_writes_is_not_at_hand() -> None:
 @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETION])
 @pytest.mark.parametrize("stream", [False, True])
 def test_suspects_are_at_hand_and_told_the_same(api: Api, stream: bool, told: int | None) -> None:
-    found, at_hand = [], list[int]()
+    found, in_progress = [], list[int]()
     for is_suspect in (False, True):
-        fields = {"api": api, "stream": stream, "told": told, "is_suspect": is_suspect}
-        at_hand.clear()
-        replies = Replies(TableVocabulary(TABLE), 1, at_hand=at_hand.append)
+        fields = {"api": api, "stream": stream, "num_delivered": told, "is_suspect": is_suspect}
+        in_progress.clear()
+        replies = Replies(TableVocabulary(TABLE), 1, in_progress=in_progress.append)
         replies.feed(*step(STREAM, 3, None, **fields, include_usage=True))
         entries = rendered(replies)
         replies.feed(StepOutput.of({}, [STREAM], [2], [LENGTH]), array("I", [98, 0]).tobytes())
         entries += rendered(replies)
-        assert (STREAM in at_hand) == (is_suspect or not stream)
+        assert (STREAM in in_progress) == (is_suspect or not stream)
         found.append((b"".join(data for _, _, data, _ in entries), entries[-1][3]))
     assert found[0] == found[1]
 

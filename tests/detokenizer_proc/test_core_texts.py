@@ -145,7 +145,7 @@ class Heard:
         self.ended: set[int] = set()
         self.heads: dict[int, tuple[int, str]] = {}
         self.stops: list[int] = []
-        self.told: dict[int, int] = {}
+        self.num_delivered: dict[int, int] = {}
 
     def hear(self, replies: Replies) -> None:
         self.stops += [stop.id for stop in replies.stops()]
@@ -157,7 +157,7 @@ class Heard:
                 id = request_of(sequence)
                 assert id >> 56 == frontend
                 assert id not in self.ended
-                self.told[sequence] = told
+                self.num_delivered[sequence] = told
                 if head is not None:
                     self.heads[id] = (head.status, head.content_type)
                 assert id in self.heads, "the head goes first"
@@ -235,7 +235,9 @@ def test_another_process_goes_on_where_the_client_is(
     whole = play(Replies(vocabulary, FRONTENDS, interval), texts, seeds[0])
     before = play(Replies(vocabulary, FRONTENDS, interval), texts, seeds[0], num_steps)
     again = [
-        replace(t, plan=msgspec.structs.replace(t.plan, told=before.told.get(t.id)))
+        replace(
+            t, plan=msgspec.structs.replace(t.plan, num_delivered=before.num_delivered.get(t.id))
+        )
         for t in texts
         if request_of(t.id) not in before.ended
     ]
@@ -268,7 +270,7 @@ def test_what_open_sequences_have_said_is_known(
         tokens = iter(array("I", ids))
         for id, count, _ in output.rows():
             fed.setdefault(id, []).extend(islice(tokens, count))
-    said, data = replies.said()
+    said, data = replies.generated()
     tokens = iter(array("I", data))
     counts = zip(array("Q", said.ids), array("I", said.counts), strict=True)
     found = {id: list(islice(tokens, count)) for id, count in counts}

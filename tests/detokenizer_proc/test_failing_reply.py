@@ -103,7 +103,7 @@ def test_a_stream_that_began_elsewhere_fails_as_a_stream(monkeypatch: pytest.Mon
     monkeypatch.setattr(reply_module, "parser_of", lambda parsing: BrokenParser())
     replies = Replies(ByteVocabulary(), 1)
     broken = request_id(0, 1)
-    started = {broken: msgspec.msgpack.encode(make_plan(stream=True, told=1))}
+    started = {broken: msgspec.msgpack.encode(make_plan(stream=True, num_delivered=1))}
     tokens = b"a\0\0\0!\0\0\0"
     outgoing, _ = take(replies, StepOutput.of(started, [broken], [2], [None]), tokens)
     assert outgoing[0].data().startswith(b"data: ")

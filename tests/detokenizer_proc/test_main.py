@@ -13,7 +13,7 @@ from headrace.board.board import Board, Field, Seat, State
 from headrace.config.config import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
-from headrace.ipc.messages import Said, StepOutput, ToEngine, ToFrontend, request_id
+from headrace.ipc.messages import GeneratedTokens, StepOutput, ToEngine, ToFrontend, request_id
 from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import Context
 
@@ -64,11 +64,11 @@ class Bench:
         assert received is not None
         return bytes(received[1])
 
-    def said(self) -> tuple[list[int], bytes]:
+    def generated(self) -> tuple[list[int], bytes]:
         """Return what the next engine is told: sequences and their tokens."""
         received = self.engine.receive(DEADLINE_MS)
         assert received is not None
-        assert isinstance(received[0], Said)
+        assert isinstance(received[0], GeneratedTokens)
         return array("Q", received[0].ids).tolist(), bytes(memoryview(received[1]).cast("B")[::4])
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ def test_what_a_dead_engine_had_is_handed_to_the_next(bench: Bench) -> None:
     bench.engine_slot.enter(State.STARTING)
     assert b'"c"' in bench.tell(NEW, b"c"), "it was on its way when its sender died"
     bench.detokenizer.work()
-    ids, tokens = bench.said()
+    ids, tokens = bench.generated()
     assert sorted(ids) == [OLD, NEW]
     assert sorted(tokens) == sorted(b"abc")
     assert len(bench.detokenizer._replies) == 0
@@ -100,12 +100,12 @@ def test_news_of_the_next_engine_outlive_what_the_last_one_had(bench: Bench) -> 
     bench.tell(OLD, b"ab")
     bench.start_engine()
     assert b'"c"' in bench.tell(NEW, b"c")
-    assert bench.said()[0] == [OLD]
+    assert bench.generated()[0] == [OLD]
     bench.detokenizer.work()
     assert len(bench.detokenizer._replies) == 1, "the new one is still there"
 
 
-def test_a_frontend_that_is_behind_gets_more_text_in_fewer_messages(bench: Bench) -> None:
+def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
     assert b'"a"' in bench.tell(NEW, b"a")
     assert b'"b"' in bench.tell(NEW, b"b", is_first=False)
     for text in (b"c", b"d", b"e"):

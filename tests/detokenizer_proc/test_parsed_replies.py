@@ -143,7 +143,7 @@ def test_a_call_is_the_same_where_token_ids_are_told() -> None:
     assert (call_of(message), end) == (("f", '{"a": "é"}'), "tool_calls")
 
 
-def test_readings_for_calls_are_counted_once_for_an_answer_or_for_each_event() -> None:
+def test_tool_call_readings_count_once_per_body_or_event() -> None:
     replies = Replies(TableVocabulary(TABLE), 2)
 
     def counted() -> dict[tuple[str, ...], int]:

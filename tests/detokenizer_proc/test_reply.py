@@ -24,7 +24,7 @@ from headrace.ipc.messages import (
     ReplyPlan,
     ResponseFrames,
     StepOutput,
-    Stop,
+    StopSequence,
     request_id,
     request_of,
 )
@@ -111,7 +111,7 @@ def test_the_stop_token_is_in_the_text_where_that_is_wanted() -> None:
     assert only_choice(feed(reply, 0, [*ids("Hi"), END], STOP)[0]) == ("Hi<end>", "stop")
 
 
-def test_a_stop_string_ends_the_text_and_the_engine_is_to_be_told() -> None:
+def test_stop_string_ends_the_text_and_stops_the_sequence() -> None:
     reply, _ = open_reply(stop=["ll"])
     assert feed(reply, 0, ids("Hel"), None) == (b"", False)
     body, stopped_here = feed(reply, 0, ids("lo"), None)
@@ -156,7 +156,7 @@ def test_choices_are_in_order_however_they_end() -> None:
     assert body["usage"]["completion_tokens"] == 4
 
 
-def test_a_reply_is_not_complete_before_its_last_sequence_has_come() -> None:
+def test_reply_completes_with_its_last_sequence() -> None:
     plan = make_plan(num_sequences=2)
     reply = Reply(plan, ByteVocabulary())
     reply.open(plan, 0, NOTHING)
@@ -240,7 +240,7 @@ def test_the_head_comes_with_the_first_bytes_and_only_there(replies: Replies) ->
     assert second[0].message().heads == {}
 
 
-def test_the_last_entry_of_a_request_is_the_end_of_all_its_sequences(replies: Replies) -> None:
+def test_last_entry_of_a_request_ends_all_its_sequences(replies: Replies) -> None:
     started = {A + i: make_plan(stream=True, num_sequences=2, index=i) for i in range(2)}
     outgoing, _ = take(replies, *make_output((A, "a", LENGTH), (A + 1, "b", STOP), started=started))
     *before, end = ends(outgoing[0])
@@ -249,7 +249,7 @@ def test_the_last_entry_of_a_request_is_the_end_of_all_its_sequences(replies: Re
     assert len(replies) == 0
 
 
-def test_a_sequence_that_began_with_another_process_is_passed_over(replies: Replies) -> None:
+def test_sequence_begun_in_another_process_is_skipped(replies: Replies) -> None:
     for fields in ({}, {"return_token_ids": True}):  # in the core and beside it
         plan = make_plan(stream=True, num_sequences=2, index=1, **fields)
         output = make_output((A, "a", None), (A + 1, "b", None), started={A + 1: plan})
@@ -269,7 +269,7 @@ def test_a_step_without_bytes_sends_nothing(replies: Replies) -> None:
 def test_a_stop_string_is_told_to_the_engine_once(replies: Replies) -> None:
     started = {A: make_plan(stop=["!"])}
     outgoing, stops = take(replies, *make_output((A, "a!", None), started=started))
-    assert stops == [Stop(A)]
+    assert stops == [StopSequence(A)]
     assert ends(outgoing[0]) == [(A, True)]
     assert take(replies, *make_output((A, "more", None))) == ({}, [])
 
@@ -393,7 +393,7 @@ def test_offsets_are_those_of_the_text_and_not_of_its_tokens() -> None:
     assert choice["logprobs"]["text_offset"] == [2, 2, 3]
 
 
-def test_of_tokens_that_look_the_same_the_one_that_was_chosen_is_told() -> None:
+def test_chosen_token_is_reported_among_equal_texts() -> None:
     reply, _ = open_reply(logprobs=1)
     first, second = "é".encode()
     top = TokenLogprob(-3, 2, [(first, -0.5)])

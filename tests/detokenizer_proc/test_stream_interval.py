@@ -13,7 +13,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Content,
     Piece,
     Thought,
-    ToolCall,
+    ToolCallStart,
     joined,
 )
 from headrace.detokenizer_proc.replies import Replies
@@ -118,11 +118,11 @@ def test_calls_and_thoughts_are_what_they_are_without_it() -> None:
 
 
 def test_only_pieces_that_go_on_are_joined() -> None:
-    call: list[Piece] = [ToolCall(0, "c", "f"), Arguments(0, "{"), Arguments(0, "}")]
+    call: list[Piece] = [ToolCallStart(0, "c", "f"), Arguments(0, "{"), Arguments(0, "}")]
     other: list[Piece] = [Arguments(1, "["), Arguments(1, "]")]
     words: list[Piece] = [Content("a"), Content("b"), Thought("c"), Thought("d"), Content("e")]
     assert joined([*words, *call, *other]) == [
         *(Content("ab"), Thought("cd"), Content("e")),
-        *(ToolCall(0, "c", "f"), Arguments(0, "{}"), Arguments(1, "[]")),
+        *(ToolCallStart(0, "c", "f"), Arguments(0, "{}"), Arguments(1, "[]")),
     ]
     assert joined([]) == []

@@ -219,7 +219,7 @@ def test_a_decoder_that_looks_at_neighbors_has_no_table() -> None:
         assert read_table(sentencepiece_spec() | {"decoder": decoder}) is None
 
 
-def test_tokens_of_a_table_are_spelled_as_the_library_spells_them() -> None:
+def test_token_table_spells_tokens_as_the_library_does() -> None:
     _, library = sentencepiece()
     table = sentencepiece_table()
     assert [table.token_bytes(id) for id in range(300)] == [

@@ -41,13 +41,13 @@ def show(rig: Rig, counter: int, place: int, **options: object) -> int:
 
 def test_an_image_is_encoded_and_the_text_goes_on_behind_it(rig: Rig) -> None:
     show(rig, 1, 4096)
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     assert len(rig.eyes.asked) == 1
     assert rig.step() == ["start", "finish"]  # what is before the image
     assert rig.step() == []
     assert not rig.released
     rig.eyes.answer = Encoded()
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     assert rig.released == [4096]
     rig.step()
     rig.step()
@@ -58,9 +58,9 @@ def test_an_image_is_encoded_and_the_text_goes_on_behind_it(rig: Rig) -> None:
 
 def test_an_image_that_cannot_be_encoded_is_its_requests_end(rig: Rig) -> None:
     id = show(rig, 1, 4096)
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     rig.eyes.answer = Encoded(failed={0: "bad"})
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     rig.links.flush()
     output, _ = rig.heard()
     assert list(output.rows()) == [(id, 0, FinishReason.ABORT)]
@@ -71,9 +71,9 @@ def test_an_image_that_cannot_be_encoded_is_its_requests_end(rig: Rig) -> None:
 
 def test_a_request_whose_pixels_are_gone_is_let_go_of(rig: Rig) -> None:
     id = show(rig, 1, 4096)
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     rig.eyes.answer = Encoded(gone=[0])
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     rig.links.flush()
     assert list(rig.heard()[0].rows()) == [(id, 0, FinishReason.ABORT)]
     assert not rig.scheduler.requests
@@ -100,11 +100,11 @@ def test_pixels_of_who_waits_for_a_grammar_are_let_go_of(rig: Rig) -> None:
     assert rig.released == [4096]
 
 
-def test_an_image_of_a_request_that_comes_again_is_not_encoded_again(rig: Rig) -> None:
+def test_resent_request_reuses_its_encoded_image(rig: Rig) -> None:
     id = show(rig, 1, 4096)
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     rig.eyes.answer = Encoded()
-    rig.engine.see_to_images()
+    rig.engine.poll_images()
     rig.step()
     show(rig, 2, 4096, resumes=id)
     rig.step()
@@ -119,11 +119,11 @@ def test_a_suspect_that_waits_for_an_image_holds_up_nobody(rig: Rig) -> None:
         id = request_id(0, counter)
         request = GenerateRequest(id, 0, 2, Sampling(), [], b"plan", images=[image])
         rig.take(request, prompt=(*before, IMAGE_TOKEN, IMAGE_TOKEN, 1))
-    rig.engine.go_on(dying)  # type: ignore[arg-type]
+    rig.engine.run_once(dying)  # type: ignore[arg-type]
     assert dying.events == ["start", "worker 0 died"]
     text = request_id(0, 3)
     rig.take(generate(text))
     for _ in range(5):  # who was in that step, one by one up to the image, then who needs none
-        rig.engine.go_on(well)  # type: ignore[arg-type]
+        rig.engine.run_once(well)  # type: ignore[arg-type]
     rig.links.flush()
     assert rig.heard()[0].started.keys() == {text}

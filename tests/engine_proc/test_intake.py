@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from headrace.engine_proc.intake import LAPSE_S, Intake, Verdict
+from headrace.engine_proc.intake import LAPSE_S, Intake, IntakeDecision
 from headrace.ipc.aborted_ids import MAX_GONE
 from headrace.ipc.messages import first_counter, request_id
 
@@ -13,30 +13,30 @@ FIRST, SECOND = request_id(0, 1), request_id(0, 2)
 
 def test_a_request_is_taken_whole_where_its_first_sequence_is() -> None:
     intake = Intake()
-    assert intake.judge(FIRST, is_full=False) is Verdict.TAKEN
-    assert intake.judge(FIRST + 1, is_full=True) is Verdict.TAKEN
+    assert intake.judge(FIRST, is_full=False) is IntakeDecision.TAKEN
+    assert intake.judge(FIRST + 1, is_full=True) is IntakeDecision.TAKEN
 
 
 def test_a_request_is_refused_whole_and_once() -> None:
     intake = Intake()
-    assert intake.judge(FIRST, is_full=True) is Verdict.REFUSED
-    assert intake.judge(FIRST + 1, is_full=False) is Verdict.DROPPED
-    assert intake.judge(SECOND, is_full=False) is Verdict.TAKEN
+    assert intake.judge(FIRST, is_full=True) is IntakeDecision.REFUSED
+    assert intake.judge(FIRST + 1, is_full=False) is IntakeDecision.DROPPED
+    assert intake.judge(SECOND, is_full=False) is IntakeDecision.TAKEN
 
 
 def test_an_abort_that_overtakes_its_request_still_works() -> None:
     intake = Intake()
     intake.drop(FIRST)
-    assert intake.judge(FIRST, is_full=False) is Verdict.DROPPED
-    assert intake.judge(FIRST + 1, is_full=False) is Verdict.DROPPED
+    assert intake.judge(FIRST, is_full=False) is IntakeDecision.DROPPED
+    assert intake.judge(FIRST + 1, is_full=False) is IntakeDecision.DROPPED
 
 
 def test_aborts_of_what_never_comes_are_forgotten_in_the_end() -> None:
     intake = Intake()
     for counter in range(MAX_GONE + 1):
         intake.drop(request_id(0, counter))
-    assert intake.judge(request_id(0, 0), is_full=False) is Verdict.TAKEN
-    assert intake.judge(request_id(0, 1), is_full=False) is Verdict.DROPPED
+    assert intake.judge(request_id(0, 0), is_full=False) is IntakeDecision.TAKEN
+    assert intake.judge(request_id(0, 1), is_full=False) is IntakeDecision.DROPPED
 
 
 def test_what_nobody_renews_lapses(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,7 +57,7 @@ def test_leases_are_looked_at_now_and_then() -> None:
     assert intake.lapsed([FIRST], now=2 * LAPSE_S) == [FIRST]
 
 
-def test_what_a_replaced_frontend_asked_for_is_aborted_without_a_word(
+def test_requests_of_a_replaced_frontend_are_aborted_silently(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     intake = Intake()

@@ -12,7 +12,7 @@ from engine_configs import engine_config
 from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
 from headrace.board.board import Field, Timing
-from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.intake import LAPSE_S
 from headrace.engine_proc.leases import LEASE_S
 from headrace.engine_proc.main import SHORT_STEP_S, ahead_s, make_pool
@@ -20,11 +20,11 @@ from headrace.errors import ConfigError
 from headrace.ipc.messages import (
     Abort,
     FinishReason,
+    GeneratedTokens,
     GenerateRequest,
-    Renew,
-    Said,
+    RenewLeases,
     Sampling,
-    Stop,
+    StopSequence,
     request_id,
 )
 from headrace.ipc.token_logprobs import TokenLogprob
@@ -49,7 +49,7 @@ def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
     rig.step()
     assert rig.slot[Field.PREFILLED_TOKENS] == 3
     assert told(Timing.GENERATED, Timing.BETWEEN) == [0, 0]
-    rig.take(Stop(FIRST))  # nothing is left to do
+    rig.take(StopSequence(FIRST))  # nothing is left to do
     assert told(Timing.GENERATED, Timing.BETWEEN, Timing.WAITED, Timing.STEP) == [1, 1, 1, 2]
     assert rig.slot[Field.ENDED + FinishReason.LENGTH] == 1
     assert rig.slot[Field.PAGE_TOKENS] == READY.page_tokens
@@ -58,7 +58,7 @@ def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
 def test_a_sequence_that_a_stop_string_ends_is_told_of_at_once(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
-    rig.take(Stop(FIRST))
+    rig.take(StopSequence(FIRST))
     assert rig.slot[Field.ENDED + FinishReason.STOP] == rig.slot[Field.FINISHED] == 1
     assert rig.slot.histogram(Timing.GENERATED).sum == 1
 
@@ -82,7 +82,7 @@ def test_who_was_with_a_worker_that_died_goes_on_where_it_was(rig: Rig) -> None:
     rig.take(generate())
     dying, other = Sevens(lives=1), Sevens()
     for workers in (dying, dying, dying, other):
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     rig.links.flush()
     assert dying.events == ["start", "finish", "start", "worker 0 died"]
     assert other.events == ["start", "finish"]
@@ -96,7 +96,7 @@ def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
     rig.take(generate(FIRST), generate(FIRST + 1), generate(other, detokenizer=1))
     deaths = [Sevens(lives=0) for _ in range(3)]
     for dying in deaths:
-        rig.engine.go_on(dying)  # type: ignore[arg-type]
+        rig.engine.run_once(dying)  # type: ignore[arg-type]
     assert [dying.blamed for dying in deaths] == [
         ([FIRST, other], False),  # as many as run at once
         ([FIRST], False),
@@ -115,7 +115,7 @@ def test_nobody_is_blamed_for_what_chaos_does(rig: Rig) -> None:
     rig.take(generate())
     deaths = [Sevens(lives=0, is_chaos=True) for _ in range(4)]
     for dying in deaths:
-        rig.engine.go_on(dying)  # type: ignore[arg-type]
+        rig.engine.run_once(dying)  # type: ignore[arg-type]
     assert [dying.blamed for dying in deaths] == [([FIRST], True)] * 4
     for _ in range(2):
         rig.step()
@@ -137,7 +137,7 @@ def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
 
     workers = Witness()
     while rig.scheduler.has_work:
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     assert due[0] == 0, "no step is known to be long before there was one"
     assert all(due[1:])
     assert rig.slot[Field.STEP_DUE_NS] == 0
@@ -263,7 +263,7 @@ def test_a_step_without_memory_is_computed_in_smaller_ones(rig: Rig) -> None:
     rig.take(generate(), generate(other), prompt=tuple(range(20)))
     workers = Small(16)
     for _ in range(6):
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     rig.links.flush()
     # Of both 20 at once, then of 20, and of 10; the prefix of 16 that they share is computed once.
     assert workers.sizes == [40, 20, 10, 10, 5, 1]
@@ -302,7 +302,7 @@ def test_workers_that_end_for_want_of_memory_blame_nobody(rig: Rig) -> None:
     rig.take(generate(), generate(request_id(0, 2)), prompt=tuple(range(20)))
     dying = [Small(0, dies=True) for _ in range(4)]
     for workers in dying:
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     assert [workers.sizes for workers in dying] == [[40], [20], [10], [5]]
     assert all(workers.blamed[1] for workers in dying)
     assert len(rig.scheduler.waiting) == 2
@@ -318,7 +318,7 @@ def test_what_cannot_be_cut_and_has_no_memory_fails_alone(tmp_path: Path) -> Non
     rig.take(generate(other), prompt=tuple(range(9)))
     workers = Small(12)
     for _ in range(4):
-        rig.engine.go_on(workers)  # type: ignore[arg-type]
+        rig.engine.run_once(workers)  # type: ignore[arg-type]
     rig.links.flush()
     assert workers.sizes == [29, 20, 9, 1]
     output, _ = rig.heard()
@@ -344,7 +344,7 @@ def test_a_request_that_comes_again_goes_on_under_its_new_id(rig: Rig) -> None:
     assert not rig.scheduler.waiting, "what comes late for the old id is dropped"
 
 
-def test_one_that_has_ended_comes_again_and_is_not_generated_again(rig: Rig) -> None:
+def test_resent_finished_sequence_is_not_generated_again(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
     rig.step()
@@ -359,7 +359,7 @@ def test_one_that_has_ended_comes_again_and_is_not_generated_again(rig: Rig) -> 
 
 
 def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
-    said = Said(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
+    said = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [2]).tobytes())
     rig.engine._take(said, array("I", [7, 8]).tobytes())
     again = request_id(0, 2)
     rig.take(GenerateRequest(again, 0, 4, Sampling(), [], b"plan", resumes=FIRST))
@@ -373,7 +373,7 @@ def test_what_a_dead_engine_had_generated_is_taken_up(rig: Rig) -> None:
 def test_the_last_token_of_a_text_is_drawn_again_with_its_end(
     rig: Rig, said: list[int], kept: list[int]
 ) -> None:
-    header = Said(array("Q", [FIRST]).tobytes(), array("I", [len(said)]).tobytes())
+    header = GeneratedTokens(array("Q", [FIRST]).tobytes(), array("I", [len(said)]).tobytes())
     rig.engine._take(header, array("I", said).tobytes())
     again = GenerateRequest(request_id(0, 2), 0, 3, Sampling(), [9], b"", resumes=FIRST)
     rig.take(again)
@@ -395,14 +395,14 @@ def test_log_probabilities_are_told_anew(rig: Rig) -> None:
 
 def test_the_death_of_an_idle_worker_is_noticed(rig: Rig) -> None:
     dead = Sevens(lives=0)
-    rig.engine.go_on(dead)  # type: ignore[arg-type]
+    rig.engine.run_once(dead)  # type: ignore[arg-type]
     assert dead.events == ["worker 0 died"]
 
 
 def test_messages_are_taken_while_workers_load(rig: Rig) -> None:
     rig.take(generate())
     loading = Sevens(lives=-1)
-    rig.engine.go_on(loading)  # type: ignore[arg-type]
+    rig.engine.run_once(loading)  # type: ignore[arg-type]
     rig.take(Abort(FIRST))
     assert not loading.events
     assert not rig.scheduler.has_work
@@ -464,7 +464,7 @@ def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:
     rig.take(generate(lost), generate(kept))
     for now in (0.0, LEASE_S / 2, LEASE_S, LEASE_S + 2):
         rig.now = now
-        rig.take(Renew(), ids=(kept,))
+        rig.take(RenewLeases(), ids=(kept,))
         rig.engine.abort_lapsed()
         assert list(rig.scheduler.requests) == [lost, kept]
     rig.now += LAPSE_S
@@ -477,7 +477,7 @@ def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
     rig.take(generate(FIRST), generate(FIRST + 1))
     rig.step()
     rig.heard()
-    rig.take(Stop(FIRST))
+    rig.take(StopSequence(FIRST))
     rig.step()
     assert [id for id, _, _ in rig.heard()[0].rows()] == [FIRST + 1]
 
@@ -535,7 +535,7 @@ def test_a_grammar_ends_its_sequence_where_none_can_be_followed(rig: Rig) -> Non
     def load() -> GrammarCompiler:
         raise ValueError("no such tokenizer")
 
-    rig.engine._grammars = Grammars(load, [0])
+    rig.engine._grammars = MatcherQueue(load, [0])
     rig.engine._grammars.begin()
     rig.take(with_grammar(FIRST))
     receive_compiled(rig)
@@ -578,7 +578,7 @@ def test_what_waits_for_its_grammar_lapses_too(rig: Rig, compiler: Slow) -> None
     rig.take(with_grammar(FIRST), generate(request_id(0, 2)))
     for now in (0.0, LEASE_S + 2, LEASE_S + 2 + LAPSE_S):
         rig.now = now
-        rig.take(Renew(), ids=(request_id(0, 2),))
+        rig.take(RenewLeases(), ids=(request_id(0, 2),))
         rig.engine.abort_lapsed()
     assert not rig.engine._grammars.requests
     rig.step()

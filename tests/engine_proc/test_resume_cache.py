@@ -2,14 +2,14 @@
 
 from array import array
 
-from headrace.engine_proc.resume_cache import KEEP_ENDED_S, KEEP_S, Legacy
+from headrace.engine_proc.resume_cache import KEEP_ENDED_S, KEEP_S, ResumeCache
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.ipc.messages import GenerateRequest, Said, Sampling
+from headrace.ipc.messages import GeneratedTokens, GenerateRequest, Sampling
 
 
-def make_legacy() -> Legacy:
-    legacy = Legacy()
-    said = Said(array("Q", [5, 6]).tobytes(), array("I", [2, 1]).tobytes())
+def make_legacy() -> ResumeCache:
+    legacy = ResumeCache()
+    said = GeneratedTokens(array("Q", [5, 6]).tobytes(), array("I", [2, 1]).tobytes())
     legacy.keep(said, array("I", [1, 2, 3]).tobytes(), now=100.0)
     return legacy
 
@@ -37,7 +37,7 @@ def ended(id: int) -> Sequence:
 
 
 def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
-    legacy = Legacy()
+    legacy = ResumeCache()
     five, six = ended(5), ended(6)
     legacy.keep_ended(five, 100.0)
     legacy.keep_ended(six, 101.0)
@@ -47,8 +47,8 @@ def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
     assert legacy.take_ended(6) is None
 
 
-def test_while_a_detokenizer_is_away_what_ends_is_kept_and_a_while_longer() -> None:
-    legacy = Legacy()
+def test_results_outlive_the_absence_of_a_detokenizer() -> None:
+    legacy = ResumeCache()
     five = ended(5)
     legacy.keep_ended(five, 100.0)
     legacy.forget_old(100.0 + 10 * KEEP_ENDED_S, are_serving=False)

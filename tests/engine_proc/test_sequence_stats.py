@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.board.board import Board, Field, Seat, Slot, Timing
-from headrace.engine_proc.scheduling.scheduler import News
+from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.sequence_stats import Accounts, TokenRate
+from headrace.engine_proc.sequence_stats import SequenceStats, TokenRate
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling
 
 MS = 10**6
@@ -30,9 +30,9 @@ def sequence(num_prompt: int = 10, num_cached: int = 0) -> Sequence:
     return made
 
 
-def news(s: Sequence, num_tokens: int = 1, finished: FinishReason | None = None) -> News:
+def news(s: Sequence, num_tokens: int = 1, finished: FinishReason | None = None) -> SequenceOutput:
     s.tokens.extend(range(num_tokens))
-    return News(s, list(range(num_tokens)), finished)
+    return SequenceOutput(s, list(range(num_tokens)), finished)
 
 
 def sums(slot: Slot, *spans: Timing) -> list[float]:
@@ -47,7 +47,7 @@ PARTS = (Timing.WAITED, Timing.PREFILLED, Timing.DECODED, Timing.RAN, Timing.PER
 
 
 def test_a_sequence_is_waited_for_prefilled_and_decoded(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence(num_cached=4)
+    accounts, s = SequenceStats(slot), sequence(num_cached=4)
     s.num_preemptions = 2
     accounts.take([news(s)], 10 * MS)
     accounts.take([news(s, 2)], 16 * MS)
@@ -63,7 +63,7 @@ def test_a_sequence_is_waited_for_prefilled_and_decoded(slot: Slot) -> None:
 
 
 def test_sequences_of_a_step_have_their_own_last_tokens(slot: Slot) -> None:
-    accounts, one, other = Accounts(slot), sequence(), sequence()
+    accounts, one, other = SequenceStats(slot), sequence(), sequence()
     accounts.take([news(one), news(other)], 10 * MS)
     accounts.take([news(one)], 20 * MS)
     accounts.take([news(one), news(other)], 30 * MS)
@@ -74,16 +74,16 @@ def test_sequences_of_a_step_have_their_own_last_tokens(slot: Slot) -> None:
 
 
 def test_a_text_of_one_token_has_no_time_per_token(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
+    accounts, s = SequenceStats(slot), sequence()
     accounts.take([news(s, 1, FinishReason.STOP)], 10 * MS)
     accounts.settle()
     assert (num(slot, Timing.DECODED), num(slot, Timing.PER_TOKEN)) == (1, 0)
 
 
 def test_who_leaves_tells_nothing_but_its_prompt(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
+    accounts, s = SequenceStats(slot), sequence()
     accounts.take([news(s)], 10 * MS)
-    accounts.take([News(s, [], FinishReason.ABORT)], 20 * MS)
+    accounts.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)
     accounts.settle()
     assert not any(num(slot, span) for span in Timing)
     assert slot[Field.PREFILLED_TOKENS] == 10
@@ -91,7 +91,7 @@ def test_who_leaves_tells_nothing_but_its_prompt(slot: Slot) -> None:
 
 
 def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
+    accounts, s = SequenceStats(slot), sequence()
     accounts.take([news(s)], 10 * MS)
     accounts.take([news(s)], 15 * MS)
     accounts.stop(s)
@@ -100,14 +100,14 @@ def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
 
 
 def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
-    accounts.take([News(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
+    accounts, s = SequenceStats(slot), sequence()
+    accounts.take([SequenceOutput(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
     accounts.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0, 0.007, 0])
     assert sums(slot, Timing.GENERATED) == [0]
 
 
-def test_tokens_per_second_are_those_of_the_last_second_or_longer(slot: Slot) -> None:
+def test_token_rate_covers_the_last_second_or_longer(slot: Slot) -> None:
     rate = TokenRate(slot)
     rate.observe(5000 * MS)
     told = []
@@ -119,7 +119,7 @@ def test_tokens_per_second_are_those_of_the_last_second_or_longer(slot: Slot) ->
 
 
 def test_accounts_tell_how_fast_tokens_come(slot: Slot) -> None:
-    accounts, s = Accounts(slot), sequence()
+    accounts, s = SequenceStats(slot), sequence()
     for second in (1, 2):
         slot.add(Field.GENERATED_TOKENS, 40)
         accounts.take([news(s)], second * 1000 * MS)

@@ -8,7 +8,7 @@ import pytest
 from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.api_keys import digest
-from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, Done
+from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, AdminResponse
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
 
@@ -27,7 +27,7 @@ class Rig:
 
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
-    ) -> Done | Rejection:
+    ) -> AdminResponse | Rejection:
         return self._admin.answer(method, path, query, key)
 
 
@@ -58,7 +58,7 @@ def test_nobody_comes_in_without_the_key(
 def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, ...]) -> None:
     rig = Rig(KEY)
     answer = rig.ask("POST", path, query)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, AdminResponse)
     assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(wishes)})
     assert set(rig.wishes.take()) == set(wishes)
 
@@ -97,7 +97,7 @@ def test_each_process_is_told_of() -> None:
     rig.slot.enter(State.READY)
     rig.board.slot("worker")[Field.PID] = 2**22 + 1  # nobody's
     answer = rig.ask("GET", PROCESSES)
-    assert isinstance(answer, Done)
+    assert isinstance(answer, AdminResponse)
     supervisor, frontend, worker = json.loads(answer.body)["processes"]
     assert (supervisor["process"], supervisor["pid"]) == ("supervisor", os.getppid())
     assert frontend["resident_bytes"] > 1 << 20

@@ -20,7 +20,7 @@ from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.request import Headers, Request, nobody
+from headrace.frontend.http.request import Headers, HttpExchange, nobody
 from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 MAX_REQUESTS = 50
 
 
-class Client(Request):
+class Client(HttpExchange):
     """A request, and what its client sees of the answer."""
 
     def __init__(
@@ -266,9 +266,7 @@ async def test_a_client_that_reads_on_gets_everything_in_order(site: Site) -> No
 
 
 @pytest.mark.parametrize("last", [b"", b"three"])
-async def test_an_answer_that_ends_while_the_client_does_not_read_waits(
-    site: Site, last: bytes
-) -> None:
+async def test_response_that_ends_unread_waits_for_the_client(site: Site, last: bytes) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     client.reads = False
@@ -317,7 +315,7 @@ async def test_a_server_that_stops_parts_from_its_clients(site: Site) -> None:
     assert client.is_broken
 
 
-async def test_a_client_that_leaves_before_the_body_is_there_is_forgotten(site: Site) -> None:
+async def test_disconnect_before_the_body_forgets_the_request(site: Site) -> None:
     client = site.ask(Client(b"{", has_all=False))
     await client.all_read()
     client.leave()
@@ -481,7 +479,7 @@ async def test_bodies_count_while_they_are_read(site: Site) -> None:
     assert (site.slot[Field.OPEN_REQUESTS], site.slot[Field.ADMITTED]) == (0, 0)
 
 
-async def test_a_body_for_the_rest_of_which_there_is_no_room_is_refused(site: Site) -> None:
+async def test_body_that_outgrows_the_room_is_refused(site: Site) -> None:
     alone = site.ask(Client(b"x" * LIMIT, has_all=False))
     await alone.all_read()
     assert alone.status == 0
@@ -522,14 +520,14 @@ async def test_an_answer_may_bring_headers_of_its_own(site: Site) -> None:
     assert b"retry-after" not in client.head
 
 
-async def test_who_finds_the_engines_queue_full_is_told_when_to_come_again(site: Site) -> None:
+async def test_full_engine_queue_gives_retry_after(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(429, "application/json"))
     assert int(client.head[b"retry-after"]) > 0
 
 
-async def test_what_the_engine_had_no_part_in_counts_as_no_request_of_it(site: Site) -> None:
+async def test_responses_without_the_engine_are_not_engine_requests(site: Site) -> None:
     site.ask(Client(b"", method="GET", path="/v1/models"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"{}", True, Head(200, "application/json"))

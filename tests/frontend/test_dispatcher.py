@@ -63,4 +63,4 @@ async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:
         with pytest.raises(SystemExit) as end:
             delivery.take(frames, b"a")
         assert end.value.code == ExitStatus.FAILED
-        assert slot.last_words == words
+        assert slot.exit_reason == words

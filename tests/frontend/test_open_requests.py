@@ -63,7 +63,7 @@ def test_a_response_that_is_complete_may_have_any_size() -> None:
     assert not exchange.dropped
 
 
-def test_every_request_has_an_id_of_its_own_that_names_the_frontend() -> None:
+def test_request_ids_are_unique_and_name_the_frontend() -> None:
     exchanges = OpenRequests(5, SLOT)
     ids = [exchanges.open().id for _ in range(10)]
     assert len(set(ids)) == len(exchanges) == 10
@@ -144,7 +144,7 @@ def test_it_is_known_what_a_client_has_of_each_sequence() -> None:
     assert not sent.is_answered
     for sequence, told in [(0, 3), (2, 1), (0, 5)]:
         exchanges.deliver(exchange.id + sequence, None, b"x", False, told)
-    assert (sent.is_answered, sent.told) == (True, {0: 5, 2: 1})
+    assert (sent.is_answered, sent.num_delivered) == (True, {0: 5, 2: 1})
 
 
 def test_a_request_that_is_given_up_has_an_answer() -> None:
@@ -162,9 +162,14 @@ def test_slices_of_an_answer_wait_until_it_is_whole() -> None:
     exchange.on_news = lambda: told.append(bytes(exchange.unsent))
     exchanges.deliver(exchange.id, None, b"one ", MORE, 0)
     exchanges.deliver(exchange.id, None, b"two ", MORE, 0)
-    assert (told, sent.told, exchange.head, exchanges.num_unsent_bytes) == ([], {}, None, 8)
+    assert (told, sent.num_delivered, exchange.head, exchanges.num_unsent_bytes) == (
+        [],
+        {},
+        None,
+        8,
+    )
     exchanges.deliver(exchange.id, HEAD, b"three", True, 7)
-    assert (told, sent.told, exchange.head) == ([b"one two three"], {0: 7}, HEAD)
+    assert (told, sent.num_delivered, exchange.head) == ([b"one two three"], {0: 7}, HEAD)
 
 
 def test_slices_of_a_dead_process_are_dropped() -> None:

@@ -18,7 +18,5 @@ from headrace.errors import in_a_line
         (TimeoutError(), "TimeoutError"),
     ],
 )
-def test_the_first_line_of_an_error_is_told_with_what_it_announces(
-    error: Exception, line: str
-) -> None:
+def test_first_error_line_is_reported_with_what_follows(error: Exception, line: str) -> None:
     assert in_a_line(error) == line

@@ -46,7 +46,7 @@ def test_every_line_is_written_or_counted() -> None:
     assert len(lines) - len(losses) + sum(losses) == 5 * logs.MAX_LINES + 1
 
 
-def test_a_log_that_nobody_reads_holds_up_nobody_and_says_what_was_lost() -> None:
+def test_unread_log_blocks_nothing_and_counts_lost_lines() -> None:
     reader, writer = os.pipe()
     process = start(writer)
     os.close(writer)

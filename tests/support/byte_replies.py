@@ -5,7 +5,7 @@ from typing import Any
 from headrace.detokenizer_proc.frames import Frames
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import ByteStream, TextStream
-from headrace.ipc.messages import Abort, Api, ReplyPlan, StepOutput, Stop
+from headrace.ipc.messages import Abort, Api, ReplyPlan, StepOutput, StopSequence
 from headrace.model.token_table import TokenTable
 
 END = 0
@@ -31,7 +31,7 @@ class ByteVocabulary:
 
 def take(
     replies: Replies, output: StepOutput, tokens: bytes
-) -> tuple[dict[int, Frames], list[Stop | Abort]]:
+) -> tuple[dict[int, Frames], list[StopSequence | Abort]]:
     replies.feed(output, tokens)
     found = {frontend: replies.render(frontend) for frontend in range(2)}
     return {k: frames for k, frames in found.items() if frames is not None}, replies.stops()

@@ -12,7 +12,7 @@ import uvicorn
 
 from headrace.frontend.http.connection import Connection
 from headrace.frontend.http.deadlines import Deadlines
-from headrace.frontend.http.request import Request
+from headrace.frontend.http.request import HttpExchange
 from headrace.frontend.http.start_queue import StartQueue
 from headrace.frontend.main import KEEP_ALIVE_S
 
@@ -22,7 +22,7 @@ READER_PATIENCE_S = 0.05
 LARGE = 1 << 20  # bytes of an answer; some fit into the buffers of sockets
 
 
-async def read(request: Request) -> bytes:
+async def read(request: HttpExchange) -> bytes:
     body = request.take_body()
     if body is not None:
         return body
@@ -34,7 +34,7 @@ async def read(request: Request) -> bytes:
             return b"".join(pieces)
 
 
-def pour(request: Request) -> None:
+def pour(request: HttpExchange) -> None:
     """Write as long as the client reads."""
     while request.is_writable:
         request.write(bytes(1 << 16))
@@ -85,7 +85,7 @@ class Site:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
 
-    def app(self, request: Request) -> None:
+    def app(self, request: HttpExchange) -> None:
         self.has_begun.set()
         if request.path in ("/pour", "/large", "/brim"):
             self._answer_much(request)
@@ -97,7 +97,7 @@ class Site:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _answer_much(self, request: Request) -> None:
+    def _answer_much(self, request: HttpExchange) -> None:
         match request.path:
             case "/pour":
                 request.on_lost = partial(self.lost.put_nowait, "cut off")
@@ -114,7 +114,7 @@ class Site:
                 request.end()
                 self.lost.put_nowait("answered")
 
-    async def _tell(self, request: Request) -> None:
+    async def _tell(self, request: HttpExchange) -> None:
         if request.path == "/told":
             told = f"{request.method} {request.path} ".encode() + await read(request)
             request.answer(200, [], told)
@@ -125,7 +125,7 @@ class Site:
         request.write(b"b")
         request.end()
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: HttpExchange) -> None:
         match request.path:
             case "/echo":
                 request.answer(200, [], await read(request))

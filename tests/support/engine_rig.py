@@ -10,10 +10,10 @@ from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
-from headrace.engine_proc.grammars import Grammars
+from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images, Losses
-from headrace.engine_proc.main import Engine, make_pool, make_scheduler
+from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
+from headrace.engine_proc.main import EngineCore, make_pool, make_scheduler
 from headrace.engine_proc.shm.grammar_bitmask import MaskArea
 from headrace.engine_proc.workers.child_process import WorkerDied
 from headrace.exit_status import ExitStatus
@@ -106,9 +106,9 @@ class Small(Sevens):
 class Sight(Protocol):
     """What the engine wants of a vision worker."""
 
-    def take(self, images: Images) -> Losses: ...
+    def take(self, images: EncoderQueue) -> Losses: ...
 
-    def ask(self, images: Images) -> None: ...
+    def ask(self, images: EncoderQueue) -> None: ...
 
 
 class Eyes:
@@ -118,18 +118,18 @@ class Eyes:
         self.asked: list[Encode] = []
         self.answer: Encoded | None = None
 
-    def take(self, images: Images) -> Losses:
+    def take(self, images: EncoderQueue) -> Losses:
         answer, self.answer = self.answer, None
         return Losses() if answer is None else images.take(answer)
 
-    def ask(self, images: Images) -> None:
+    def ask(self, images: EncoderQueue) -> None:
         batch = images.next_batch(MAX_NUMBERS)
         if batch is not None:
             self.asked.append(batch)
 
 
 class Slow:
-    """A compiler that does nothing until it is let, and then what a `Grammars` needs of it."""
+    """A compiler that does nothing until it is let, and then what a `MatcherQueue` needs of it."""
 
     is_stuck = False
 
@@ -164,7 +164,7 @@ class Rig:
         run_dir: Path,
         ahead_s: float = 0.0,
         ready: WorkerReady = READY,
-        images: Images | None = None,
+        images: EncoderQueue | None = None,
         sight: Sight | None = None,
         **flags: int,
     ) -> None:
@@ -179,7 +179,7 @@ class Rig:
         ]
         pool = make_pool(ready, self.config)
         self.released: list[int] = []  # places in the arena
-        self.images = images or Images(
+        self.images = images or EncoderQueue(
             EmbeddingPool(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
         )
         self.scheduler = make_scheduler(pool, ready, self.config, self.images)
@@ -187,9 +187,9 @@ class Rig:
         self.now = 0.0
         self.links = DetokenizerLinks(str(run_dir), 2, self.board, self.slot)
         self.compiler = Slow()
-        grammars = Grammars(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
+        grammars = MatcherQueue(lambda: self.compiler, [0])  # type: ignore[arg-type,return-value]
         grammars.begin()
-        self.engine = Engine(
+        self.engine = EngineCore(
             *(self.config, self.scheduler, pool, self.links, self.slot, grammars),
             images=self.images,
             vision=sight or self.eyes,  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ class Rig:
     def turn(self) -> list[str]:
         """Let the engine go round once, with workers that stay; return what they are asked."""
         self.workers.events.clear()
-        self.engine.go_on(self.workers)  # type: ignore[arg-type]
+        self.engine.run_once(self.workers)  # type: ignore[arg-type]
         self.links.flush()
         return self.workers.events
 

@@ -25,8 +25,8 @@ from headrace.config.model_card import read_gguf
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import TableVocabulary
 from headrace.engine_proc.intake import Intake
-from headrace.engine_proc.resume_cache import Legacy
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.resume_cache import ResumeCache
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf as gguf_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
@@ -41,16 +41,16 @@ from headrace.ipc.messages import (
     Fetch,
     FromFetcher,
     FromVision,
+    GeneratedTokens,
     GenerateRequest,
     HttpRequest,
     Message,
-    Renew,
+    RenewLeases,
     ReplyPlan,
     ResponseFrames,
-    Said,
     Sampling,
     StepOutput,
-    Stop,
+    StopSequence,
     Tensor,
     ToDetokenizer,
     ToEngine,
@@ -63,11 +63,11 @@ from headrace.ipc.messages import (
 from headrace.ipc.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult, ToWorker
 from headrace.model.gguf import read_metadata
 from headrace.model.token_table import TokenTable
-from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.images.header import format_of
 from headrace.tokenizer_proc.images.processor import decoded
-from headrace.tokenizer_proc.images.sources import Source, checked_header
+from headrace.tokenizer_proc.images.sources import ImageSource, checked_header
 
 # A process that is sent nonsense by another of its server ends: as Python does, loudly.
 LOUD = (AssertionError, ValueError, TypeError, LookupError, OverflowError, StopIteration)
@@ -104,9 +104,9 @@ def run_decoders(data: bytes) -> None:
 def decoder_seeds() -> list[bytes]:
     plan = reply_plan(Pieces(b"\1" * 20))
     messages: list[Message] = [
-        HttpRequest(1, "POST", "/v1/x", 1.5, told={0: 3}),
+        HttpRequest(1, "POST", "/v1/x", 1.5, num_delivered={0: 3}),
         GenerateRequest(1, 0, 9, Sampling(logit_bias={3: 1.0}), [2], b"plan"),
-        *(Abort(1), Stop(2), Renew(), Said(bytes(8), bytes(4))),
+        *(Abort(1), StopSequence(2), RenewLeases(), GeneratedTokens(bytes(8), bytes(4))),
         *(Fetch(1, 0, ["https://x/y"]), Encode([{"x": Tensor(0, 1, "f4", [2])}], [b""])),
         StepOutput.of({1: msgspec.msgpack.encode(plan)}, [1], [2], [None], cached={1: 2}),
         ResponseFrames.of({}, [1], [4], [True]),
@@ -133,7 +133,7 @@ def reply_plan(pieces: Pieces) -> ReplyPlan:
         include_stop=bool(flags & 64),
         skip_special_tokens=bool(flags & 128),
         logprobs=1 if pieces.number(8) == 1 else None,
-        told=pieces.number(1 << 32) if pieces.number(4) == 1 else None,
+        num_delivered=pieces.number(1 << 32) if pieces.number(4) == 1 else None,
     )
 
 
@@ -160,7 +160,7 @@ def run_step_output(data: bytes) -> None:
                 if frames is not None:
                     list(frames.message().split(frames.data()))
             replies.stops()
-            replies.said()
+            replies.generated()
             len(replies)
         except LOUD:
             return
@@ -174,7 +174,7 @@ def run_columns(data: bytes) -> None:
     for take in (
         lambda: list(ResponseFrames({}, ids, counts, bulk[:8], bulk[8:]).split(bulk)),
         lambda: list(StepOutput({}, ids, counts, bulk).rows()),
-        lambda: Legacy().keep(Said(ids, counts), bulk, 0.0),
+        lambda: ResumeCache().keep(GeneratedTokens(ids, counts), bulk, 0.0),
         lambda: Intake().renew(memoryview(bulk).cast("B").cast("Q"), 0.0),
         lambda: Sequence.of(request, bulk),
         lambda: outcome_of(StepResult(ids, bulk, counts)),
@@ -186,7 +186,7 @@ def run_columns(data: bytes) -> None:
 
 
 def outcome_of(result: StepResult) -> None:
-    outcome = Outcome(result, 2)
+    outcome = ResultReader(result, 2)
     for num_top in range(4):
         outcome.token()
         outcome.logprob(num_top)
@@ -333,7 +333,7 @@ def templates() -> ChatTemplate:
 def run_template(data: bytes) -> None:
     """Render a template that a client brings."""
     request = ChatRequest(
-        messages=[ChatMessage("user", "Hi"), ChatMessage("assistant", "Ho")],
+        messages=[RequestMessage("user", "Hi"), RequestMessage("assistant", "Ho")],
         chat_template=data.decode(errors="replace"),
     )
     try:
@@ -366,7 +366,7 @@ def run_image(data: bytes) -> None:
         header = checked_header(data, kind, "x")
         if header.width * header.height > MAX_PIXELS:
             return  # bounded, but slow
-        image = decoded(Source(data, header, "x"))
+        image = decoded(ImageSource(data, header, "x"))
     except InvalidValue as error:
         assert str(error).startswith("x: ")
     else:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from headrace.engine_proc.worker.parallel.gpu import Region
+from headrace.engine_proc.worker.parallel.gpu import IpcRegion
 from headrace.engine_proc.worker.parallel.ipc_kernels import CudaKernels, compile_cubin
 from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
 
@@ -98,8 +98,8 @@ class StreamGpu(CudaMemory):
         self.synchronize()
         return target.raw
 
-    def export(self, address: int, num_bytes: int) -> Region | None:
-        return Region(address.to_bytes(64, "little"), 0)
+    def export(self, address: int, num_bytes: int) -> IpcRegion | None:
+        return IpcRegion(address.to_bytes(64, "little"), 0)
 
     def open(self, handle: bytes) -> int:
         return int.from_bytes(handle, "little")

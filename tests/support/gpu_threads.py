@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from headrace.engine_proc.worker.parallel.gpu import Argument, Region
+from headrace.engine_proc.worker.parallel.gpu import Argument, IpcRegion
 
 T = TypeVar("T")
 SOAK = Path(__file__).with_name("all_reduce_soak.cpp")
@@ -140,14 +140,14 @@ class ThreadGpu:
     def read(self, address: int, num_bytes: int) -> bytes:
         return ctypes.string_at(address, num_bytes)
 
-    def export(self, address: int, num_bytes: int) -> Region | None:
+    def export(self, address: int, num_bytes: int) -> IpcRegion | None:
         self._may("export")
         for base, size in self.memory.sizes.items():
             if base <= address and address + num_bytes <= base + size:
                 if not self._exports_tensors and size < 1 << 20:
                     return None
                 handle = b"%d %d %d" % (os.getpid(), self._files[base], size)
-                return Region(handle.ljust(64, b"\0"), address - base)
+                return IpcRegion(handle.ljust(64, b"\0"), address - base)
         return None
 
     def open(self, handle: bytes) -> int:

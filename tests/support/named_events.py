@@ -5,17 +5,23 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from headrace.detokenizer_proc.parsers.pieces import Arguments, Content, Piece, Thought, ToolCall
+from headrace.detokenizer_proc.parsers.pieces import (
+    Arguments,
+    Content,
+    Piece,
+    Thought,
+    ToolCallStart,
+)
 
 PIECES: list[Piece] = [
     Thought("The sea"),
     Thought("?"),
     Content("I'll look"),
     Content("."),
-    ToolCall(0, "call_1", "look"),
+    ToolCallStart(0, "call_1", "look"),
     Arguments(0, '{"at":'),
     Arguments(0, '"sea"}'),
-    ToolCall(1, "call_2", "wait"),
+    ToolCallStart(1, "call_2", "wait"),
 ]
 
 

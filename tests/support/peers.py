@@ -1,4 +1,4 @@
-"""Playing the processes around an `Engine`, over real links and without a model."""
+"""Playing the processes around an `EngineCore`, over real links and without a model."""
 
 import socket
 import threading
@@ -13,13 +13,13 @@ from headrace.ipc.messages import (
     Abort,
     Head,
     HttpRequest,
-    Renew,
+    RenewLeases,
     ResponseFrames,
     ToEngine,
     ToTokenizer,
 )
 from headrace.ipc.sockets import Inbox, Outbox, address
-from headrace.launch.embedded import EmbeddedServer, Failed, Ready
+from headrace.launch.embedded import EmbeddedServer, RingFailed, RingReady
 from headrace.supervision.supervisor import seats_of
 
 DEADLINE_MS = 120_000
@@ -57,9 +57,9 @@ class PlayedRing(EmbeddedServer):
         self.detokenizer = Outbox(address(self.run_dir, "frontend"))
         self.is_stopped = threading.Event()
         self.process = Exited()  # type: ignore[assignment]
-        self.report(Ready())
+        self.report(RingReady())
 
-    def report(self, report: Ready | Failed) -> None:
+    def report(self, report: RingReady | RingFailed) -> None:
         """Say something as the supervisor."""
         self.supervisor.send(msgspec.msgpack.encode(report))
 
@@ -81,7 +81,7 @@ class PlayedRing(EmbeddedServer):
         while (received := self.engine.receive(DEADLINE_MS)) is not None:
             if isinstance(received[0], Abort):
                 return received[0].request
-            assert isinstance(received[0], Renew)
+            assert isinstance(received[0], RenewLeases)
         raise AssertionError("no abort came")
 
     def send(self, request: HttpRequest, head: Head | None, data: bytes, last: bool) -> None:

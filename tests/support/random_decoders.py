@@ -14,7 +14,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
     RopeTable,
 )
@@ -57,7 +57,7 @@ SPECS = {
     "gemma": dataclasses.replace(
         SPEC,
         norm=Norm.RMS_ONE_PLUS,
-        placement=Placement.PRE_POST,
+        placement=NormPlacement.PRE_POST,
         qk_norm=QKNorm.PER_HEAD,
         activation=Activation.GELU_TANH,
         layers=(LayerSpec(window=7), LayerSpec(rope=1, window=290), LayerSpec(rope=1)),
@@ -68,7 +68,7 @@ SPECS = {
     ),
     "olmo": dataclasses.replace(
         SPEC,
-        placement=Placement.POST,
+        placement=NormPlacement.POST,
         qk_norm=QKNorm.FULL,
         tied_head=False,
         residual_multiplier=0.5,
@@ -77,7 +77,7 @@ SPECS = {
     "cohere": dataclasses.replace(
         SPEC,
         norm=Norm.LAYER,
-        placement=Placement.PARALLEL,
+        placement=NormPlacement.PARALLEL,
         activation=Activation.GELU,
         layers=(LayerSpec(window=40), LayerSpec(rope=None)),
         ropes=(dataclasses.replace(SPEC.ropes[0], interleaved=True),),

@@ -16,7 +16,7 @@ import torch
 
 from headrace.engine_proc.collectives.base import CollectiveFailed
 from headrace.engine_proc.collectives.control_page import ControlPage
-from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
 from headrace.engine_proc.worker.parallel.ipc_group import Trial
 from headrace.system.all_reduce_policy import Topology
 
@@ -201,7 +201,7 @@ def main(rank: int, world: int, kind: str, page_fd: int) -> None:
     gpu: Any = CudaGpu(world) if kind == "cuda" else ThreadsGpu(world)
     all_reduce = IpcAllReduce(
         peers,
-        Gpu("the one", "this host", Topology.NVLINK, 1 << 20),
+        PeerGpu("the one", "this host", Topology.NVLINK, 1 << 20),
         page,
         Parts(lambda: gpu.memory, lambda: gpu.kernels, lambda: gpu.stream),
         fallback=None,  # type: ignore[arg-type]  # nothing here is for it

@@ -7,8 +7,8 @@ from typing import Any
 
 from headrace.engine_proc.scheduling.oom_backoff import StepLimit
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import Limits, News, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.step_builder import build_step
@@ -80,9 +80,9 @@ class FakeWorker:
         self._cache = [[-1] * pool.page_tokens for _ in range(pool.num_pages)]
         self._drawn: list[int] = []  # in the last step
 
-    def run(self, chunks: list[Chunk]) -> Outcome:
+    def run(self, chunks: list[Chunk]) -> ResultReader:
         """Run a step that was chosen a moment ago."""
-        return Outcome(self.run_step(build_step(chunks)), 0)
+        return ResultReader(self.run_step(build_step(chunks)), 0)
 
     def run_step(self, step: Step) -> StepResult:
         """Draw a token for each row.
@@ -95,7 +95,7 @@ class FakeWorker:
         )
         table = array("i", step.page_table)
         width = len(table) // (owners[-1] + 1)
-        for place, row in enumerate(array("i", step.relays)):
+        for place, row in enumerate(array("i", step.token_sources)):
             if row >= 0:
                 ids[place] = self._drawn[row]
         if self.deadly in ids:
@@ -153,7 +153,7 @@ class Rig:
         **options: Any,
     ) -> "Rig":
         pool = PagePool(num_pages, page_tokens)
-        limits = Limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
         return cls(pool, Scheduler(pool, limits, **options), budget, max_num_seqs, depth)
 
     def add(self, sequence: Sequence) -> None:
@@ -201,18 +201,18 @@ class Rig:
         self.check_pages()
         return True
 
-    def step(self) -> list[News]:
+    def step(self) -> list[SequenceOutput]:
         """Send a step, then take the result of the oldest unless another can be sent before."""
         started = not (self.open and not self.scheduler.has_work) and self.start()
         if started and len(self.open) < self.depth:
             return []
         chunks, step = self.open.pop(0)
         self.limit.worked()
-        news = self.scheduler.update(chunks, Outcome(self.worker.run_step(step), 0))
+        news = self.scheduler.update(chunks, ResultReader(self.worker.run_step(step), 0))
         for item in news:
             assert item.tokens or not item.sequence.generates
             self.said[item.sequence.id] += item.tokens
-            if not item.sequence.has_started and item.sequence.is_watched:
+            if not item.sequence.has_started and item.sequence.needs_prompt_logprobs:
                 check_prompt_logprobs(item.sequence)
             item.sequence.has_started = True
             if item.finished is not None:

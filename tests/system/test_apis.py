@@ -193,7 +193,7 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(
 SAID = "🦊 é 世界 👩‍🚀"  # as JSON it is all that the schema below allows
 
 
-def test_multi_byte_text_is_streamed_whole_and_cut_before_a_stop_string(
+def test_multi_byte_text_streams_whole_and_stops_before_a_match(
     server: RunningServer, expected: list[Expected], api: Api
 ) -> None:
     tokenizer = expected[0].tokenizer
@@ -413,7 +413,7 @@ def test_recorded_requests_to_sglang(server: RunningServer) -> None:
     ]
 
 
-def test_a_batch_to_sglang_has_the_log_probabilities_of_each_prompt(server: RunningServer) -> None:
+def test_generate_batch_has_logprobs_of_each_prompt(server: RunningServer) -> None:
     wishes = [(True, 1, 2), (False, 0, 1), (True, -1, 0)]
     names = ("return_logprob", "logprob_start_len", "top_logprobs_num")
     prompts = [[504, 3575, 282], [504, 3575], [282, 504]]

@@ -52,7 +52,7 @@ def test_a_stream_is_canceled_while_another_thread_waits_for_it(server: RunningS
     )
 
 
-async def test_an_async_stream_is_canceled_while_another_task_waits_for_it(
+async def test_async_stream_is_canceled_while_another_task_waits(
     server: RunningServer,
 ) -> None:
     server.settle()

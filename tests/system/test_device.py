@@ -92,7 +92,7 @@ def test_texts_are_those_of_the_cpu(on_kernels: RunningServer, on_cpu: RunningSe
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_texts_on_a_gpu_are_those_of_the_cpu_however_steps_are_run(
+def test_gpu_texts_equal_cpu_texts_however_steps_run(
     setting: str, folder: Path, on_cpu: RunningServer
 ) -> None:
     if not has_gpus():

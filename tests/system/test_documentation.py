@@ -37,7 +37,7 @@ def test_the_page_about_running_shows_what_is_told_of_health(server: RunningServ
     assert shown["processes"][0].keys() == told["processes"][0].keys()
 
 
-def test_the_units_that_the_page_about_running_shows_start_a_server() -> None:
+def test_units_in_operations_docs_start_a_server() -> None:
     (unit,) = blocks("docs/operations.md", "ini")
     (manifest,) = map(yaml.safe_load, blocks("docs/operations.md", "yaml"))
     (command,) = re.findall(r"^ExecStart=\S+/launch_server (.*)$", unit, re.MULTILINE)

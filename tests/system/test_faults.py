@@ -107,7 +107,7 @@ def test_a_model_that_cannot_be_read_is_named(harm: object, says: str, tmp_path:
     assert f"{tmp_path}/{says}" in line
 
 
-def test_of_servers_that_start_at_once_one_gets_the_port_and_the_other_says_so(
+def test_concurrent_starts_give_the_port_to_one_server(
     socket_folder: Path,
 ) -> None:
     def start(port: int) -> RunningServer | str:
@@ -129,7 +129,7 @@ def test_of_servers_that_start_at_once_one_gets_the_port_and_the_other_says_so(
     assert not list(socket_folder.iterdir())
 
 
-def test_a_server_whose_log_is_on_a_full_disk_serves_without_a_tmpdir(tmp_path: Path) -> None:
+def test_server_with_full_log_disk_serves_without_tmpdir(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="hr-") as folder, Path("/dev/full").open("w") as log:
         uds = f"{folder}/x.sock"
         process = subprocess.Popen(
@@ -171,7 +171,7 @@ def no_more_files(process: psutil.Process) -> Iterator[None]:
         process.rlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_a_frontend_out_of_files_serves_whom_it_has_and_later_others(
+def test_frontend_out_of_files_keeps_clients_and_recovers(
     mock_server: RunningServer,
 ) -> None:
     frontend = mock_server.ring["headrace: frontend 0"]

@@ -64,7 +64,7 @@ def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> Non
     assert news["iteration_tokens_total_sum"] == answer["usage"]["prompt_tokens"] + 5
 
 
-def test_the_share_of_prefixes_found_is_what_requests_have_in_common(server: RunningServer) -> None:
+def test_prefix_hit_rate_is_what_requests_share(server: RunningServer) -> None:
     server.settle()
     before = samples(server)
     text = httpx.get(f"{server.url}/metrics").text

@@ -31,7 +31,7 @@ CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
 SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
 MAX_GROWTH = 1.05
-LOOK_S = 0.2  # between looks at `/health`
+POLL_INTERVAL_S = 0.2  # between looks at `/health`
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 
 
@@ -68,7 +68,7 @@ async def read_beside_health(
         while not reading.done():
             answer = await client.get("/health")
             tell(answer.json()["reasons"])
-            await asyncio.wait([reading], timeout=LOOK_S)
+            await asyncio.wait([reading], timeout=POLL_INTERVAL_S)
     return await reading
 
 
@@ -204,7 +204,7 @@ def test_operators_have_the_processes_of_a_role_replaced(own_server: RunningServ
     assert others[0] == others[1]
 
 
-def test_a_frontend_that_dies_takes_its_own_connections_and_no_others(
+def test_dead_frontend_takes_only_its_own_connections(
     own_server: RunningServer, undisturbed: list[Any]
 ) -> None:
     killer = Killer(own_server, "frontend 0", [60])
@@ -319,7 +319,7 @@ def test_requests_at_which_processes_die_fail_alone(undisturbed: list[Any], tmp_
     server.close()
 
 
-def test_who_takes_too_much_memory_is_killed_and_the_server_ends_if_nobody_can_replace_it(
+def test_memory_hog_is_killed_and_unreplaceable_one_ends_server(
     tmp_path: Path,
 ) -> None:
     server = RunningServer("--crash-dir", str(tmp_path), env=mutants("detokenizer=glutton"))

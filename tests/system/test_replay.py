@@ -57,7 +57,7 @@ def test_a_process_alone_gives_the_answers_that_were_recorded(
     assert int(same[1]) >= 20
 
 
-def test_what_an_engine_with_a_model_received_is_played_to_the_mock(
+def test_recording_of_a_real_engine_replays_on_the_mock(
     record: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     burst = replay_module.read_burst(record, Seat("engine", 0))

@@ -15,7 +15,7 @@ NUM_TOKENS = 8  # of an answer, and so its steps, at least
 MAX_ANSWERS = 100  # then they give up
 
 
-def test_who_shares_no_prefix_waits_only_for_those_who_came_soon_after_him() -> None:
+def test_request_without_shared_prefix_waits_for_near_ones_only() -> None:
     server = RunningServer("--scheduling-policy", "lpm", "--max-num-seqs", "1", *HELD)
     answered: list[int] = []
     is_done = threading.Event()

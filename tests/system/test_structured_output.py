@@ -177,7 +177,7 @@ def test_a_prompt_in_the_prefix_cache_changes_no_text(server: RunningServer) -> 
     assert re.fullmatch(body["regex"], first["choices"][0]["text"])
 
 
-def test_neither_guesses_nor_preemption_nor_batch_mates_change_a_text(
+def test_drafts_preemption_and_batch_mates_change_no_text(
     server: RunningServer, cramped: RunningServer
 ) -> None:
     def text(server: RunningServer, seed: int) -> str:

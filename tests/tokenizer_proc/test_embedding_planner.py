@@ -65,7 +65,7 @@ def test_a_text_that_is_cut_keeps_the_token_that_ends_it() -> None:
     assert planner.plan("embedding", HTTP, body).prompts[0].tolist() == [1, *b"a ", 2]
 
 
-def test_an_embedding_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
+def test_embedding_that_cannot_fit_is_refused_unencoded() -> None:
     planner = make_planner(max_model_len=8, embeds=True, encoder=LongTokens())
     stages = planner.embedding.embedding(HTTP, b'{"input": "' + b"a" * 33 + b'"}')
     with pytest.raises(ContextLengthExceeded, match=r"the input has at least 9$"):

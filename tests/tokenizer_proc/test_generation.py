@@ -270,7 +270,7 @@ def test_every_response_has_an_id_of_its_own() -> None:
 def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     first = HttpRequest(request_id(0, 1), "POST", "/v1/completions", 5)
     sent = InflightRequest(first, b'{"prompt": "Hi", "n": 2}')
-    sent.told = {1: 4}
+    sent.num_delivered = {1: 4}
     sent.renew(request_id(0, 9), is_reply_suspect=True)
     old, new = (
         make_planner().plan("completion", http, sent.body).requests
@@ -281,7 +281,7 @@ def test_a_request_that_is_sent_again_is_what_it_was_and_resumes() -> None:
     assert [r.resumes for r in old] == [0, 0]
     assert [r.sampling.seed for r in new] == [r.sampling.seed for r in old]
     assert [plan_of(r).response_id for r in new] == [plan_of(r).response_id for r in old]
-    assert [plan_of(r).told for r in new] == [None, 4]
+    assert [plan_of(r).num_delivered for r in new] == [None, 4]
     assert [plan_of(r).is_suspect for r in [*old, *new]] == [False, False, True, True]
 
 

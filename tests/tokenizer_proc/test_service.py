@@ -212,7 +212,7 @@ def test_suspects_are_handled_alone_and_named_meanwhile(bench: Bench) -> None:
     assert sorted(bench.prompts(4)) == [b"also mean", b"mean", b"one", b"two"]
 
 
-def test_what_was_lost_on_the_way_is_forgotten_when_there_is_nothing_to_do(bench: Bench) -> None:
+def test_lost_messages_are_written_off_when_idle(bench: Bench) -> None:
     frontend = bench.service._backlog._senders[0]
     frontend.add(Field.FORWARDED_BYTES, 1000)
     bench.service.handle(0)
@@ -332,7 +332,7 @@ def test_a_suspect_that_is_abandoned_is_one_no_more(bench: Bench) -> None:
     assert bench.slot[Field.AT_HAND] == 0
 
 
-def test_what_others_have_sent_is_still_to_come_where_all_that_came_was_abandoned(
+def test_backlog_of_others_survives_abandoned_requests(
     bench: Bench,
 ) -> None:
     frontend = bench.service._backlog._senders[0]

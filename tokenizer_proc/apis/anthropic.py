@@ -19,7 +19,7 @@ from headrace.tokenizer_proc.apis.mixed_content import (
     text_part,
 )
 from headrace.tokenizer_proc.apis.openai import (
-    Body,
+    BodyDecoder,
     ChatRequest,
     TextPart,
     checked_chat,
@@ -171,8 +171,8 @@ class MessagesRequest(CountRequest, kw_only=True):
     container: str | Object | None = None
 
 
-MESSAGES = Body(MessagesRequest)
-COUNT = Body(CountRequest)
+MESSAGES = BodyDecoder(MessagesRequest)
+COUNT = BodyDecoder(CountRequest)
 
 
 def decode_messages(body: bytes | memoryview) -> MessagesRequest:

@@ -19,7 +19,7 @@ class GrammarDefinition(msgspec.Struct):
     syntax: Literal["lark", "regex"]
 
 
-class TextFormat(msgspec.Struct, tag_field="type", tag="text"):
+class PlainTextFormat(msgspec.Struct, tag_field="type", tag="text"):
     """Any text."""
 
 
@@ -34,7 +34,7 @@ class CustomFunction(msgspec.Struct, omit_defaults=True):
 
     name: str
     description: str | None = None
-    format: TextFormat | GrammarFormat | None = None
+    format: PlainTextFormat | GrammarFormat | None = None
 
     @property
     def grammar(self) -> GrammarDefinition | None:
@@ -48,7 +48,7 @@ class CustomTool(msgspec.Struct, omit_defaults=True, tag_field="type", tag="cust
     custom: CustomFunction
 
 
-class CustomCall(msgspec.Struct):
+class CalledCustomTool(msgspec.Struct):
     """A custom tool as the assistant has called it."""
 
     name: str

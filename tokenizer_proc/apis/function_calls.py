@@ -10,7 +10,7 @@ from headrace.tokenizer_proc.apis.tool_choices import FunctionName, NamedTool
 from headrace.tokenizer_proc.apis.tools import CalledTool, Tool
 
 if TYPE_CHECKING:
-    from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+    from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 
 # The fields of `tools`, as a client that sends `functions` knows them.
 NAMES = {
@@ -42,7 +42,7 @@ def take_functions(request: "ChatRequest") -> None:
     request.parallel_tool_calls = False
 
 
-def take_called(messages: "list[ChatMessage]") -> None:
+def take_called(messages: "list[RequestMessage]") -> None:
     """Put calls of tools, and what tools answer, in the place of those of functions."""
     last = ""
     for index, message in enumerate(messages):

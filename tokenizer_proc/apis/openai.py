@@ -86,7 +86,7 @@ def text_of(
     return "\n".join(part.text or "" for part in content)
 
 
-class ChatMessage(msgspec.Struct):
+class RequestMessage(msgspec.Struct):
     """One message of a conversation. Only the assistant's need no content, if they call tools."""
 
     role: str
@@ -107,7 +107,7 @@ class ChatMessage(msgspec.Struct):
 class ChatRequest(ToolFields, kw_only=True):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[ChatMessage]
+    messages: list[RequestMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -181,7 +181,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """The body of vLLM's `/tokenize`: a text, or a conversation."""
 
     prompt: str | None = None
-    messages: list[ChatMessage] = []
+    messages: list[RequestMessage] = []
     model: str | None = None
     add_special_tokens: bool | None = None  # by default to a text; see ChatTemplate.to_encode
     return_token_strs: bool = False
@@ -217,7 +217,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-class Body:
+class BodyDecoder:
     """A decoder for one kind of body."""
 
     def __init__(self, kind: Any) -> None:
@@ -259,12 +259,12 @@ class TextOrIds:
     def __init__(self, kind: type[msgspec.Struct], name: str) -> None:
         self._name = name
         self._forms = [
-            Body(msgspec.defstruct("Form", [(name, form)], bases=(kind,), kw_only=True))
+            BodyDecoder(msgspec.defstruct("Form", [(name, form)], bases=(kind,), kw_only=True))
             for form in (str | list[str], list[int], list[list[int]])
         ]
 
     def decode(self, body: bytes | memoryview) -> Any:
-        """Decode a body; raises as `Body.decode` does."""
+        """Decode a body; raises as `BodyDecoder.decode` does."""
         for form in self._forms:
             try:
                 return form.decode(body)
@@ -278,11 +278,11 @@ class TextOrIds:
         )
 
 
-CHAT = Body(ChatRequest)
+CHAT = BodyDecoder(ChatRequest)
 COMPLETION = TextOrIds(CompletionRequest, "prompt")
 EMBEDDING = TextOrIds(EmbeddingRequest, "input")
-TOKENIZE = Body(TokenizeRequest)
-DETOKENIZE, DETOKENIZE_IDS = Body(DetokenizeRequest), Body(DetokenizeBody)
+TOKENIZE = BodyDecoder(TokenizeRequest)
+DETOKENIZE, DETOKENIZE_IDS = BodyDecoder(DetokenizeRequest), BodyDecoder(DetokenizeBody)
 
 
 def decode_chat(body: bytes | memoryview) -> ChatRequest:
@@ -331,7 +331,7 @@ def check_media(request: ChatRequest) -> None:
         raise Unsupported("modalities: answers are 'text' and nothing else", "modalities")
 
 
-def read_files(messages: list[ChatMessage]) -> None:
+def read_files(messages: list[RequestMessage]) -> None:
     """Put the texts of files in their places."""
     for index, message in enumerate(messages):
         for place, part in enumerate(message.content if isinstance(message.content, list) else ()):

@@ -7,7 +7,7 @@ https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html
 import msgspec
 
 from headrace.errors import InvalidValue
-from headrace.tokenizer_proc.apis.openai import MAX_EMBEDDING_INPUTS, Body, check_not_empty
+from headrace.tokenizer_proc.apis.openai import MAX_EMBEDDING_INPUTS, BodyDecoder, check_not_empty
 from headrace.tokenizer_proc.apis.sampling import check_length, check_ranges
 
 
@@ -46,8 +46,8 @@ class ScoreRequest(msgspec.Struct, kw_only=True):
     priority: int | None = None
 
 
-RERANK = Body(RerankRequest)
-SCORE = Body(ScoreRequest)
+RERANK = BodyDecoder(RerankRequest)
+SCORE = BodyDecoder(ScoreRequest)
 
 
 def decode_rerank(body: bytes | memoryview) -> RerankRequest:

@@ -21,7 +21,7 @@ from headrace.tokenizer_proc.apis.mixed_content import (
     text_part,
 )
 from headrace.tokenizer_proc.apis.openai import (
-    Body,
+    BodyDecoder,
     ChatRequest,
     TextPart,
     checked_chat,
@@ -195,7 +195,7 @@ SHARED = (
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("seed", "stop", "ignore_eos", "priority", "cache_salt"),
 )
-RESPONSES = Body(ResponsesRequest)
+RESPONSES = BodyDecoder(ResponsesRequest)
 
 
 def decode_responses(body: bytes | memoryview) -> ResponsesRequest:

@@ -12,7 +12,7 @@ from headrace.errors import InvalidValue
 from headrace.ipc.messages import GenerateForm
 from headrace.tokenizer_proc.apis.field_names import as_written, refuse
 from headrace.tokenizer_proc.apis.openai import (
-    Body,
+    BodyDecoder,
     CompletionRequest,
     check_completion,
     check_not_empty,
@@ -142,7 +142,7 @@ class Continuations(NamedTuple):
     names: dict[str, str]  # of its fields, as the client wrote them
 
 
-GENERATE = Body(GenerateBody)
+GENERATE = BodyDecoder(GenerateBody)
 
 
 def decode_generate(body: bytes | memoryview) -> GenerateBody:

@@ -8,7 +8,7 @@ import msgspec
 from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.apis.custom_tools import (
     INPUT,
-    CustomCall,
+    CalledCustomTool,
     CustomTool,
     description_of,
     parameters_of,
@@ -55,7 +55,7 @@ class CalledTool(msgspec.Struct):
     function: CalledFunction | None = None
     id: str | None = None
     type: Literal["function", "custom"] = "function"
-    custom: CustomCall | None = None
+    custom: CalledCustomTool | None = None
 
 
 class ToolFields(SamplingFields, kw_only=True):

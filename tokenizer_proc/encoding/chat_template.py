@@ -23,7 +23,7 @@ import jinja2.sandbox
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
-from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.apis.tools import as_template_call
 from headrace.tokenizer_proc.encoding.generic_tools import describe_tools, plain_messages
 from headrace.tokenizer_proc.encoding.message_content import add_text, parts_of, plain_text
@@ -94,7 +94,7 @@ class Conversation(Protocol):
     """What a template is given."""
 
     @property
-    def messages(self) -> list[ChatMessage]:
+    def messages(self) -> list[RequestMessage]:
         """The messages, in order."""
         ...
 
@@ -165,7 +165,7 @@ class ChatTemplate:
 
     def _loses_text(self) -> bool:
         """Whether the model's template has no place for content that is not a list of parts."""
-        probe = ChatRequest(messages=[ChatMessage("user", PROBE)])
+        probe = ChatRequest(messages=[RequestMessage("user", PROBE)])
         try:
             return self._template is not None and PROBE not in self.render(probe)
         except InvalidValue:
@@ -243,7 +243,7 @@ class ChatTemplate:
             special = self._takes_images and not (first and text.startswith(first))
         return Text(text, special)
 
-    def _as_template_message(self, message: ChatMessage, index: int) -> dict[str, Any]:
+    def _as_template_message(self, message: RequestMessage, index: int) -> dict[str, Any]:
         where = f"messages[{index}].content"
         has_parts = self._takes_images and isinstance(message.content, list)
         if self._wants_parts or has_parts:
@@ -327,7 +327,7 @@ class Compiled(NamedTuple):
 
 
 def as_template_message(
-    message: ChatMessage, index: int, content: str | list[dict[str, str]] | None
+    message: RequestMessage, index: int, content: str | list[dict[str, str]] | None
 ) -> dict[str, Any]:
     """Return a message as templates expect it: absent fields absent."""
     fields: dict[str, Any] = {"role": message.role, "content": content}

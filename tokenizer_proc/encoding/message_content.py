@@ -5,13 +5,13 @@ from typing import Any
 from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.apis.openai import (
     IMAGE_PART,
-    ChatMessage,
     ContentPart,
+    RequestMessage,
     text_of,
 )
 
 
-def plain_text(message: ChatMessage, where: str) -> str | None:
+def plain_text(message: RequestMessage, where: str) -> str | None:
     """Return the text of a message, its parts on lines of their own; calls need none."""
     if message.content is None and message.role == "assistant" and message.tool_calls:
         return None
@@ -20,7 +20,7 @@ def plain_text(message: ChatMessage, where: str) -> str | None:
     return text_of(message.content, where)
 
 
-def parts_of(message: ChatMessage, where: str) -> list[dict[str, str]]:
+def parts_of(message: RequestMessage, where: str) -> list[dict[str, str]]:
     """Return the parts of a message; a text is one."""
     if not isinstance(message.content, list):
         text = plain_text(message, where)

@@ -19,7 +19,7 @@ KEEPING_SPLITS = ("Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguou
 Step = dict[str, Any]
 
 
-class Model(msgspec.Struct):
+class TokenizerModel(msgspec.Struct):
     """What matters of `model`."""
 
     type: str = ""
@@ -27,7 +27,7 @@ class Model(msgspec.Struct):
     byte_fallback: bool = False
 
 
-class AddedToken(msgspec.Struct):
+class AddedTokenEntry(msgspec.Struct):
     """What matters of an entry of `added_tokens`."""
 
     content: str
@@ -38,8 +38,8 @@ class AddedToken(msgspec.Struct):
 class Spec(msgspec.Struct):
     """What matters of a `tokenizer.json`."""
 
-    model: Model
-    added_tokens: list[AddedToken] = []
+    model: TokenizerModel
+    added_tokens: list[AddedTokenEntry] = []
     normalizer: Step | None = None
     pre_tokenizer: Step | None = None
 

@@ -28,7 +28,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
+class DownloadRefused(Exception):
     """An image is not fetched; the text, fit for the client, goes on from the name of its part."""
 
 
@@ -46,11 +46,11 @@ class Budget:
         """
         self.left -= num_bytes
         if self.left < 0:
-            raise Refused("is too large beside the other images (--max-body-bytes)")
+            raise DownloadRefused("is too large beside the other images (--max-body-bytes)")
 
 
 @dataclass(frozen=True)
-class File:
+class DownloadedFile:
     """What a URL has come to."""
 
     data: bytes
@@ -84,7 +84,7 @@ class Downloads:
         self._transport = transport or httpx.AsyncHTTPTransport(limits=limits)
         self._time_s = time_s
 
-    async def fetch(self, url: str, budget: Budget) -> File:
+    async def fetch(self, url: str, budget: Budget) -> DownloadedFile:
         """Return the image at a URL.
 
         Raises:
@@ -94,12 +94,14 @@ class Downloads:
             async with asyncio.timeout(self._time_s):
                 return await self._follow(url, budget)
         except TimeoutError:
-            raise Refused(f"was not there within {self._time_s:g} s") from None
+            raise DownloadRefused(f"was not there within {self._time_s:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             log.debug("%.100s: %r", url, error)
-            raise Refused("cannot be fetched: its server does not answer as it should") from error
+            raise DownloadRefused(
+                "cannot be fetched: its server does not answer as it should"
+            ) from error
 
-    async def _follow(self, text: str, budget: Budget) -> File:
+    async def _follow(self, text: str, budget: Budget) -> DownloadedFile:
         url = url_of(text)
         for _ in range(MAX_REDIRECTS + 1):
             response = await self._get(url, await self._addresses(url))
@@ -109,7 +111,7 @@ class Downloads:
                 url = url_of(str(url.join(response.headers["location"])))
             finally:
                 await response.aclose()
-        raise Refused(f"is redirected more than {MAX_REDIRECTS} times")
+        raise DownloadRefused(f"is redirected more than {MAX_REDIRECTS} times")
 
     async def _addresses(self, url: httpx.URL) -> Sequence[str]:
         """Return where the server of a URL is, if it may be asked."""
@@ -117,16 +119,16 @@ class Downloads:
         domain = allowed_domain(self._domains, host, url.port, port)
         if domain is None:
             where = host if url.port is None else f"{host}:{url.port}"
-            raise Refused(f"{where[:100]} is none of this server's --allowed-media-domains")
+            raise DownloadRefused(f"{where[:100]} is none of this server's --allowed-media-domains")
         try:
             found = await self._resolve(host, url.port or port)
         except (OSError, UnicodeError):
             found = ()
         if not found:
-            raise Refused(f"there is no host {host[:100]}")
+            raise DownloadRefused(f"there is no host {host[:100]}")
         is_fine = is_public if domain.port is None else is_for_one
         if not all(map(is_fine, found)):
-            raise Refused(f"{host[:100]} is not at a public address")
+            raise DownloadRefused(f"{host[:100]} is not at a public address")
         return found
 
     async def _get(self, url: httpx.URL, addresses: Sequence[str]) -> httpx.Response:
@@ -142,15 +144,17 @@ class Downloads:
                 failure = error
         raise failure
 
-    async def _read(self, response: httpx.Response, budget: Budget) -> File:
+    async def _read(self, response: httpx.Response, budget: Budget) -> DownloadedFile:
         """Return what a server sends, if it is an image of a size that is taken."""
         if response.status_code != httpx.codes.OK:
-            raise Refused(f"its server answers {response.status_code}")
+            raise DownloadRefused(f"its server answers {response.status_code}")
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not kind.startswith("image/"):
-            raise Refused(f"its server says that it is {kind[:40] or 'nothing'}, not an image")
+            raise DownloadRefused(
+                f"its server says that it is {kind[:40] or 'nothing'}, not an image"
+            )
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise Refused("its server sends it compressed")
+            raise DownloadRefused("its server sends it compressed")
         length = response.headers.get("content-length", "0")
         check_size(int(length) if length.isdecimal() else 0)
         data = bytearray()
@@ -158,7 +162,7 @@ class Downloads:
             budget.take(len(piece))
             data += piece
             check_size(len(data))
-        return File(bytes(data), kind)
+        return DownloadedFile(bytes(data), kind)
 
     async def close(self) -> None:
         """Drop all connections."""
@@ -168,15 +172,15 @@ class Downloads:
 def url_of(text: str) -> httpx.URL:
     """Return a URL that may be asked for, as far as it says itself."""
     if len(text) > MAX_URL:
-        raise Refused(f"has more than {MAX_URL} characters")
+        raise DownloadRefused(f"has more than {MAX_URL} characters")
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL:
-        raise Refused("is no URL") from None
+        raise DownloadRefused("is no URL") from None
     if url.scheme not in PORTS:
-        raise Refused("is neither http nor https")
+        raise DownloadRefused("is neither http nor https")
     if url.userinfo:
-        raise Refused("has a name or a password in it; leave them out")
+        raise DownloadRefused("has a name or a password in it; leave them out")
     return url
 
 
@@ -189,11 +193,11 @@ def host_in(text: str) -> str:
     """Return the host of a URL; none of one that will be refused."""
     try:
         return host_of(url_of(text))
-    except Refused:
+    except DownloadRefused:
         return ""
 
 
 def check_size(num_bytes: int) -> None:
     """Refuse more bytes than an image may have."""
     if num_bytes > MAX_IMAGE_BYTES:
-        raise Refused(f"has more than the {MAX_IMAGE_BYTES} bytes of an image")
+        raise DownloadRefused(f"has more than the {MAX_IMAGE_BYTES} bytes of an image")

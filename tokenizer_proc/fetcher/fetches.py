@@ -13,8 +13,14 @@ from weakref import WeakValueDictionary
 from headrace.board.board import Field, Slot
 from headrace.ipc.messages import Fetch, Forget, ToFetcher
 from headrace.logs import log_failure
-from headrace.tokenizer_proc.fetcher.download import Budget, Downloads, File, Refused, host_in
-from headrace.tokenizer_proc.fetcher.replies import Replies
+from headrace.tokenizer_proc.fetcher.download import (
+    Budget,
+    DownloadedFile,
+    DownloadRefused,
+    Downloads,
+    host_in,
+)
+from headrace.tokenizer_proc.fetcher.replies import FetchReplies
 
 MAX_FETCHES = 16  # at a time; each has files of --max-body-bytes at most
 MAX_OF_HOST = 8  # of these
@@ -30,7 +36,9 @@ class Fetches:
         slot: of this process, where they are counted.
     """
 
-    def __init__(self, downloads: Downloads, replies: Replies, max_bytes: int, slot: Slot) -> None:
+    def __init__(
+        self, downloads: Downloads, replies: FetchReplies, max_bytes: int, slot: Slot
+    ) -> None:
         self._downloads = downloads
         self._replies = replies
         self._max_bytes = max_bytes
@@ -81,12 +89,12 @@ class Fetches:
     async def _fetch(self, fetch: Fetch) -> None:
         """Fetch all images of a request; at the first that is refused, let the others be."""
         budget = Budget(self._max_bytes)
-        files: dict[int, File] = {}
+        files: dict[int, DownloadedFile] = {}
 
         async def fetch_one(place: int, url: str) -> None:
             try:
                 files[place] = await self._downloads.fetch(url, budget)
-            except Refused as refused:
+            except DownloadRefused as refused:
                 raise FailedAt(place, str(refused)) from None
             except Exception as error:  # whatever a server makes httpx do
                 log_failure(log, f"image {place} of request {fetch.id:x} cannot be fetched", error)

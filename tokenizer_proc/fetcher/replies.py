@@ -10,12 +10,12 @@ from headrace.board.replacements import ReplacementWatch
 from headrace.ipc.arena import Region
 from headrace.ipc.messages import Fetch, Fetched, Tensor
 from headrace.ipc.sockets import Outbox, address
-from headrace.tokenizer_proc.fetcher.download import File
+from headrace.tokenizer_proc.fetcher.download import DownloadedFile
 
-LOOK_S = 0.002  # between looks at what has been read
+POLL_INTERVAL_S = 0.002  # between looks at what has been read
 
 
-class Replies:
+class FetchReplies:
     """The outgoing links of the fetcher, and files that have not been read."""
 
     def __init__(self, run_dir: str, region: Region, board: Board) -> None:
@@ -25,12 +25,12 @@ class Replies:
         self._watch = ReplacementWatch(board, ("tokenizer",))
         self._places: dict[int, int] = {}  # by place, who is to read it
 
-    async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
+    async def send(self, fetch: Fetch, files: Sequence[DownloadedFile]) -> None:
         """Answer with the files of a request, as soon as there is room."""
         sizes = [len(file.data) for file in files]
         self._sweep()
         while (places := self._region.allocate_all(sizes)) is None:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
             self._sweep()
         tensors = []
         for place, file in zip(places, files, strict=True):
@@ -51,7 +51,7 @@ class Replies:
 
     async def _answer(self, fetch: Fetch, message: Fetched) -> None:
         while not self._links[fetch.tokenizer].try_send(message):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     def _sweep(self) -> None:
         """Free what has been read, and what nobody will read: who was to has died."""

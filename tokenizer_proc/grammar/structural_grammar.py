@@ -15,8 +15,8 @@ from headrace.tokenizer_proc.grammar.exact_schemas import exact
 from headrace.tokenizer_proc.grammar.grammar_errors import GrammarError
 from headrace.tokenizer_proc.grammar.structural_tags import (
     AnyFormat,
+    AnyOfFormat,
     AnyText,
-    Choice,
     ConstString,
     Ebnf,
     JsonSchema,
@@ -26,7 +26,7 @@ from headrace.tokenizer_proc.grammar.structural_tags import (
     Repeat,
     Schema,
     SeparatedTags,
-    Sequence,
+    SequenceFormat,
     Star,
     Tag,
     TriggeredTags,
@@ -76,9 +76,9 @@ class TagGrammar:
                 return self._triggered(format, ends)
             case Regex(pattern):
                 return self._regex(pattern, ends)
-            case Sequence(elements):
+            case SequenceFormat(elements):
                 return self._sequence(elements, ends)
-            case Choice(elements):
+            case AnyOfFormat(elements):
                 return either(self._part(element, ends) for element in elements)
             case Maybe(content):
                 return either([self._part(content, ends), self._one_of(ends)])
@@ -239,9 +239,9 @@ def is_free(format: AnyFormat) -> bool:
             return True
         case TriggeredTags():
             return not (format.at_least_one and format.stop_after_first)
-        case Sequence(elements):
+        case SequenceFormat(elements):
             return bool(elements) and is_free(elements[-1])
-        case Choice(elements):
+        case AnyOfFormat(elements):
             return any(map(is_free, elements))
         case Maybe(content) | Star(content) | Plus(content):
             return is_free(content)

@@ -15,17 +15,17 @@ Schema = dict[str, Any] | bool
 T = TypeVar("T")
 
 
-class Format(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
+class TagFormat(msgspec.Struct, tag_field="type", forbid_unknown_fields=True):
     """What a part of a text may be."""
 
 
-class ConstString(Format, tag="const_string"):
+class ConstString(TagFormat, tag="const_string"):
     """One text."""
 
     value: str
 
 
-class JsonSchema(Format, tag="json_schema"):
+class JsonSchema(TagFormat, tag="json_schema"):
     """JSON of a schema."""
 
     json_schema: Schema
@@ -33,19 +33,19 @@ class JsonSchema(Format, tag="json_schema"):
     any_order: Literal[False] = False
 
 
-class Regex(Format, tag="regex"):
+class Regex(TagFormat, tag="regex"):
     """A match of an expression, which is Rust's."""
 
     pattern: str
 
 
-class Ebnf(Format, tag="grammar"):
+class Ebnf(TagFormat, tag="grammar"):
     """A sentence of a grammar."""
 
     grammar: str
 
 
-class AnyText(Format, tag="any_text"):
+class AnyText(TagFormat, tag="any_text"):
     """Anything, up to what comes next."""
 
     excludes: list[str] = []
@@ -53,37 +53,37 @@ class AnyText(Format, tag="any_text"):
     max_chars: None = None
 
 
-class Sequence(Format, tag="sequence"):
+class SequenceFormat(TagFormat, tag="sequence"):
     """One after another."""
 
     elements: list["AnyFormat"]
 
 
-class Choice(Format, tag="or"):
+class AnyOfFormat(TagFormat, tag="or"):
     """One of several."""
 
     elements: list["AnyFormat"]
 
 
-class Maybe(Format, tag="optional"):
+class Maybe(TagFormat, tag="optional"):
     """Once or not at all."""
 
     content: "AnyFormat"
 
 
-class Star(Format, tag="star"):
+class Star(TagFormat, tag="star"):
     """Any number of times."""
 
     content: "AnyFormat"
 
 
-class Plus(Format, tag="plus"):
+class Plus(TagFormat, tag="plus"):
     """Once and more."""
 
     content: "AnyFormat"
 
 
-class Repeat(Format, tag="repeat"):
+class Repeat(TagFormat, tag="repeat"):
     """So many times; a `max` of -1 is no bound."""
 
     min: int
@@ -91,7 +91,7 @@ class Repeat(Format, tag="repeat"):
     content: "AnyFormat"
 
 
-class Tag(Format, tag="tag"):
+class Tag(TagFormat, tag="tag"):
     """What stands between a begin and an end."""
 
     begin: str
@@ -105,7 +105,7 @@ class Tag(Format, tag="tag"):
         return tuple(dict.fromkeys(end for end in ends if end))
 
 
-class TriggeredTags(Format, tag="triggered_tags"):
+class TriggeredTags(TagFormat, tag="triggered_tags"):
     """Free text, but for tags: where it has a trigger, one of the tags has begun."""
 
     triggers: list[str]
@@ -115,7 +115,7 @@ class TriggeredTags(Format, tag="triggered_tags"):
     excludes: list[str] = []
 
 
-class SeparatedTags(Format, tag="tags_with_separator"):
+class SeparatedTags(TagFormat, tag="tags_with_separator"):
     """Tags and nothing else."""
 
     tags: list[Tag]
@@ -130,8 +130,8 @@ AnyFormat = (
     | Regex
     | Ebnf
     | AnyText
-    | Sequence
-    | Choice
+    | SequenceFormat
+    | AnyOfFormat
     | Maybe
     | Star
     | Plus

@@ -105,8 +105,8 @@ class ImageFetches:
         else:
             asked.check.found = list(map(File, message.mime_types, files))
 
-    def _ask_again(self, asked: Asked, at_hand: int) -> None:
-        asked.num_blamed += at_hand == asked.fetch.id
+    def _ask_again(self, asked: Asked, in_progress: int) -> None:
+        asked.num_blamed += in_progress == asked.fetch.id
         if asked.num_blamed >= MAX_BLAMED:
             del self._asked[asked.fetch.id]
             asked.check.found = DeadlyRequest()

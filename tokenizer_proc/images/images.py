@@ -12,8 +12,8 @@ import msgspec
 from headrace.board.board import Field, Slot
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import GenerateRequest, Image
-from headrace.tokenizer_proc.apis.openai import ChatMessage
-from headrace.tokenizer_proc.images.sources import Remote, Source, image_parts, sources_of
+from headrace.tokenizer_proc.apis.openai import RequestMessage
+from headrace.tokenizer_proc.images.sources import ImageSource, Remote, image_parts, sources_of
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences
 
 if TYPE_CHECKING:  # what only those load who take images
@@ -59,7 +59,7 @@ class Images:
         self._fetches = fetches
 
     def of(
-        self, request: int, messages: Sequence[ChatMessage], salt: bytes = b""
+        self, request: int, messages: Sequence[RequestMessage], salt: bytes = b""
     ) -> "PromptImages":
         """Return the images of a conversation, of which nothing has been decoded.
 
@@ -78,7 +78,7 @@ class Images:
         if self._fetches is not None:
             self._fetches.look()
 
-    def fetch(self, sources: Sequence[Source | Remote]) -> Encoding[list[Source]]:
+    def fetch(self, sources: Sequence[ImageSource | Remote]) -> Encoding[list[ImageSource]]:
         """Return images, those fetched that are elsewhere.
 
         Raises:
@@ -86,12 +86,12 @@ class Images:
         """
         remotes = [source for source in sources if isinstance(source, Remote)]
         if not remotes:
-            return [source for source in sources if isinstance(source, Source)]
+            return [source for source in sources if isinstance(source, ImageSource)]
         assert self._fetches is not None
         files = iter((yield from self._fetches.files(remotes)))
         return [s.source(*next(files)) if isinstance(s, Remote) else s for s in sources]
 
-    def prepare(self, sources: Sequence[Source], request: int, salt: bytes) -> "list[Stored]":
+    def prepare(self, sources: Sequence[ImageSource], request: int, salt: bytes) -> "list[Stored]":
         """Return images in the arena, prepared if they are not there.
 
         Raises:
@@ -111,7 +111,9 @@ class Images:
             where = sources[0].where
             raise InvalidValue(f"{where}: with those after it, takes {error}", where) from error
 
-    def _in_order(self, sources: Sequence[Source], request: int, salt: bytes) -> "list[Stored]":
+    def _in_order(
+        self, sources: Sequence[ImageSource], request: int, salt: bytes
+    ) -> "list[Stored]":
         """Return images in the arena; raises NeverFits, too."""
 
         def wait() -> None:
@@ -187,7 +189,7 @@ class PromptImages:
     def __init__(
         self,
         images: Images | None,
-        named: Sequence[Source | Remote],
+        named: Sequence[ImageSource | Remote],
         request: int,
         salt: bytes = b"",
     ) -> None:
@@ -195,7 +197,7 @@ class PromptImages:
         self._request = request
         self._salt = salt
         self._named = named
-        self._sources: list[Source] = []
+        self._sources: list[ImageSource] = []
         self._stored: list[Stored] = []
         self._found: list[Image] = []
 
@@ -233,7 +235,7 @@ class PromptImages:
 
 
 def none_of(
-    takes_images: bool, request: int, messages: Sequence[ChatMessage], _salt: bytes = b""
+    takes_images: bool, request: int, messages: Sequence[RequestMessage], _salt: bytes = b""
 ) -> PromptImages:
     """Return no images: this process prepares none.
 

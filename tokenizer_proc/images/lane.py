@@ -18,7 +18,7 @@ from headrace.tokenizer_proc.images.spelling import spelling_of
 from headrace.tokenizer_proc.images.store import ImageStore
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 
-LOOK_S = 0.002  # between looks at what the engine is done with
+POLL_INTERVAL_S = 0.002  # between looks at what the engine is done with
 
 
 def load_images(
@@ -43,7 +43,7 @@ def load_images(
 
     def wait() -> None:
         context.slot.beat()  # to wait for room is no work
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
         look()
 
     return Images(

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from headrace.errors import InvalidValue, ModelError, in_a_line
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
-from headrace.tokenizer_proc.images.sources import Source
-from headrace.tokenizer_proc.images.spelling import Spelling
+from headrace.tokenizer_proc.images.sources import ImageSource
+from headrace.tokenizer_proc.images.spelling import ImageSpelling
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -53,7 +53,7 @@ def forgo_torch() -> None:
 class ImageProcessor:
     """A model's image processor, and how its images are written."""
 
-    def __init__(self, model: str, spelling: Spelling) -> None:
+    def __init__(self, model: str, spelling: ImageSpelling) -> None:
         """Load the processor of the model at path `model`.
 
         Raises:
@@ -72,7 +72,7 @@ class ImageProcessor:
             raise ModelError(f"{model}: its image processor cannot be loaded: {why}") from error
         self._low_detail = spelling.low_detail(self._process)
 
-    def key(self, source: Source, salt: bytes = b"") -> bytes:
+    def key(self, source: ImageSource, salt: bytes = b"") -> bytes:
         """Return the key of an image: others are other pixels, or are prepared otherwise.
 
         With a `salt`, 16 bytes at most, only who has the same one finds it.
@@ -80,7 +80,7 @@ class ImageProcessor:
         person = b"low" if source.is_low and self._low_detail else b""
         return blake2b(source.data, digest_size=KEY_BYTES, person=person, salt=salt).digest()
 
-    def prepare(self, source: Source) -> Prepared:
+    def prepare(self, source: ImageSource) -> Prepared:
         """Decode and process an image.
 
         Raises:
@@ -95,7 +95,7 @@ class ImageProcessor:
         except MemoryError as error:
             raise InvalidValue(f"{where}: takes more memory than there is", where) from error
 
-    def _prepared(self, source: Source) -> Prepared:
+    def _prepared(self, source: ImageSource) -> Prepared:
         options = {**self.spelling.options, **(self._low_detail if source.is_low else {})}
         image = decoded(source)
         try:
@@ -106,7 +106,7 @@ class ImageProcessor:
         return Prepared(tensors, self.spelling.spell(made), self.spelling.grid(made))
 
 
-def decoded(source: Source) -> "Image.Image":
+def decoded(source: ImageSource) -> "Image.Image":
     """Return the pixels of an image, upright and RGB, as transformers' `load_image` has them."""
     from PIL import Image, ImageOps
 

@@ -12,9 +12,9 @@ from headrace.config.config import MAX_IMAGE_BYTES
 from headrace.errors import InvalidValue, Unsupported
 from headrace.tokenizer_proc.apis.openai import (
     IMAGE_PART,
-    ChatMessage,
     ContentPart,
     ImageUrl,
+    RequestMessage,
 )
 from headrace.tokenizer_proc.images.header import SCAN, Header, read_header
 
@@ -27,7 +27,7 @@ TAKEN = "send PNG, JPEG, WebP or GIF"
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """An image that may be decoded."""
 
     data: bytes
@@ -44,16 +44,18 @@ class Remote:
     where: str
     is_low: bool = False
 
-    def source(self, mime_type: str, data: bytes) -> Source:
+    def source(self, mime_type: str, data: bytes) -> ImageSource:
         """Return the image as its server has sent it.
 
         Raises:
             InvalidValue: it is none, or too large.
         """
-        return Source(data, checked_header(data, mime_type, self.where), self.where, self.is_low)
+        return ImageSource(
+            data, checked_header(data, mime_type, self.where), self.where, self.is_low
+        )
 
 
-def image_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, ContentPart]]:
+def image_parts(messages: Sequence[RequestMessage]) -> Iterator[tuple[str, ContentPart]]:
     """Yield the parts of a conversation that are images, by the names of their fields."""
     for i, message in enumerate(messages):
         if isinstance(message.content, list):
@@ -63,8 +65,8 @@ def image_parts(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, ContentP
 
 
 def sources_of(
-    messages: Sequence[ChatMessage], max_images: int, fetches: bool = False
-) -> list[Source | Remote]:
+    messages: Sequence[RequestMessage], max_images: int, fetches: bool = False
+) -> list[ImageSource | Remote]:
     """Return the images of a conversation, in order.
 
     Args:
@@ -83,7 +85,7 @@ def sources_of(
     return [source_of(part.image_url, where, fetches) for where, part in parts]
 
 
-def source_of(image: ImageUrl | None, where: str, fetches: bool) -> Source | Remote:
+def source_of(image: ImageUrl | None, where: str, fetches: bool) -> ImageSource | Remote:
     """Return the image of one part."""
     if image is None:
         raise InvalidValue(f"{where}: must be there, as an object with 'url'", where)
@@ -101,7 +103,7 @@ def source_of(image: ImageUrl | None, where: str, fetches: bool) -> Source | Rem
             where,
         )
     mime_type, data = read_url(image.url, where)
-    return Source(data, checked_header(data, mime_type, where), where, is_low)
+    return ImageSource(data, checked_header(data, mime_type, where), where, is_low)
 
 
 def read_url(url: str, where: str) -> tuple[str, bytes]:

@@ -18,7 +18,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Spelling:
+class ImageSpelling:
     """How images are written in the prompts of one model."""
 
     placeholder: str  # a template's, of an image
@@ -31,7 +31,7 @@ class Spelling:
     grid: Callable[[Json], list[int]] = lambda _made: []
 
 
-def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """Return the spelling of a model.
 
     Args:
@@ -48,7 +48,7 @@ def spelling_of(config: Json, settings: Json, token: Callable[[int], str]) -> Sp
     return FAMILIES[config["model_type"]](config, settings, token)
 
 
-def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """Idefics3 and SmolVLM: an image is cut into rows of tiles, and seen as a whole after them."""
     image = token(config["image_token_id"])
     rows = image * settings.get("image_seq_len", 169)
@@ -65,10 +65,10 @@ def tiles(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling
         return f"{''.join(lines)}\n{whole}"
 
     options = {"return_row_col_info": True}
-    return Spelling(image, image, spell, options, lambda _: {"do_image_splitting": False})
+    return ImageSpelling(image, image, spell, options, lambda _: {"do_image_splitting": False})
 
 
-def patches(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+def patches(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """LLaVA: a row is a patch of the image, which has always the same size."""
     image = token(config["image_token_index"])
     patch: int = settings.get("patch_size") or config["vision_config"]["patch_size"]
@@ -82,10 +82,10 @@ def patches(config: Json, settings: Json, token: Callable[[int], str]) -> Spelli
         num_rows: int = height // patch * (width // patch) + num_more
         return image * num_rows
 
-    return Spelling(image, image, spell, {})
+    return ImageSpelling(image, image, spell, {})
 
 
-def grid(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+def grid(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """Qwen2.5-VL: a row is some patches of the image, which keeps its shape."""
     image = token(config["image_token_id"])
     merged: int = config["vision_config"].get("spatial_merge_size", 2)
@@ -98,7 +98,7 @@ def grid(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
         num_rows: int = prod(shape(made))
         return image * num_rows
 
-    return Spelling(image, image, spell, {}, low_size, shape)
+    return ImageSpelling(image, image, spell, {}, low_size, shape)
 
 
 def low_size(processor: Any) -> Json:
@@ -110,13 +110,13 @@ def low_size(processor: Any) -> Json:
     return {"size": {"shortest_edge": least, "longest_edge": LOW_PIXELS}}
 
 
-def block(config: Json, settings: Json, token: Callable[[int], str]) -> Spelling:
+def block(config: Json, settings: Json, token: Callable[[int], str]) -> ImageSpelling:
     """Gemma 3: as many rows for every image, on lines of their own."""
     begin, end = token(config["boi_token_index"]), token(config["eoi_token_index"])
     image = token(config["image_token_index"])
     num_rows = settings.get("image_seq_length") or config.get("mm_tokens_per_image", 256)
     text = f"\n\n{begin}{image * num_rows}{end}\n\n"
-    return Spelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
+    return ImageSpelling(begin, image, lambda _made: text, {"do_pan_and_scan": False})
 
 
 PROCESSORS = (

@@ -12,7 +12,7 @@ from headrace.ipc.aborted_ids import AbortedIds
 from headrace.ipc.messages import Abort
 from headrace.ipc.sockets import Inbox, address
 
-LOOK_S = 0.001  # between looks: one takes a tenth of the time that a short chat does
+POLL_INTERVAL_S = 0.001  # between looks: one takes a tenth of the time that a short chat does
 
 
 class Abandoned(Exception):
@@ -34,7 +34,7 @@ class Aborts:
     def look(self) -> None:
         """Take what has come, unless that has been done just now."""
         now = self._clock()
-        if now - self._looked_at < LOOK_S:
+        if now - self._looked_at < POLL_INTERVAL_S:
             return
         self._looked_at = now
         while (received := self._inbox.receive(0)) is not None:

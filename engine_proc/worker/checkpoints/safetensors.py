@@ -22,7 +22,7 @@ OTHER_BYTES = {"F64": 8, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 KNOWN_BYTES = NUMBER_BYTES | PACKED_BYTES | OTHER_BYTES
 
 
-class Entry(msgspec.Struct):
+class TensorEntry(msgspec.Struct):
     """What the header says of a tensor. Offsets are bytes, counted from the header's end."""
 
     dtype: str
@@ -30,7 +30,7 @@ class Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-Located = tuple[Entry, npt.NDArray[np.uint8]]  # and where its data lies
+Located = tuple[TensorEntry, npt.NDArray[np.uint8]]  # and where its data lies
 
 
 class Index(msgspec.Struct):
@@ -120,10 +120,12 @@ def read_file(
     return tensors
 
 
-def parse_entry(path: Path, name: str, raw: msgspec.Raw, dtypes: tuple[str, ...] | None) -> Entry:
+def parse_entry(
+    path: Path, name: str, raw: msgspec.Raw, dtypes: tuple[str, ...] | None
+) -> TensorEntry:
     """Decode one header entry, and check that dtype, shape and offsets agree."""
     try:
-        entry = msgspec.json.decode(raw, type=Entry)
+        entry = msgspec.json.decode(raw, type=TensorEntry)
     except BAD_JSON as error:
         raise ModelError(f"{path}: tensor {name!r} has a broken header: {error}") from error
     if dtypes is not None and entry.dtype not in dtypes:

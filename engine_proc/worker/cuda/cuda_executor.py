@@ -28,7 +28,7 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
-from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
@@ -36,7 +36,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
 )
 from headrace.engine_proc.worker.parallel.peers import Peers
@@ -50,7 +50,7 @@ LARGEST = Sizes(num_tokens=512, num_sequences=64, num_rows=64)
 
 
 @dataclass(frozen=True)
-class Step:
+class DeviceStep:
     """A batch, on the device."""
 
     token_ids: Tensor  # [tokens], int32
@@ -96,7 +96,7 @@ class CudaExecutor:
         progress: Callable[[int, int], None] = lambda done, total: None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
-        self.team = Team(spec, peers)
+        self.team = ShardGroup(spec, peers)
         if peers is not None:
             spec, weights = peers.share_of(spec, weights)
         self.spec = spec
@@ -227,7 +227,7 @@ class CudaExecutor:
         max_keys: int,
         images: ImageInputs | None = None,
         prompts: FlashInferAttention | None = None,
-    ) -> Step:
+    ) -> DeviceStep:
         """Derive all that kernels need to know of the step in the buffers."""
         buffers = self.buffers
         inputs = prepare_inputs(
@@ -243,7 +243,7 @@ class CudaExecutor:
         if images is not None and images.rope_positions is not None:
             positions = images.rope_positions
         rotations = self.rotations(positions)
-        return Step(
+        return DeviceStep(
             *(inputs.token_ids, inputs.kv_rows, stretches, inputs.logit_rows, rotations),
             images=images,
             prompts=prompts,
@@ -265,7 +265,7 @@ class CudaExecutor:
             rotations.append(Rotations(cos, sin, rope.interleaved))
         return rotations
 
-    def hidden(self, step: Step) -> Tensor:
+    def hidden(self, step: DeviceStep) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
         x = self.team.embed(step.token_ids, self.weights["embed"])
         if self.spec.embedding_multiplier != 1:
@@ -280,7 +280,7 @@ class CudaExecutor:
         return self.norm_sum("norm", x.index_select(0, rows), added)
 
     def layer(
-        self, index: int, layer: LayerSpec, x: Tensor, added: Tensor | None, step: Step
+        self, index: int, layer: LayerSpec, x: Tensor, added: Tensor | None, step: DeviceStep
     ) -> tuple[Tensor, Tensor | None]:
         """Run one layer, [tokens, hidden] -> [tokens, hidden], in place where that is quicker.
 
@@ -289,12 +289,12 @@ class CudaExecutor:
         """
         name = f"layers.{index}"
         placement, multiplier = self.spec.placement, self.spec.residual_multiplier
-        before = placement != Placement.POST
+        before = placement != NormPlacement.POST
         normed = self.norm_sum(f"{name}.attn_norm", x, added) if before else x
         attended = self.attention(index, layer, normed, step)
-        if placement == Placement.PARALLEL:
+        if placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.mlp(name, normed) * multiplier, None
-        after = placement in (Placement.POST, Placement.PRE_POST)
+        after = placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)
         if before:
@@ -306,7 +306,7 @@ class CudaExecutor:
             out = self.norm(f"{name}.mlp_post_norm", out)
         return (x, out) if before else (x + out * multiplier, None)
 
-    def attention(self, index: int, layer: LayerSpec, x: Tensor, step: Step) -> Tensor:
+    def attention(self, index: int, layer: LayerSpec, x: Tensor, step: DeviceStep) -> Tensor:
         """Write keys and values to their pages, then attend to them, [tokens, hidden]."""
         spec, name = self.spec, f"layers.{index}"
         keys, values = self.kv[index]

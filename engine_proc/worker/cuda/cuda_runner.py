@@ -10,16 +10,16 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
 from headrace.engine_proc.worker.cuda.kernels.logprobs import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
-from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.runner import MaskSource, batch_of, no_masks, optional
 from headrace.ipc.worker_messages import Step, StepResult
 
 
 class Copied:
-    """A `Promise`: what a step has drawn, on its way to the host."""
+    """A `PendingResult`: what a step has drawn, on its way to the host."""
 
-    def __init__(self, drawn: Drawn, team: Team) -> None:
+    def __init__(self, drawn: Drawn, team: ShardGroup) -> None:
         self._team, self._num_tops = team, drawn.num_tops
         self._tokens = to_host(drawn.tokens)
         self._reports = None if drawn.reports is None else to_host(drawn.reports)
@@ -83,7 +83,7 @@ class CudaRunner:
         """Launch one step. The masks are asked for when the forward pass is on its way."""
         with self._phase("prepare"):
             batch = batch_of(step, step.logit_rows, self._embeds)
-            batch = replace(batch, relays=optional(step.relays))
+            batch = replace(batch, token_sources=optional(step.token_sources))
         with self._phase("forward"):
             logits = self._executor.logits(batch)
         with self._phase("sampling"):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.buckets import Sizes
-from headrace.engine_proc.worker.cuda.sender import Event
+from headrace.engine_proc.worker.cuda.sender import StreamEvent
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 
@@ -78,7 +78,7 @@ class FlashInferAttention:
         device: torch.device,
         dtype: torch.dtype,
         library: Any,
-        make_event: Callable[[], Event] = torch.cuda.Event,
+        make_event: Callable[[], StreamEvent] = torch.cuda.Event,
     ) -> None:
         self._spec = spec
         self._page_tokens = page_tokens

@@ -11,8 +11,8 @@ from torch._C._distributed_c10d import FileStore, Store
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
-from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
-from headrace.engine_proc.worker.parallel.joint_steps import Peers
+from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
+from headrace.engine_proc.worker.parallel.joint_steps import StepPeers
 from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
 from headrace.system.all_reduce_policy import MAX_BYTES, Topology
@@ -39,14 +39,14 @@ def open_group(peers: HostPeers, control_fd: int, is_disabled: bool) -> IpcAllRe
     links = worst_link([theirs.decode() for theirs in peers.gather(uuid.encode())])
     return IpcAllReduce(
         peers,
-        Gpu(uuid, os.uname().nodename, links, MAX_BYTES, is_disabled),
+        PeerGpu(uuid, os.uname().nodename, links, MAX_BYTES, is_disabled),
         ControlPage(control_fd),
         parts(device, peers.world),
         TorchCollectives(dist.group.WORLD),
     )
 
 
-def meeting_place(peers: Peers) -> Store:
+def meeting_place(peers: StepPeers) -> Store:
     """Return where NCCL's ranks find each other: a file in memory, of rank 0, without a name."""
     path = ""
     if peers.rank == 0:

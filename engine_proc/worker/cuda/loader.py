@@ -44,7 +44,7 @@ from headrace.engine_proc.worker.execution.loaded_model import (
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Runner
 from headrace.engine_proc.worker.execution.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
@@ -57,7 +57,7 @@ KV_DTYPES = {"fp8": E4M3}  # others are those of the weights
 
 def load_on_gpu(
     config: WorkerConfig,
-    model: Model,
+    model: DecoderModel,
     progress: Progress,
     group: ShmAllReduce | None,
     embeds: Floats | None = None,
@@ -126,7 +126,7 @@ def part(progress: Progress, index: int) -> Progress:
     return lambda done, total: progress(index * total + done, 2 * total)
 
 
-def buckets_for(config: WorkerConfig, model: Model) -> Buckets:
+def buckets_for(config: WorkerConfig, model: DecoderModel) -> Buckets:
     """Return which steps are captured as graphs; none of an embedding model's."""
     if config.enforce_eager or model.pooling is not None:
         return Buckets(())
@@ -182,7 +182,7 @@ def collectives_of(
 
 
 def runner_of(
-    config: WorkerConfig, executor: CudaExecutor, model: Model, embeds: Floats | None
+    config: WorkerConfig, executor: CudaExecutor, model: DecoderModel, embeds: Floats | None
 ) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if model.pooling is not None:

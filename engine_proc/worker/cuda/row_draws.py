@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.graphs import Graph, Run
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
-from headrace.engine_proc.worker.cuda.sender import Sender
+from headrace.engine_proc.worker.cuda.sender import ArraySender
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.execution.executor import Int32s
 from headrace.engine_proc.worker.execution.sampler import ROW
@@ -27,7 +27,7 @@ class RowDraws:
 
     def __init__(self, buffers: StepBuffers) -> None:
         self._buffers = buffers
-        self._sender = Sender(len(buffers.drawn) * ROW_NUMBERS, buffers.drawn.device)
+        self._sender = ArraySender(len(buffers.drawn) * ROW_NUMBERS, buffers.drawn.device)
         self._sizes: list[int] = []
         self._graphs: dict[int, Graph] = {}
 

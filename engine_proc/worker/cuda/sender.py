@@ -15,7 +15,7 @@ from headrace.engine_proc.worker.execution.executor import Int32s
 NUM_PIECES = 2
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A place in a stream, as torch.cuda.Event."""
 
     def record(self) -> None:
@@ -35,7 +35,7 @@ class NoEvent:
     def synchronize(self) -> None: ...
 
 
-class Sender:
+class ArraySender:
     """Sends arrays of int32.
 
     Args:
@@ -48,7 +48,7 @@ class Sender:
         self,
         size: int,
         device: torch.device,
-        make_event: Callable[[], Event] | None = None,
+        make_event: Callable[[], StreamEvent] | None = None,
         make_room: MakeRoom | None = None,
     ) -> None:
         if make_event is None:

@@ -14,7 +14,7 @@ from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.parallel.peers import Peers
 
 
-class Team:
+class ShardGroup:
     """The workers of a model, seen from one of them.
 
     Args:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.buckets import Sizes
-from headrace.engine_proc.worker.cuda.sender import Sender
+from headrace.engine_proc.worker.cuda.sender import ArraySender
 from headrace.engine_proc.worker.cuda.step_inputs import pack, packed_size
 from headrace.engine_proc.worker.execution.executor import Batch
 
@@ -20,7 +20,7 @@ class StepBuffers:
     def __init__(self, most: Sizes, max_pages: int, vocab_size: int, device: torch.device) -> None:
         all_rows = Sizes(most.num_tokens, most.num_sequences, most.num_tokens)
         self.max_pages = max_pages
-        self._sender = Sender(packed_size(all_rows, max_pages), device)  # no tokens, at first
+        self._sender = ArraySender(packed_size(all_rows, max_pages), device)  # no tokens, at first
         self.drawn = torch.zeros(most.num_tokens, dtype=torch.int32, device=device)  # by row
         self.logits = torch.zeros(most.num_rows, vocab_size, device=device)
 

@@ -50,8 +50,8 @@ def pack(batch: Batch, out: Int32s) -> tuple[Sizes, int]:
     firsts = np.concatenate([[0], cuts])
     own = batch.sequences[firsts]
     ids, table = batch.token_ids, batch.page_table
-    if batch.relays is not None:
-        ids = np.where(batch.relays >= 0, -1 - batch.relays, ids)
+    if batch.token_sources is not None:
+        ids = np.where(batch.token_sources >= 0, -1 - batch.token_sources, ids)
     if len(own) < len(table):
         table = table[own]
     sizes = Sizes(len(ids), len(own), len(batch.logit_rows))

@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
@@ -72,7 +72,7 @@ class Isa(StrEnum):
 
 # The order of these is the numbering of csrc/cpu.
 ISAS = tuple(Isa)
-PLACEMENTS = tuple(Placement)
+PLACEMENTS = tuple(NormPlacement)
 QK_NORMS = tuple(QKNorm)
 ACTIVATIONS = tuple(Activation)
 FORMATS: tuple[Format | None, ...] = (
@@ -131,8 +131,8 @@ class RopeConfig(Structure):
     )
 
 
-class Step(Structure):
-    """`Step` of csrc/cpu/model.h."""
+class NativeStep(Structure):
+    """`NativeStep` of csrc/cpu/model.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("token_ids", "positions", "sequences")),
@@ -370,7 +370,7 @@ class CpuExecutor:
         assert all(array.shape == arrays[0].shape for array in arrays[:3])
         of_images = (batch.embed_rows, batch.rope_positions, batch.last_seen)
         assert all(column is None or len(column) == num_tokens for column in of_images)
-        step = Step(
+        step = NativeStep(
             *(array.ctypes.data for array in arrays),
             *(address(column) for column in of_images),
             address(batch.embeds),
@@ -505,7 +505,7 @@ def declare(core: ctypes.CDLL) -> ctypes.CDLL:
         ("pack_stored", None, (*where, c_int32, c_int32, c_void_p)),
         ("set_vector", None, (*where, c_void_p, c_int32)),
         ("join", None, (*where, c_void_p, POINTER(c_int32), c_int32, c_int32, c_int32)),
-        ("step", c_int32, (c_void_p, POINTER(Step))),
+        ("step", c_int32, (c_void_p, POINTER(NativeStep))),
     ):
         function = core[f"headrace_cpu_{name}"]
         function.restype = result

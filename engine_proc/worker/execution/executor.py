@@ -35,7 +35,7 @@ class Batch:
     rope_positions: Int32s | None = None  # [tokens, 3], of time, height and width; see `RopeTable`
     last_seen: Int32s | None = None  # [tokens], the last position it sees, in this batch, too
     # The row of the batch before whose drawn token comes in; -1 is none. None relays nothing.
-    relays: Int32s | None = None  # [tokens]
+    token_sources: Int32s | None = None  # [tokens]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def no_masks(num_rows: int) -> Masks:
     return NO_MASKS
 
 
-class Promise(Protocol):
+class PendingResult(Protocol):
     """The result of a step that a device is still at."""
 
     @property
@@ -36,7 +36,7 @@ class Promise(Protocol):
 class Runner(Protocol):
     """What a worker does with a step."""
 
-    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | Promise: ...
+    def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | PendingResult: ...
 
 
 class GenerationRunner:
@@ -52,9 +52,9 @@ class GenerationRunner:
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult:
         """Run one step. The masks are asked for when the logits are there."""
         batch = batch_of(step, step.logit_rows, self._embeds)
-        if step.relays:
-            relays = np.frombuffer(step.relays, np.int32)
-            batch = replace(batch, token_ids=relayed(batch.token_ids, relays, self._drawn))
+        if step.token_sources:
+            token_sources = np.frombuffer(step.token_sources, np.int32)
+            batch = replace(batch, token_ids=relayed(batch.token_ids, token_sources, self._drawn))
         logits = self._executor.logits(batch)
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
@@ -101,11 +101,11 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
     )
 
 
-def relayed(token_ids: Int32s, relays: Int32s, drawn: Int32s) -> Int32s:
+def relayed(token_ids: Int32s, token_sources: Int32s, drawn: Int32s) -> Int32s:
     """Return a step's tokens, with those that the step before has drawn in their places."""
     filled = token_ids.copy()
-    places = np.flatnonzero(relays >= 0)
-    filled[places] = drawn[relays[places]]
+    places = np.flatnonzero(token_sources >= 0)
+    filled[places] = drawn[token_sources[places]]
     return filled
 
 

@@ -11,7 +11,7 @@ from headrace.engine_proc.worker.hf.executor import to_floats
 from headrace.engine_proc.worker.hf.model import load_module, open_config
 from headrace.engine_proc.worker.reference.torch_attention import sequence_rows, to_tensor
 from headrace.errors import ModelError
-from headrace.model.pooling import Activation
+from headrace.model.pooling import ScoreActivation
 
 OWN_ATTENTION = "sdpa"
 
@@ -19,7 +19,7 @@ OWN_ATTENTION = "sdpa"
 class Classifier:
     """Scores whole sequences; it has no cache, and reads no page table."""
 
-    def __init__(self, module: PreTrainedModel, activation: Activation) -> None:
+    def __init__(self, module: PreTrainedModel, activation: ScoreActivation) -> None:
         self.module = module
         self.activation = activation
         self.has_types = getattr(module.config, "type_vocab_size", 0) > 1
@@ -37,10 +37,10 @@ class Classifier:
                 inputs["token_type_ids"] = to_tensor(batch.token_types[rows], device)[None]
             parts.append(self.module(**inputs).logits[0].float())
         scores = torch.stack(parts)
-        return to_floats(scores.sigmoid() if self.activation is Activation.SIGMOID else scores)
+        return to_floats(scores.sigmoid() if self.activation is ScoreActivation.SIGMOID else scores)
 
 
-def open_classifier(folder: Path, *, dtype: str, activation: Activation) -> Classifier:
+def open_classifier(folder: Path, *, dtype: str, activation: ScoreActivation) -> Classifier:
     """Load the cross-encoder of a folder, without running code from it.
 
     Raises:

@@ -47,7 +47,7 @@ def take_share(
         raise ModelError(
             f"{model.architecture} has no plan for tensor parallelism in transformers; use --tp 1"
         )
-    scissors = Scissors(group, model.layers)
+    scissors = ModuleSharder(group, model.layers)
     for name, module in list(model.module.named_modules()):
         style = plan.get(starred(name))
         if style == "moe_tp_experts":
@@ -73,7 +73,7 @@ def unknown(name: str, style: str) -> ModelError:
     return ModelError(f"its plan for tensor parallelism has {name} as {style!r}; use --tp 1")
 
 
-class Scissors:
+class ModuleSharder:
     """Cuts layers, for one worker."""
 
     def __init__(self, group: ShmAllReduce, layers: Mapping[nn.Module, AttentionLayer]) -> None:

@@ -1,12 +1,14 @@
 """The type that GPUs compute in, from `--dtype`, other flags and the model."""
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.models.decoder_spec import Placement
-from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ModelError
 
 
-def dtype_on_gpus(asked: str, model: Model, *, quantization: str, kv_cache_dtype: str) -> str:
+def dtype_on_gpus(
+    asked: str, model: DecoderModel, *, quantization: str, kv_cache_dtype: str
+) -> str:
     """Return what GPUs compute one of our decoders in, given `--dtype` and other flags.
 
     float16 ends at 65504, which Gemma 2's and 3's layers pass. Where `--quantization fp8` rounds
@@ -15,7 +17,7 @@ def dtype_on_gpus(asked: str, model: Model, *, quantization: str, kv_cache_dtype
     Raises:
         ModelError: it was to be float16, and the model's numbers are too large for that.
     """
-    is_large = model.spec.placement == Placement.PRE_POST
+    is_large = model.spec.placement == NormPlacement.PRE_POST
     if asked == "float16" and is_large:
         raise ModelError(
             f"--dtype float16 ends at 65504, which {model.spec.architecture} models pass; "

@@ -16,7 +16,7 @@ class Norm(StrEnum):
     LAYER = "layer"
 
 
-class Placement(StrEnum):
+class NormPlacement(StrEnum):
     """Where a layer's norms sit relative to attention and MLP."""
 
     PRE = "pre"  # Llama: x + f(norm(x))
@@ -80,7 +80,7 @@ class DecoderSpec:
     ropes: tuple[RopeTable, ...]
     norm: Norm = Norm.RMS
     norm_eps: float = 1e-5
-    placement: Placement = Placement.PRE
+    placement: NormPlacement = NormPlacement.PRE
     qk_norm: QKNorm = QKNorm.NONE
     activation: Activation = Activation.SILU
     qkv_bias: bool = False

@@ -15,7 +15,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
     RopeTable,
 )
@@ -290,7 +290,7 @@ def gemma2(fields: Fields) -> DecoderSpec:
         layers=sliding(fields, lambda i: i % 2 == 0),
         head_dim=256,
         **gemma_common(fields),
-        placement=Placement.PRE_POST,
+        placement=NormPlacement.PRE_POST,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         attention_softcap=fields.optional_number("attn_logit_softcapping"),
         logit_softcap=fields.optional_number("final_logit_softcapping"),
@@ -321,7 +321,7 @@ def gemma3(fields: Fields) -> DecoderSpec:
         ),
         head_dim=256,
         **gemma_common(fields),
-        placement=Placement.PRE_POST,
+        placement=NormPlacement.PRE_POST,
         qk_norm=QKNorm.PER_HEAD,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         logit_softcap=fields.optional_number("final_logit_softcapping"),
@@ -382,7 +382,7 @@ def smollm3(fields: Fields) -> DecoderSpec:
 
 
 def olmo2(fields: Fields) -> DecoderSpec:
-    return decoder(fields, placement=Placement.POST, qk_norm=QKNorm.FULL, **biases(fields))
+    return decoder(fields, placement=NormPlacement.POST, qk_norm=QKNorm.FULL, **biases(fields))
 
 
 def olmo3(fields: Fields) -> DecoderSpec:
@@ -395,7 +395,7 @@ def olmo3(fields: Fields) -> DecoderSpec:
             LayerSpec(rope=1, window=size) if slide else LayerSpec(rope=0) for slide in slides
         ),
         ropes=ropes_by_type(fields, head_dim=split_head_dim(fields), thetas=(theta, theta)),
-        placement=Placement.POST,
+        placement=NormPlacement.POST,
         qk_norm=QKNorm.FULL,
         **biases(fields),
     )
@@ -417,7 +417,7 @@ def exaone4(fields: Fields) -> DecoderSpec:
             LayerSpec(rope=0 if slide or size is None else None, window=size if slide else None)
             for slide in slides
         ),
-        placement=Placement.POST,
+        placement=NormPlacement.POST,
         qk_norm=QKNorm.PER_HEAD,
     )
 
@@ -468,7 +468,7 @@ def cohere(fields: Fields) -> DecoderSpec:
         ropes=(rope(fields, head_dim, 500_000.0, interleaved=True),),
         tied_head=True,
         norm=Norm.LAYER,
-        placement=Placement.PARALLEL,
+        placement=NormPlacement.PARALLEL,
         logit_multiplier=fields.number("logit_scale", 0.0625),
         **biases(fields),
     )

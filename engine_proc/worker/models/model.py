@@ -34,7 +34,7 @@ class NotLowered(ModelError):
 
 
 @dataclass(frozen=True)
-class Model:
+class DecoderModel:
     """What an executor is made from."""
 
     spec: DecoderSpec
@@ -44,7 +44,7 @@ class Model:
     kv_scales: tuple[tuple[float, float], ...] = ()  # of layers' keys and values in 8 bits, if told
 
 
-def open_model(path: Path | str, load_format: str = "auto") -> Model:
+def open_model(path: Path | str, load_format: str = "auto") -> DecoderModel:
     """Open a Hugging Face folder or a .gguf file. Weights stay on disk until they are decoded.
 
     Args:
@@ -63,7 +63,7 @@ def open_model(path: Path | str, load_format: str = "auto") -> Model:
     raise ModelError(f"{path}: neither a folder nor a .gguf file")
 
 
-def open_folder(folder: Path, is_dummy: bool) -> Model:
+def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
     """Open a folder with `config.json` and safetensors, or with the config alone."""
     config = read_json(folder / "config.json")
     takes_images = vision_family(config) is not None
@@ -80,7 +80,7 @@ def open_folder(folder: Path, is_dummy: bool) -> Model:
     if is_dummy:
         if takes_images:
             raise ModelError(NO_DUMMY.format(path=folder))
-        return Model(spec, dummy_weights(spec), eos, pooling)
+        return DecoderModel(spec, dummy_weights(spec), eos, pooling)
     but = weight_names.TOWERS if takes_images else ()
     stored = safetensors.open_folder(folder, but, is_quantized=quantization is not None)
     try:
@@ -93,10 +93,10 @@ def open_folder(folder: Path, is_dummy: bool) -> Model:
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
     scales = () if quantization is None else kv_scales_of(stored, len(spec.layers))
-    return Model(spec, weights, eos, pooling, scales)
+    return DecoderModel(spec, weights, eos, pooling, scales)
 
 
-def open_gguf(path: Path) -> Model:
+def open_gguf(path: Path) -> DecoderModel:
     """Open a single-file model."""
     file = read_metadata(path)
     tensors = gguf.open_tensors(file)
@@ -107,7 +107,9 @@ def open_gguf(path: Path) -> Model:
         raise ModelError(f"{path}: {error}") from error
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
     ids = (file.metadata.get(key) for key in keys)
-    return Model(spec, weights, tuple(dict.fromkeys(id for id in ids if isinstance(id, int))))
+    return DecoderModel(
+        spec, weights, tuple(dict.fromkeys(id for id in ids if isinstance(id, int)))
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

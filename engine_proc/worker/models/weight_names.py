@@ -6,20 +6,20 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weight, Weights
-from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, Placement, QKNorm
+from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, NormPlacement, QKNorm
 from headrace.errors import ModelError
 
 Shape = tuple[int, ...]
 
 
-class Source(NamedTuple):
+class WeightSource(NamedTuple):
     """Where a weight is: rows of a tensor of the file, from `first_row` on."""
 
     tensor: str
     first_row: int = 0
 
 
-Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, Source]]
+Naming = Callable[[DecoderSpec, Mapping[str, Weight]], dict[str, WeightSource]]
 
 
 def weight_shapes(spec: DecoderSpec) -> dict[str, Shape]:
@@ -39,11 +39,11 @@ def layer_shapes(spec: DecoderSpec) -> dict[str, Shape]:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     shapes: dict[str, Shape] = {}
-    if spec.placement != Placement.POST:
+    if spec.placement != NormPlacement.POST:
         shapes["attn_norm"] = (hidden,)
-    if spec.placement in (Placement.PRE, Placement.PRE_POST):
+    if spec.placement in (NormPlacement.PRE, NormPlacement.PRE_POST):
         shapes["mlp_norm"] = (hidden,)
-    if spec.placement in (Placement.POST, Placement.PRE_POST):
+    if spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST):
         shapes |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     if spec.qk_norm == QKNorm.PER_HEAD:
         shapes |= {"q_norm": (spec.head_dim,), "k_norm": (spec.head_dim,)}
@@ -98,7 +98,9 @@ def adopt(spec: DecoderSpec, tensors: Mapping[str, Weight], naming: Naming) -> W
     return weights
 
 
-def is_redundant(name: str, tensors: Mapping[str, Weight], sources: Mapping[str, Source]) -> bool:
+def is_redundant(
+    name: str, tensors: Mapping[str, Weight], sources: Mapping[str, WeightSource]
+) -> bool:
     """Say whether a left-over tensor adds nothing: frequencies, a copy of the embedding, zeros.
 
     Old checkpoints hold `rotary_emb.inv_freq`, some tied ones `lm_head.weight`; Llama 3 as GGUF
@@ -159,35 +161,37 @@ HF_LINEAR = {
 }
 
 
-def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, Source]:
+def hugging_face(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a `*ForCausalLM`, or of its base model, which has no `model.` prefix."""
     prefix = "" if "embed_tokens.weight" in tensors else "model."
     names = HF_LAYER | with_biases(HF_LINEAR)
-    if spec.placement == Placement.PRE_POST:  # Gemma's "post_attention" is not before the MLP
+    if spec.placement == NormPlacement.PRE_POST:  # Gemma's "post_attention" is not before the MLP
         names["mlp_norm"] = "pre_feedforward_layernorm.weight"
     sources = {
-        "embed": Source(f"{prefix}embed_tokens.weight"),
-        "head": Source("lm_head.weight"),
-        "norm": Source(f"{prefix}norm.weight"),
+        "embed": WeightSource(f"{prefix}embed_tokens.weight"),
+        "head": WeightSource("lm_head.weight"),
+        "norm": WeightSource(f"{prefix}norm.weight"),
     }
     for i in range(len(spec.layers)):
         layer = f"{prefix}layers.{i}."
-        sources |= {f"layers.{i}.{ours}": Source(layer + theirs) for ours, theirs in names.items()}
+        sources |= {
+            f"layers.{i}.{ours}": WeightSource(layer + theirs) for ours, theirs in names.items()
+        }
         if f"{layer}self_attn.qkv_proj.weight" in tensors:  # Phi-3
             sources |= fused(spec, f"layers.{i}.", layer)
     return sources
 
 
-def fused(spec: DecoderSpec, ours: str, theirs: str) -> dict[str, Source]:
+def fused(spec: DecoderSpec, ours: str, theirs: str) -> dict[str, WeightSource]:
     """Name the rows of Phi-3's fused matrices."""
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     qkv, gate_up = f"{theirs}self_attn.qkv_proj.weight", f"{theirs}mlp.gate_up_proj.weight"
     return {
-        f"{ours}q": Source(qkv),
-        f"{ours}k": Source(qkv, q),
-        f"{ours}v": Source(qkv, q + kv),
-        f"{ours}gate": Source(gate_up),
-        f"{ours}up": Source(gate_up, spec.intermediate_size),
+        f"{ours}q": WeightSource(qkv),
+        f"{ours}k": WeightSource(qkv, q),
+        f"{ours}v": WeightSource(qkv, q + kv),
+        f"{ours}gate": WeightSource(gate_up),
+        f"{ours}up": WeightSource(gate_up, spec.intermediate_size),
     }
 
 
@@ -208,16 +212,16 @@ GGUF_LINEAR = {
 }
 
 
-def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, Source]:
+def gguf(spec: DecoderSpec, tensors: Mapping[str, Weight]) -> dict[str, WeightSource]:
     """Name the tensors of a GGUF file."""
     names = GGUF_LAYER | with_biases(GGUF_LINEAR)
     sources = {
-        "embed": Source("token_embd.weight"),
-        "head": Source("output.weight"),
-        "norm": Source("output_norm.weight"),
+        "embed": WeightSource("token_embd.weight"),
+        "head": WeightSource("output.weight"),
+        "norm": WeightSource("output_norm.weight"),
     }
     for i in range(len(spec.layers)):
-        sources |= {f"layers.{i}.{o}": Source(f"blk.{i}.{t}") for o, t in names.items()}
+        sources |= {f"layers.{i}.{o}": WeightSource(f"blk.{i}.{t}") for o, t in names.items()}
     return sources
 
 

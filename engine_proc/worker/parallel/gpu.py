@@ -11,7 +11,7 @@ import msgspec
 Argument = Any  # of a kernel: int is a pointer; numpy's uint32 and float32 are what they say
 
 
-class Region(msgspec.Struct, array_like=True, frozen=True):
+class IpcRegion(msgspec.Struct, array_like=True, frozen=True):
     """A piece of GPU memory as another process finds it: in the allocation of a handle."""
 
     handle: bytes
@@ -33,7 +33,7 @@ class Memory(Protocol):
     def read(self, address: int, num_bytes: int) -> bytes:
         """Copy from the GPU."""
 
-    def export(self, address: int, num_bytes: int) -> Region | None:
+    def export(self, address: int, num_bytes: int) -> IpcRegion | None:
         """Return where others find a tensor; None where its memory cannot be exported."""
 
     def open(self, handle: bytes) -> int:

@@ -7,11 +7,11 @@ have captured, they tell each other their addresses once, and the rows are fille
 
 import msgspec
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
-from headrace.engine_proc.worker.parallel.gpu import Memory, Region
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.worker.parallel.gpu import IpcRegion, Memory
 from headrace.engine_proc.worker.parallel.ipc_group import IpcGroup
 from headrace.engine_proc.worker.parallel.ipc_workspace import MAX_RANKS, NUM_ROWS, ROW
-from headrace.engine_proc.worker.parallel.joint_steps import Peers, jointly, meet
+from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, jointly, meet
 from headrace.errors import HeadraceError
 
 
@@ -23,14 +23,14 @@ class Recapture(HeadraceError):
 class Input(msgspec.Struct, array_like=True, frozen=True):
     """An input on one rank, and what it is an input to."""
 
-    region: Region | None
+    region: IpcRegion | None
     call: str
 
 
 class GraphInputs:
     """The table, and the inputs that have a row and are not in it yet."""
 
-    def __init__(self, peers: Peers, memory: Memory, group: IpcGroup) -> None:
+    def __init__(self, peers: StepPeers, memory: Memory, group: IpcGroup) -> None:
         self._peers, self._memory, self._group = peers, memory, group
         self._num_filled = 0
         self._waiting: list[tuple[int, int, str]] = []
@@ -85,7 +85,7 @@ class GraphInputs:
                 f"rank {rank} captured {len(theirs)} sums and rank 0 {len(calls[0])}; "
                 f"they differ from number {index} on"
             )
-            raise CollectiveFailed(Outcome.MISMATCH, rank, text)
+            raise CollectiveFailed(CollectiveOutcome.MISMATCH, rank, text)
 
     def _fill(self, own: list[int], answers: list[list[Input]]) -> None:
         rows = bytearray()

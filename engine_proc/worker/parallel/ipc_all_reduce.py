@@ -12,17 +12,17 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Collectives, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome, Collectives
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory
 from headrace.engine_proc.worker.parallel.graph_inputs import GraphInputs, Recapture
-from headrace.engine_proc.worker.parallel.ipc_group import IpcGroup, Norm, Trial
+from headrace.engine_proc.worker.parallel.ipc_group import FusedNorm, IpcGroup, Trial
 from headrace.engine_proc.worker.parallel.ipc_workspace import Layout
-from headrace.engine_proc.worker.parallel.joint_steps import Peers, Refused, jointly, refuse
+from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, StepRefused, jointly, refuse
 from headrace.system.all_reduce_policy import (
     VECTOR_BYTES,
     Algorithm,
-    Choice,
+    AllReduceChoice,
     Topology,
     choose,
     fuses,
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 TRIAL = Trial()
 
 
-class Tensor(Protocol):
+class DeviceTensor(Protocol):
     """What is needed of a torch.Tensor."""
 
     @property
@@ -49,7 +49,7 @@ class Tensor(Protocol):
     def new_empty(self, size: Any) -> Self: ...
 
 
-class Gpu(msgspec.Struct, array_like=True, frozen=True):
+class PeerGpu(msgspec.Struct, array_like=True, frozen=True):
     """What a rank tells the others of its GPU, and how it would have it used."""
 
     uuid: str
@@ -84,8 +84,8 @@ class IpcAllReduce(Collectives[Any]):
 
     def __init__(
         self,
-        peers: Peers,
-        gpu: Gpu,
+        peers: StepPeers,
+        gpu: PeerGpu,
         page: ControlPage,
         parts: Parts,
         fallback: Collectives[Any],
@@ -99,7 +99,7 @@ class IpcAllReduce(Collectives[Any]):
         self._captures = False  # within `capture`,
         self._registers = False  # whose graphs read inputs in place
         self._can_register = True
-        gpus = jointly(peers, "GPU", lambda: gpu, Gpu)
+        gpus = jointly(peers, "GPU", lambda: gpu, PeerGpu)
         # Ranks may see different links: the worst counts.
         self._topology = min(theirs.topology for theirs in gpus)
         disabled = any(theirs.disabled for theirs in gpus)
@@ -108,7 +108,7 @@ class IpcAllReduce(Collectives[Any]):
             try:
                 jointly(peers, "GPUs", lambda: check_gpus(gpus, shares_gpu), type(None))
                 self._open(parts, trial)
-            except Refused as error:
+            except StepRefused as error:
                 self.why_not = str(error)
         if self.why_not and peers.rank == 0:
             log.warning("custom all-reduce is off: %s", self.why_not)
@@ -133,10 +133,10 @@ class IpcAllReduce(Collectives[Any]):
         """Whether our own kernels are used at all."""
         return not self.why_not
 
-    def choice(self, x: Tensor) -> Choice:
+    def choice(self, x: DeviceTensor) -> AllReduceChoice:
         """Return what is used for a tensor like `x`."""
         if self.why_not:
-            return Choice(Algorithm.NCCL, False, self.why_not)
+            return AllReduceChoice(Algorithm.NCCL, False, self.why_not)
         world, max_bytes = self._peers.world, self._gpu.max_bytes
         return choose(x.nbytes, dtype_of(x), world, self._topology, self._registers, max_bytes)
 
@@ -153,7 +153,7 @@ class IpcAllReduce(Collectives[Any]):
         )
         return out
 
-    def fuses(self, x: Tensor) -> bool:
+    def fuses(self, x: DeviceTensor) -> bool:
         """Whether `all_reduce_add_rmsnorm` takes a tensor like `x`; alike on all ranks."""
         world, row_bytes = self._peers.world, x.shape[-1] * x.element_size()
         max_bytes = self._gpu.max_bytes
@@ -178,14 +178,14 @@ class IpcAllReduce(Collectives[Any]):
         stream = self._own_stream()
         out, after = x.new_empty(x.shape), x.new_empty(x.shape)
         addresses = (residual.data_ptr(), after.data_ptr(), weight.data_ptr())
-        norm = Norm(*addresses, weight.nbytes, eps, one_plus)
+        norm = FusedNorm(*addresses, weight.nbytes, eps, one_plus)
         row = self._row(stream, x, "fused")
         self._group.sum_add_norm(
             *(dtype_of(x), x.nbytes, x.data_ptr(), out.data_ptr(), norm, stream, row)
         )
         return out, after
 
-    def _row(self, stream: int, x: Tensor, call: str) -> int:
+    def _row(self, stream: int, x: DeviceTensor, call: str) -> int:
         """Return the row of a graph's input; 0 where it is to be copied, as when warming up."""
         if not self._registers or not self._memory.is_capturing(stream):
             return 0
@@ -231,8 +231,8 @@ class IpcAllReduce(Collectives[Any]):
         except Recapture:
             self._can_register = False
             raise
-        except Refused as error:
-            raise CollectiveFailed(Outcome.ABORTED, None, str(error)) from None
+        except StepRefused as error:
+            raise CollectiveFailed(CollectiveOutcome.ABORTED, None, str(error)) from None
         self._memory.synchronize()
 
     def all_gather(self, x: Any, out: Any) -> None:
@@ -259,13 +259,13 @@ class IpcAllReduce(Collectives[Any]):
     def close(self) -> None:
         """Leave the group. Graphs that were captured must not run any more."""
         if self.enabled:
-            failed = self._page.aborted is not Outcome.OK
+            failed = self._page.aborted is not CollectiveOutcome.OK
             self._group.close(failed)
             self.why_not = "closed"
         self._fallback.close()
 
 
-def check_gpus(gpus: list[Gpu], shares_gpu: bool) -> None:
+def check_gpus(gpus: list[PeerGpu], shares_gpu: bool) -> None:
     """Raise if the ranks' GPUs cannot be a group. They are known by UUID: numbers of GPUs are each
     process's own."""
     if len({gpu.host for gpu in gpus}) > 1:
@@ -276,7 +276,7 @@ def check_gpus(gpus: list[Gpu], shares_gpu: bool) -> None:
         raise ValueError("ranks have workspaces of different sizes")
 
 
-def dtype_of(x: Tensor) -> str:
+def dtype_of(x: DeviceTensor) -> str:
     """Return a tensor's type as `all_reduce_policy` has it."""
     return str(x.dtype).removeprefix("torch.")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.engine_proc.collectives.control_page import PAGE_BYTES, ControlPage
-from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory, Region
+from headrace.engine_proc.worker.parallel.gpu import IpcRegion, Kernels, Memory
 from headrace.engine_proc.worker.parallel.ipc_workspace import (
     COUNTERS,
     COUNTERS_AT,
@@ -21,7 +21,7 @@ from headrace.engine_proc.worker.parallel.ipc_workspace import (
     Layout,
     group_words,
 )
-from headrace.engine_proc.worker.parallel.joint_steps import Peers, Refused, jointly, meet
+from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, StepRefused, jointly, meet
 from headrace.system.all_reduce_policy import VECTOR_BYTES, Algorithm
 
 KERNEL = {Algorithm.ONE_SHOT: "one_shot", Algorithm.TWO_SHOT: "two_shot"}
@@ -38,7 +38,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Norm:
+class FusedNorm:
     """An RMSNorm after the sum. All but the numbers are addresses."""
 
     residual: int
@@ -61,7 +61,7 @@ class IpcGroup:
 
     def __init__(
         self,
-        peers: Peers,
+        peers: StepPeers,
         memory: Memory,
         kernels: Kernels,
         page: ControlPage,
@@ -75,14 +75,14 @@ class IpcGroup:
         self._opened: dict[bytes, int] = {}
         try:
             # Flags are zero before anyone can write them: handles are given only then.
-            handles = jointly(peers, "memory", lambda: self._allocate(trial), Region)
+            handles = jointly(peers, "memory", lambda: self._allocate(trial), IpcRegion)
             jointly(peers, "mapping", lambda: self._open(handles, trial), type(None))
             jointly(peers, "trial", lambda: self._try(stream, trial.num_sums), type(None))
-        except Refused:
+        except StepRefused:
             self._undo()
             raise
 
-    def _allocate(self, trial: Trial) -> Region:
+    def _allocate(self, trial: Trial) -> IpcRegion:
         self._own = self._memory.allocate(self._layout.num_bytes)
         self._page_address = self._memory.map_host(self._page.address, PAGE_BYTES)
         self._memory.write(self._own + COUNTERS_AT, COUNTERS.pack(trial.first_epoch, 0, 0))
@@ -91,7 +91,7 @@ class IpcGroup:
             raise MemoryError("the driver cannot share this GPU's memory between processes")
         return region
 
-    def _open(self, regions: list[Region], trial: Trial) -> None:
+    def _open(self, regions: list[IpcRegion], trial: Trial) -> None:
         self._bases = [self.address_of(rank, region) for rank, region in enumerate(regions)]
         self._bases[self._peers.rank] = self._own
         self._write_group(trial.limit_ns)
@@ -107,7 +107,7 @@ class IpcGroup:
         """Where the rows of graphs' inputs are."""
         return self._own + ROWS_AT
 
-    def address_of(self, rank: int, region: Region) -> int:
+    def address_of(self, rank: int, region: IpcRegion) -> int:
         """Return where this rank finds memory of another.
 
         Allocations are known by their handles: an address may be another one's by now.
@@ -147,7 +147,7 @@ class IpcGroup:
         num_bytes: int,
         source: int,
         target: int,
-        norm: Norm,
+        norm: FusedNorm,
         stream: int,
         row: int,
     ) -> None:

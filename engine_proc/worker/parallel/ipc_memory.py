@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from headrace.engine_proc.worker.parallel.gpu import Region
+from headrace.engine_proc.worker.parallel.gpu import IpcRegion
 from headrace.errors import HeadraceError
 
 HANDLE_BYTES = 64
@@ -59,7 +59,7 @@ class CudaMemory:
         self._call("cuMemcpyDtoH", ctypes.addressof(target), address, num_bytes)
         return target.raw
 
-    def export(self, address: int, num_bytes: int) -> Region | None:
+    def export(self, address: int, num_bytes: int) -> IpcRegion | None:
         """Return where others find a tensor.
 
         None where it is not in one allocation that IPC knows: with torch's expandable segments.
@@ -71,7 +71,7 @@ class CudaMemory:
         if address + num_bytes > base + size:
             return None
         handle = self._call("cuIpcGetMemHandle", base)
-        return Region(ctypes.string_at(handle.getPtr(), HANDLE_BYTES), address - base)
+        return IpcRegion(ctypes.string_at(handle.getPtr(), HANDLE_BYTES), address - base)
 
     def open(self, handle: bytes) -> int:
         """Map an allocation of another process."""

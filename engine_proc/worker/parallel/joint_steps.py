@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError
 T = TypeVar("T")
 
 
-class Peers(Protocol):
+class StepPeers(Protocol):
     """The workers of a model, on one host, over whatever they can talk."""
 
     rank: int
@@ -20,18 +20,18 @@ class Peers(Protocol):
         """Return what every rank gives, by rank. All call it; lengths may differ."""
 
 
-class Refused(HeadraceError):
+class StepRefused(HeadraceError):
     """A step failed on a rank, so no rank takes it; all raise this. The text says where and why."""
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class RankResult(msgspec.Struct, array_like=True, frozen=True):
     """How a step went on one rank: what it gave, encoded, or what went wrong."""
 
     value: bytes = b""
     error: str = ""
 
 
-def jointly(peers: Peers, what: str, step: Callable[[], T], kind: type[T]) -> list[T]:
+def jointly(peers: StepPeers, what: str, step: Callable[[], T], kind: type[T]) -> list[T]:
     """Take a step on all ranks and return what it gave on each.
 
     Args:
@@ -41,20 +41,20 @@ def jointly(peers: Peers, what: str, step: Callable[[], T], kind: type[T]) -> li
         Refused: on all ranks, if it failed on any.
     """
     try:
-        answer = Answer(msgspec.msgpack.encode(step()))
+        answer = RankResult(msgspec.msgpack.encode(step()))
     except Exception as error:
-        answer = Answer(error=f"{type(error).__name__}: {error}")
+        answer = RankResult(error=f"{type(error).__name__}: {error}")
     answers = [
-        msgspec.msgpack.decode(data, type=Answer)
+        msgspec.msgpack.decode(data, type=RankResult)
         for data in peers.gather(msgspec.msgpack.encode(answer))
     ]
     errors = [f"rank {rank}: {theirs.error}" for rank, theirs in enumerate(answers) if theirs.error]
     if errors:
-        raise Refused(f"{what}: {'; '.join(errors)}")
+        raise StepRefused(f"{what}: {'; '.join(errors)}")
     return [msgspec.msgpack.decode(theirs.value, type=kind) for theirs in answers]
 
 
-def refuse(peers: Peers, what: str, error: BaseException) -> None:
+def refuse(peers: StepPeers, what: str, error: BaseException) -> None:
     """Take part in a step that cannot be taken here: the others see why."""
 
     def fail() -> None:
@@ -62,10 +62,10 @@ def refuse(peers: Peers, what: str, error: BaseException) -> None:
 
     try:
         jointly(peers, what, fail, type(None))
-    except Refused:
+    except StepRefused:
         return
 
 
-def meet(peers: Peers) -> None:
+def meet(peers: StepPeers) -> None:
     """Wait until all ranks have come here."""
     peers.gather(b"")

@@ -15,7 +15,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
     Norm,
-    Placement,
+    NormPlacement,
     QKNorm,
     RopeTable,
 )
@@ -99,13 +99,13 @@ class TorchExecutor:
     ) -> Tensor:
         """Run one layer, [tokens, hidden] -> [tokens, hidden]."""
         name = f"layers.{index}"
-        before = self.spec.placement != Placement.POST
-        after = self.spec.placement in (Placement.POST, Placement.PRE_POST)
+        before = self.spec.placement != NormPlacement.POST
+        after = self.spec.placement in (NormPlacement.POST, NormPlacement.PRE_POST)
         multiplier = self.spec.residual_multiplier
 
         normed = self.norm(f"{name}.attn_norm", x) if before else x
         attended = self.attention(index, layer, normed, places, rotations)
-        if self.spec.placement == Placement.PARALLEL:
+        if self.spec.placement == NormPlacement.PARALLEL:
             return x + attended * multiplier + self.mlp(name, normed) * multiplier
         if after:
             attended = self.norm(f"{name}.attn_post_norm", attended)

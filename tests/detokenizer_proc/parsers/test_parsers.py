@@ -19,7 +19,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Content,
     Gathered,
     Piece,
-    ToolCall,
+    ToolCallStart,
     gathered,
 )
 from headrace.ipc.messages import Parsing
@@ -315,9 +315,9 @@ def test_however_a_text_is_cut_it_says_the_same(
 def test_pieces_are_never_empty_and_calls_come_in_order(parsing: Parsing, text: str) -> None:
     pieces = pieces_of(parsing, text)
     assert all(not isinstance(p, Content | Arguments) or p.text for p in pieces)
-    begun = [piece.index for piece in pieces if isinstance(piece, ToolCall)]
+    begun = [piece.index for piece in pieces if isinstance(piece, ToolCallStart)]
     assert begun == list(range(len(begun)))
-    indices = [p.index for p in pieces if isinstance(p, ToolCall | Arguments)]
+    indices = [p.index for p in pieces if isinstance(p, ToolCallStart | Arguments)]
     assert indices == sorted(indices)
 
 
@@ -389,7 +389,10 @@ def test_python_arguments_become_json(name: str, arguments: dict[str, object]) -
 def test_arguments_stream_as_they_come() -> None:
     parser = parser_of(HERMES, lambda: "id")
     parser.feed('<tool_call>{"name": "f", "argu')
-    assert parser.feed('ments": {"a": "lo') == [ToolCall(0, "id", "f"), Arguments(0, '{"a": "lo')]
+    assert parser.feed('ments": {"a": "lo') == [
+        ToolCallStart(0, "id", "f"),
+        Arguments(0, '{"a": "lo'),
+    ]
     assert parser.feed("ng") == [Arguments(0, "ng")]
     assert parser.feed('"}}') == [Arguments(0, '"}')]
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from headrace.detokenizer_proc.parsers.pieces import Call, Content, Thought, gathered
 from headrace.detokenizer_proc.renderers.anthropic import MessagesRenderer
-from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.errors import InternalError
@@ -21,7 +21,7 @@ from headrace.tokenizer_proc.openapi.event_schemas import MessageEvent
 from headrace.tokenizer_proc.openapi.response_schemas import AnsweredMessage
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
+USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 

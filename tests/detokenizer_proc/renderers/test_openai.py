@@ -7,7 +7,7 @@ import pytest
 
 from headrace.detokenizer_proc.parsers.pieces import Content
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer, finish_name, usage_body
-from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan
 
 IDENTITY = {"id": "x-1", "created": 5, "model": "tiny", "system_fingerprint": None}
@@ -92,14 +92,14 @@ def test_text_and_end_of_a_completion_are_one_event() -> None:
 
 
 def test_a_stream_closes_with_done() -> None:
-    assert make_renderer(chat=True).closing(Usage(3, 4, 2)) == b"data: [DONE]\n\n"
+    assert make_renderer(chat=True).closing(TokenUsage(3, 4, 2)) == b"data: [DONE]\n\n"
 
 
 def test_usage_comes_last_with_no_choices_and_is_null_before() -> None:
     renderer = make_renderer(chat=True, include_usage=True)
     (chunk,) = events(renderer.delta(0, [Content("x")], None))
     assert chunk["usage"] is None
-    last, done = events(renderer.closing(Usage(3, 4, 2)))
+    last, done = events(renderer.closing(TokenUsage(3, 4, 2)))
     assert last["choices"] == []
     assert last["usage"] == USAGE
     assert done == "[DONE]"
@@ -113,7 +113,7 @@ def test_usage_is_absent_where_it_is_not_wanted() -> None:
 def test_a_whole_chat() -> None:
     renderer = make_renderer(chat=True, stream=False)
     answers = [Choice("a", FinishReason.STOP), Choice("b", FinishReason.LENGTH)]
-    body = json.loads(b"".join(renderer.whole(answers, Usage(3, 4, 2))))
+    body = json.loads(b"".join(renderer.whole(answers, TokenUsage(3, 4, 2))))
     assert body == IDENTITY | {
         "object": "chat.completion",
         "choices": [
@@ -131,8 +131,10 @@ def test_a_whole_chat() -> None:
 
 def test_a_whole_completion() -> None:
     renderer = make_renderer(chat=False, stream=False)
-    body = json.loads(b"".join(renderer.whole([Choice("a", FinishReason.STOP)], Usage(3, 1, 0))))
-    assert body == text_chunk("a", "stop") | {"usage": usage_body(Usage(3, 1, 0))}
+    body = json.loads(
+        b"".join(renderer.whole([Choice("a", FinishReason.STOP)], TokenUsage(3, 1, 0)))
+    )
+    assert body == text_chunk("a", "stop") | {"usage": usage_body(TokenUsage(3, 1, 0))}
 
 
 @pytest.mark.parametrize("chat", [True, False])

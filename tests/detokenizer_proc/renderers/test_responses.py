@@ -17,7 +17,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
     Piece,
     gathered,
 )
-from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.responses import ResponsesRenderer
 from headrace.detokenizer_proc.reply import Reply
 from headrace.errors import InternalError
@@ -28,7 +28,7 @@ from headrace.tokenizer_proc.apis.responses import decode_responses, echo_of
 from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-USAGE = Usage(num_prompt=9, num_completion=4, num_cached=2)
+USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ECHO = echo_of(decode_responses(b'{"input": "Hi", "metadata": {"a": "b"}}'), OPENAI)
 PIECES = [*SAID, Arguments(1, "{}")]

@@ -9,7 +9,7 @@ import pytest
 from byte_replies import END, NOTHING, ByteVocabulary, make_plan
 
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.renderers.renderer import Choice, Usage
+from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
 from headrace.detokenizer_proc.renderers.sglang import GenerateRenderer
 from headrace.detokenizer_proc.reply import Reply
 from headrace.ipc.messages import (
@@ -24,7 +24,7 @@ from headrace.tokenizer_proc.openapi.event_schemas import GenerateEvent
 from headrace.tokenizer_proc.openapi.response_schemas import Generated
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
-USAGE = Usage(num_prompt=3, num_completion=2, num_cached=1)
+USAGE = TokenUsage(num_prompt=3, num_completion=2, num_cached=1)
 
 
 def make_generate_plan(form: dict[str, Any] | None = None, **fields: Any) -> ReplyPlan:
@@ -153,7 +153,7 @@ def test_log_probabilities_are_those_of_all_output_ids() -> None:
         assert meta["completion_tokens"] == 2
 
 
-def test_log_probabilities_of_a_prompt_begin_with_a_token_that_follows_nothing() -> None:
+def test_prompt_logprobs_begin_with_a_token_without_one() -> None:
     meta = told(False, first_logprob=[0])["meta_info"]
     expected = [[None, 97, "a"], [-0.765625, 98, "b"], [-0.7734375, 99, "c"]]
     assert meta["input_token_logprobs"] == expected

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.control_page import MAX_RANKS, STATUS, ControlPage, Status
 
 
@@ -25,30 +25,30 @@ def fails(page: ControlPage, rank: int, status: Status) -> None:
 def test_nothing_has_failed_in_a_new_page(page: ControlPage) -> None:
     for rank in range(MAX_RANKS):
         page.check(rank)
-    assert page.aborted is Outcome.OK
+    assert page.aborted is CollectiveOutcome.OK
 
 
-def test_an_abort_is_seen_in_every_mapping_and_the_first_says_why(page: ControlPage) -> None:
+def test_abort_is_seen_in_every_mapping_first_reason_wins(page: ControlPage) -> None:
     other = ControlPage(page.fd)
-    other.abort(Outcome.PEER_DIED)
-    page.abort(Outcome.ABORTED)
-    assert page.aborted is other.aborted is Outcome.PEER_DIED
+    other.abort(CollectiveOutcome.PEER_DIED)
+    page.abort(CollectiveOutcome.ABORTED)
+    assert page.aborted is other.aborted is CollectiveOutcome.PEER_DIED
     for rank in range(2):
         with pytest.raises(CollectiveFailed) as failed:
             page.check(rank)
-        assert (failed.value.outcome, failed.value.rank) == (Outcome.PEER_DIED, None)
+        assert (failed.value.outcome, failed.value.rank) == (CollectiveOutcome.PEER_DIED, None)
 
 
 @pytest.mark.parametrize(
     ("outcome", "text"),
     [
-        (Outcome.ABORTED, "the workers were told to stop while rank 1 waited for rank 3"),
-        (Outcome.MISMATCH, "rank 1 called another all-reduce than rank 3"),
-        (Outcome.LATE, "rank 1 waited too long for rank 3"),
+        (CollectiveOutcome.ABORTED, "the workers were told to stop while rank 1 waited for rank 3"),
+        (CollectiveOutcome.MISMATCH, "rank 1 called another all-reduce than rank 3"),
+        (CollectiveOutcome.LATE, "rank 1 waited too long for rank 3"),
     ],
 )
 def test_a_rank_tells_of_its_own_failure_only(
-    page: ControlPage, outcome: Outcome, text: str
+    page: ControlPage, outcome: CollectiveOutcome, text: str
 ) -> None:
     fails(page, 1, Status(outcome, peer=3, phase=1, block=5, epoch=4_000_000_000))
     with pytest.raises(CollectiveFailed) as failed:
@@ -61,7 +61,7 @@ def test_a_rank_tells_of_its_own_failure_only(
 
 def test_a_page_is_used_again_once_it_is_cleared(page: ControlPage) -> None:
     page.abort()
-    fails(page, 0, Status(Outcome.ABORTED, 1, 0, 0, 1))
+    fails(page, 0, Status(CollectiveOutcome.ABORTED, 1, 0, 0, 1))
     page.clear()
     page.check(0)
-    assert page.aborted is Outcome.OK
+    assert page.aborted is CollectiveOutcome.OK

@@ -129,7 +129,7 @@ def test_forty_mebibytes_and_an_odd_number_more() -> None:
 
 
 @pytest.mark.parametrize("isa", isas())
-def test_special_numbers_add_up_the_same_on_every_instruction_set(isa: str) -> None:
+def test_special_numbers_sum_alike_on_every_instruction_set(isa: str) -> None:
     bits = np.array(SPECIAL + [x | 1 << 31 for x in SPECIAL], np.uint32)
     left, right = np.repeat(bits, len(bits)), np.tile(bits, len(bits))
     single = [left.view(np.float32), right.view(np.float32)]
@@ -143,7 +143,7 @@ def test_special_numbers_add_up_the_same_on_every_instruction_set(isa: str) -> N
 
 
 @pytest.mark.parametrize("isa", isas())
-def test_special_bfloat16_add_up_the_same_on_every_instruction_set(isa: str) -> None:
+def test_special_bfloat16_sum_alike_on_every_instruction_set(isa: str) -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     shuffled = every[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(0))]
     terms = [every, shuffled]

@@ -30,7 +30,7 @@ def test_an_image_that_two_need_is_there_once() -> None:
     assert pool.can_hold({DOG: 8})
 
 
-def test_an_embedding_that_nobody_needs_is_kept_for_who_comes_next() -> None:
+def test_unneeded_embedding_is_kept_for_later_requests() -> None:
     pool = EmbeddingPool(8)
     pool.hold({CAT: 4})
     pool.fill(CAT)
@@ -60,7 +60,7 @@ def test_what_is_unused_for_longest_goes_first() -> None:
     assert [pool.is_filled(key) for key in (CAT, DOG, OWL)] == [True, False, True]
 
 
-def test_room_for_one_image_is_not_made_of_anothers_that_is_needed_with_it() -> None:
+def test_images_needed_together_never_evict_each_other() -> None:
     pool = EmbeddingPool(6)
     pool.hold({CAT: 4})
     pool.fill(CAT)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import Limits, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import PlacedImage
@@ -82,9 +82,9 @@ class Rig:
     ) -> None:
         self.embeddings = EmbeddingPool(num_rows)
         self.released: Counter[int] = Counter()  # by offset
-        self.images = Images(self.embeddings, IMAGE, self._release, whole, policy.importance)
+        self.images = EncoderQueue(self.embeddings, IMAGE, self._release, whole, policy.importance)
         self.pool = PagePool(num_pages, 4)
-        limits = Limits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
+        limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget, max_num_queued=4)
         self.scheduler = Scheduler(self.pool, limits, policy, images=self.images)
         self.whole = whole
         self.depth = depth  # steps that are open at once
@@ -176,7 +176,7 @@ class Rig:
         if self.whole:
             for chunk in chunks:
                 check_whole(chunk)
-        outcome = Outcome(StepResult(self.drawn.tobytes()), 0)
+        outcome = ResultReader(StepResult(self.drawn.tobytes()), 0)
         for news in self.scheduler.update(chunks, outcome):
             news.sequence.has_started = True
             self.said[news.sequence.id] += news.tokens
@@ -310,7 +310,7 @@ class Story:
     *(SCRIPTS, st.integers(20, 40), st.integers(9, 12), st.integers(8, 32)),
     *(st.booleans(), st.integers(1, 2)),
 )
-def test_everybody_says_what_he_would_say_alone_and_nothing_leaks(
+def test_batched_texts_equal_single_texts_and_nothing_leaks(
     script: Script, num_rows: int, num_pages: int, budget: int, whole: bool, depth: int
 ) -> None:
     rig = Rig(num_rows, num_pages, budget, whole, depth)
@@ -328,7 +328,7 @@ def test_everybody_says_what_he_would_say_alone_and_nothing_leaks(
     rig.check_empty()
 
 
-def test_a_prompt_is_computed_up_to_its_first_image_and_no_further() -> None:
+def test_prompt_is_computed_up_to_its_first_missing_image() -> None:
     rig = Rig()
     sequence = rig.add([[1, 2, 3, 4, 5], 3, [6], 4, [7]])
     assert [(c.start, c.count) for c in rig.step()] == [(0, 5)]
@@ -351,7 +351,7 @@ def test_who_waits_for_an_image_takes_nobodys_place() -> None:
     assert len(rig.finished) == 1
 
 
-def test_who_waits_for_an_image_gives_up_his_pages_where_there_are_no_others() -> None:
+def test_sequence_waiting_for_an_image_yields_its_last_pages() -> None:
     rig = Rig(num_pages=5)
     rig.add([[1] * 8, 3, [4]])
     rig.step()
@@ -363,7 +363,7 @@ def test_who_waits_for_an_image_gives_up_his_pages_where_there_are_no_others() -
     rig.check_empty()
 
 
-def test_images_are_encoded_together_in_the_order_in_which_they_came() -> None:
+def test_images_are_encoded_together_in_order_of_arrival() -> None:
     rig = Rig()
     rig.add([[1], 3, [1], 1])
     rig.add([[1], 2])
@@ -394,7 +394,7 @@ def test_pages_of_another_image_are_not_taken_for_ones_own() -> None:
     assert rig.scheduler.counts.prefix_hits == 12
 
 
-def test_who_finds_the_pages_behind_his_image_does_not_wait_for_it() -> None:
+def test_cached_pages_past_an_image_need_no_encoding() -> None:
     rig = Rig(num_rows=4)
     rig.add([[1, 2], 3, [5] * 8])
     rig.run()
@@ -414,7 +414,7 @@ def test_pixels_are_let_go_of_when_their_embedding_is_there() -> None:
     assert rig.released == {0: 1}
 
 
-def test_what_a_dead_vision_worker_had_is_asked_for_again_one_by_one() -> None:
+def test_images_of_a_dead_vision_worker_are_retried_singly() -> None:
     rig = Rig()
     rig.add([[1], 3, [1], 1])
     rig.ask()
@@ -428,7 +428,7 @@ def test_what_a_dead_vision_worker_had_is_asked_for_again_one_by_one() -> None:
     rig.check_empty()
 
 
-def test_an_image_that_cannot_be_encoded_ends_those_who_need_it_alone() -> None:
+def test_failed_image_ends_only_requests_that_need_it() -> None:
     rig = Rig()
     rig.add([[1], 3])
     other = rig.add([[1], 2])
@@ -452,7 +452,7 @@ def test_of_two_with_the_same_image_one_may_have_lost_its_pixels() -> None:
     rig.check_empty()
 
 
-def test_who_leaves_while_his_image_is_being_encoded_leaves_its_rows_alone() -> None:
+def test_abort_during_encoding_keeps_the_rows_until_its_end() -> None:
     rig = Rig(num_rows=4)
     first = rig.add([[1], 3])
     rig.ask()
@@ -506,7 +506,7 @@ def test_who_waits_for_an_image_counts_as_waiting() -> None:
     rig.check_empty()
 
 
-def test_embeddings_have_as_many_rows_as_their_memory_and_no_fewer_than_a_prompt() -> None:
+def test_embedding_rows_fit_memory_and_at_least_one_prompt() -> None:
     sizes = {"image_row_size": 16, "max_model_len": 100}
     assert num_area_rows(engine_config(**sizes, image_memory_bytes=64 * 1000 + 63)) == 1000
     assert num_area_rows(engine_config(**sizes, image_memory_bytes=64 * 10)) == 100
@@ -524,7 +524,7 @@ def test_a_batch_has_a_limit() -> None:
     rig.check_empty()
 
 
-def test_who_comes_while_others_are_encoded_goes_with_those_who_wait_by_then() -> None:
+def test_images_that_come_during_a_batch_join_the_next_one() -> None:
     rig = Rig()
     rig.add([[1], 3])
     rig.ask()
@@ -538,7 +538,7 @@ def test_who_comes_while_others_are_encoded_goes_with_those_who_wait_by_then() -
     rig.check_empty()
 
 
-def test_of_a_batch_that_two_vision_workers_die_of_one_image_is_lost() -> None:
+def test_batch_fatal_to_two_vision_workers_loses_one_image() -> None:
     rig = Rig()
     well, deadly, late = (rig.add([[1], image]) for image in (3, 1, 2))
     rig.ask()

@@ -28,7 +28,7 @@ from headrace.ipc.messages import (
     Image,
     Sampling,
     StepOutput,
-    Stop,
+    StopSequence,
     Tensor,
     Times,
     request_id,
@@ -118,7 +118,7 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
 
 
-def test_images_are_done_with_when_a_prompt_is_computed_and_when_it_never_will_be() -> None:
+def test_images_are_released_when_computed_or_never_needed() -> None:
     arena = Arena.create(1, 1 << 20)
     region = arena.region(0)
     place = region.allocate(12)
@@ -151,7 +151,7 @@ def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:
     rig.add(SECOND, max_tokens=9)
     for _ in range(6):
         rig.step()
-    rig.engine.take(Stop(SECOND), b"")
+    rig.engine.take(StopSequence(SECOND), b"")
 
     def spread(span: Timing) -> tuple[int, float]:
         histogram = rig.slot.histogram(span)
@@ -242,7 +242,7 @@ def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
     rig.add(FIRST, max_tokens=9)
     rig.add(FIRST + 1, max_tokens=9)
     rig.step()
-    rig.engine.take(Stop(FIRST), b"")
+    rig.engine.take(StopSequence(FIRST), b"")
     output, tokens = rig.step()
     assert (ids_of(output), tokens) == ([FIRST + 1], [71])
     assert rig.shown("FINISHED", "RUNNING") == [1, 1]
@@ -258,7 +258,7 @@ def test_an_embedding_is_a_unit_vector(rig: Rig) -> None:
     assert not rig.engine.has_work
 
 
-def test_sequences_are_told_where_they_belong_and_when_they_passed(rig: Rig) -> None:
+def test_outputs_carry_their_sequence_and_times(rig: Rig) -> None:
     rig.add(FIRST)
     rig.add(SECOND, detokenizer=1, times=Times(begun=1))
     rig.engine.step()

@@ -21,8 +21,8 @@ from scheduler_rig import (
 
 from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
 from headrace.engine_proc.scheduling.page_pool import PagePool
-from headrace.engine_proc.scheduling.result_reader import Outcome
-from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Limits, Scheduler
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.ipc.messages import FinishReason, Sampling, request_id, request_of
 from headrace.ipc.worker_messages import StepResult
@@ -196,7 +196,7 @@ def test_the_last_arrived_is_preempted_and_goes_first_again() -> None:
     assert rig.scheduler.waiting.first(0) is second
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
+def test_long_prompt_is_chunked_beside_running_sequences() -> None:
     rig = Rig.make(num_pages=64, page_tokens=4, budget=8, max_num_seqs=4)
     short = make_sequence([1, 2], 30, request_id(0, 1), stop_token_ids=[])
     rig.add(short)
@@ -351,7 +351,7 @@ def test_guesses_save_steps_and_change_no_token() -> None:
         assert rig.said[request_id(0, 1)] == prompt[:4] * 10
         steps.append(rig.scheduler.counts.steps)
     counts = rig.scheduler.counts
-    assert counts.right_drafts == counts.drafts == sum(counts.right_at) > 0
+    assert counts.accepted_drafts == counts.drafts == sum(counts.right_at) > 0
     assert counts.right_at[0] == counts.draft_rounds > counts.right_at[-1]
     assert steps[0] == 40
     assert steps[1] <= 8
@@ -412,7 +412,7 @@ def test_a_watched_prompt_is_computed_in_small_chunks() -> None:
 
 def test_the_queue_says_when_it_is_full() -> None:
     pool = PagePool(16, 4)
-    limits = Limits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
+    limits = SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=8, max_num_queued=2)
     scheduler = Scheduler(pool, limits)
     for counter in range(2):
         assert not scheduler.is_full
@@ -424,13 +424,13 @@ def test_the_queue_says_when_it_is_full() -> None:
 
 def test_whole_prompts_are_not_cut_and_not_shared() -> None:
     pool = PagePool(64, 4)
-    limits = Limits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
+    limits = SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=20, whole_prompts=True)
     scheduler = Scheduler(pool, limits)
     for counter in range(3):
         scheduler.add(make_sequence([1] * 9, 1, request_id(0, counter), embeds=True))
     chunks = scheduler.schedule()
     assert [(chunk.start, chunk.count) for chunk in chunks] == [(0, 9), (0, 9)]
-    news = scheduler.update(chunks, Outcome(StepResult(b"", b"", b"aaaabbbb"), 2))
+    news = scheduler.update(chunks, ResultReader(StepResult(b"", b"", b"aaaabbbb"), 2))
     assert [item.embedding for item in news] == [b"aaaa", b"bbbb"]
     assert [item.finished for item in news] == [FinishReason.STOP] * 2
     assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]

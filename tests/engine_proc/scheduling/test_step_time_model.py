@@ -51,7 +51,7 @@ def test_a_slope_next_to_nothing_is_no_limit() -> None:
     assert taught([1, 512], base=0, slope=1e-320).tokens_within(0.1, 512) == 512
 
 
-def test_a_step_may_take_many_times_as_long_as_others_of_its_size() -> None:
+def test_step_may_take_many_times_the_time_of_its_size() -> None:
     assert StepTime().patience_s(1) is None
     patience_s = PATIENCE_S + PATIENCE * (BASE + SLOPE * 300)
     assert taught([1, 512]).patience_s(300) == pytest.approx(patience_s)
@@ -68,7 +68,7 @@ def test_old_steps_fade() -> None:
     assert step_time.tokens_within(0.1, 512) == pytest.approx((0.05 - BASE) / SLOPE, abs=1)
 
 
-def test_what_a_prompt_takes_is_known_after_many_steps_without_one() -> None:
+def test_prompt_cost_is_known_after_many_steps_without_one() -> None:
     """A step in which texts are generated takes as long for one as for eight, but for noise."""
     step_time, chance = taught([512], base=0, slope=0.01), random.Random(1)
     for _ in range(2000):

@@ -46,8 +46,8 @@ class Queue:
     def remember(self, prompt: list[int]) -> None:
         digests: list[bytes] = []
         chain_digests(digests, array("i", prompt), PAGE, len(prompt) // PAGE)
-        for page, digest in zip(self.pool.take(len(digests)), digests, strict=True):
-            self.pool.remember(page, digest)
+        for page, digest in zip(self.pool.allocate(len(digests)), digests, strict=True):
+            self.pool.cache(page, digest)
 
     def order(self, step: int = 0, cost: int = 1) -> list[Sequence]:
         """Run all that wait, each for `cost` tokens."""

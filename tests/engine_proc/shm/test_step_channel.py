@@ -77,7 +77,7 @@ def test_a_message_as_large_as_a_slot_arrives(channel: Channel) -> None:
     assert other_end(channel).receive(DEADLINE_S) == message
 
 
-def test_a_message_larger_than_a_slot_is_refused_and_harms_nothing(channel: Channel) -> None:
+def test_message_larger_than_a_slot_is_refused_harmlessly(channel: Channel) -> None:
     with pytest.raises(ValueError, match=f"slots have {SLOT_BYTES}"):
         channel.send(StepResult(b"x" * (SLOT_BYTES + 1)))
     channel.send(StepResult(b"small"))

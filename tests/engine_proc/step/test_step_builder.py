@@ -82,12 +82,12 @@ def test_only_chunks_that_reach_the_end_have_a_logit_row() -> None:
 def test_a_token_that_is_being_sampled_is_told_by_its_row() -> None:
     plain, other = make_sequence([1, 2, 3], [0]), make_sequence([4, 5], [1], logprobs=0)
     known = make_sequence([9], [2])
-    assert build_step([Chunk.of(other, 0, 2), Chunk.of(plain, 0, 3)]).relays == b""
+    assert build_step([Chunk.of(other, 0, 2), Chunk.of(plain, 0, 3)]).token_sources == b""
     for sequence in (plain, other):
         sequence.num_expected += 1
     ahead = Chunk(plain, 3, 1, array("i"), is_last=True, is_decode=True)
     step = build_step([ahead, Chunk.of(known, 0, 1), Chunk.of(other, 2, 1)])
-    assert (column(step.token_ids), column(step.relays)) == ([0, 9, 0], [1, -1, 0])
+    assert (column(step.token_ids), column(step.token_sources)) == ([0, 9, 0], [1, -1, 0])
     assert [row[1] for row in SAMPLING_ROW.iter_unpack(step.rows)] == [4, 1, 3]
 
 
@@ -129,7 +129,7 @@ def test_watched_prompt_tokens_have_rows_of_their_own() -> None:
     assert [(row[9], row[10]) for row in rows] == [(2, 6), (2, 7), (-1, -1)]
 
 
-def test_a_sequence_that_embeds_has_its_last_token_pooled_and_none_drawn() -> None:
+def test_embedding_sequence_pools_its_last_token_draws_none() -> None:
     request = msgspec.structs.replace(make_sequence([1, 2, 3], [0]).request, embeds=True)
     sequence = Sequence.of(request, array("I", [1, 2, 3]).tobytes())
     step = build_step([Chunk.of(sequence, 0, 3)])
@@ -156,7 +156,7 @@ def constrained(tokens: list[int], matcher: Any) -> Sequence:
     return sequence
 
 
-def test_the_rows_that_draw_under_a_grammar_have_masks_in_their_order() -> None:
+def test_grammar_rows_have_masks_in_row_order() -> None:
     drafted = Chunk.of(constrained([1, 2], Played()), 1, 1, array("i", [3, 4]))
     free = Chunk.of(make_sequence([5, 6], [1]), 0, 2)
     unfinished = Chunk.of(constrained([1, 2, 3], Played()), 0, 2)

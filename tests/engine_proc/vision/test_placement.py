@@ -12,13 +12,13 @@ from headrace.engine_proc.vision.placement import (
     CALL_BYTES,
     CPU_NUMBERS,
     GPU_NUMBERS,
-    Berth,
+    Placement,
     berth_of,
 )
 from headrace.engine_proc.worker import device_selection
 
-CPU = Berth("cpu", "float32", CPU_NUMBERS)
-EXACT = Berth("cpu", "float32", 0)
+CPU = Placement("cpu", "float32", CPU_NUMBERS)
+EXACT = Placement("cpu", "float32", 0)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_without_a_gpu_it_is_the_cpu_and_fp32(folder: Path) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_with_a_gpu_it_is_the_first_one(folder: Path) -> None:
-    expected = Berth("cuda:0", "auto", GPU_NUMBERS, CALL_BYTES)
+    expected = Placement("cuda:0", "auto", GPU_NUMBERS, CALL_BYTES)
     assert berth_of(config_of(folder)) == expected
     assert berth_of(config_of(folder, device="cuda", tp=2)) == expected
     assert berth_of(config_of(folder, dtype="float16")).dtype == "float16"
@@ -72,14 +72,14 @@ def test_where_the_decoder_stays_on_the_cpu_so_does_the_tower(folder: Path, tmp_
 
 @pytest.mark.usefixtures("gpu")
 def test_in_fp32_images_go_alone_and_have_twice_the_memory(folder: Path) -> None:
-    assert berth_of(config_of(folder, dtype="float32")) == Berth(
+    assert berth_of(config_of(folder, dtype="float32")) == Placement(
         "cuda:0", "float32", 0, 2 * CALL_BYTES
     )
 
 
 def test_where_kernels_are_interpreted_the_gpu_is_the_cpu(folder: Path) -> None:
     assert device_selection.is_interpreted()
-    assert berth_of(config_of(folder, device="cuda")) == Berth("cpu", "auto", GPU_NUMBERS)
+    assert berth_of(config_of(folder, device="cuda")) == Placement("cpu", "auto", GPU_NUMBERS)
 
 
 def test_what_nothing_can_run_is_the_workers_to_say(folder: Path, tmp_path: Path) -> None:

@@ -60,9 +60,7 @@ def test_images_of_other_shapes_do_not_go_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", IMAGE_PROCESSORS)
-def test_a_tower_in_the_models_own_type_gives_the_same_but_for_rounding(
-    family: str, tmp_path: Path
-) -> None:
+def test_tower_in_model_dtype_differs_by_rounding_only(family: str, tmp_path: Path) -> None:
     make_vision_folder(tmp_path, family).bfloat16().save_pretrained(tmp_path)
     own = Tower(load(tmp_path, "auto"))
     assert own.module.dtype == torch.bfloat16
@@ -102,7 +100,7 @@ class Gpu:
             raise RuntimeError("CUDA error: out of memory")
 
 
-def test_on_a_gpu_calls_have_memory_from_the_start_and_never_more(
+def test_gpu_calls_keep_to_the_memory_taken_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = Gpu(free_gib=6)

@@ -19,8 +19,8 @@ from headrace.engine_proc.worker.device_selection import (
     why_not_on_gpus,
 )
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
-from headrace.engine_proc.worker.models.decoder_spec import Placement
-from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ConfigError, ModelError
 from headrace.system import machine
 
@@ -53,10 +53,10 @@ def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
 OTHERS = {"quantization": "none", "kv_cache_dtype": "auto"}
 
 
-def stored_as(format: Format, placement: Placement = Placement.PRE) -> Model:
+def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> DecoderModel:
     spec = dataclasses.replace(SPEC, architecture="tiny", placement=placement)
     embed = StoredTensor(format, (0, 1), np.empty(0, np.uint8))
-    return Model(spec, {"embed": embed}, eos_ids=())
+    return DecoderModel(spec, {"embed": embed}, eos_ids=())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def stored_as(format: Format, placement: Placement = Placement.PRE) -> Model:
     [
         ("auto", stored_as(Format.F16), {}, "float16"),
         ("auto", stored_as(Format.F16), {"quantization": "fp8"}, "bfloat16"),
-        ("auto", stored_as(Format.F16, Placement.PRE_POST), {}, "bfloat16"),
+        ("auto", stored_as(Format.F16, NormPlacement.PRE_POST), {}, "bfloat16"),
         ("auto", stored_as(Format.F16), {"kv_cache_dtype": "bfloat16"}, "bfloat16"),
         ("auto", stored_as(Format.BF16), {}, "bfloat16"),
         ("auto", stored_as(Format.F32), {}, "bfloat16"),
@@ -75,14 +75,14 @@ def stored_as(format: Format, placement: Placement = Placement.PRE) -> Model:
     ],
 )
 def test_gpus_compute_in_the_type_of_the_file(
-    asked: str, model: Model, flags: dict[str, str], dtype: str
+    asked: str, model: DecoderModel, flags: dict[str, str], dtype: str
 ) -> None:
     assert dtype_on_gpus(asked, model, **{**OTHERS, **flags}) == dtype
 
 
-def test_float16_is_refused_where_it_is_too_narrow_and_where_nobody_computes_in_it() -> None:
+def test_float16_is_refused_when_too_narrow_or_not_computed_in() -> None:
     with pytest.raises(ModelError, match=r"^--dtype float16 ends at 65504, which tiny models pass"):
-        dtype_on_gpus("float16", stored_as(Format.BF16, Placement.PRE_POST), **OTHERS)
+        dtype_on_gpus("float16", stored_as(Format.BF16, NormPlacement.PRE_POST), **OTHERS)
     flags = {**OTHERS, "dtype": "auto", "attention_backend": "auto", "why": NO_GPU}
     check_on_cpu(**flags)
     for flag in ("dtype", "kv_cache_dtype"):

@@ -26,7 +26,7 @@ from tiny_vision import (
 
 from headrace.config.model_card import read_folder
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images, Losses
+from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
@@ -177,10 +177,10 @@ class Eyes:
             shown[name] = Tensor(place, generation, tensor.dtype.str[1:], list(tensor.shape))
         return shown
 
-    def ask(self, images: Images) -> None:
+    def ask(self, images: EncoderQueue) -> None:
         self._asked = images.next_batch(self._max_numbers) or self._asked
 
-    def take(self, images: Images) -> Losses:
+    def take(self, images: EncoderQueue) -> Losses:
         if self._asked is None:
             return Losses()
         message, self._asked = self._asked, None
@@ -219,7 +219,7 @@ class Served:
         self.worker = Worker(GenerationRunner(executor, sampler, self.eyes.area.rows))
         self.pool = EmbeddingPool(NUM_ROWS)
         release = self.eyes.arena.release
-        images = Images(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
+        images = EncoderQueue(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
         self.rig = Rig(
             run_dir,
             ready=WorkerReady(NUM_PAGES, PAGE_TOKENS),
@@ -254,8 +254,8 @@ class Served:
             self.rig.take(request, prompt=tuple(prompt.tokens))
         said, ended = defaultdict[int, list[int]](list), set[int]()
         while len(ended) < len(requests):
-            self.rig.engine.see_to_images()
-            self.rig.engine.go_on(self.worker)  # type: ignore[arg-type]
+            self.rig.engine.poll_images()
+            self.rig.engine.run_once(self.worker)  # type: ignore[arg-type]
             self.rig.links.flush()
             is_busy = self.rig.scheduler.has_work or self.rig.images.num_waiting > 0
             received = self.rig.detokenizers[0].receive(0 if is_busy else WAIT_MS)
@@ -304,7 +304,7 @@ def test_logits_are_those_of_transformers(model: Model, tmp_path: Path) -> None:
         sequence.pages = array("i", range(NUM_PAGES))
         served.rig.images.enter(sequence)
         while served.rig.images.num_waiting:
-            served.rig.engine.see_to_images()
+            served.rig.engine.poll_images()
         step = build_step([Chunk.of(sequence, 0, len(prompt.tokens))])
         rows = np.arange(len(prompt.tokens), dtype=np.int32)
         batch = batch_of(step, rows.tobytes(), served.eyes.area.rows)

@@ -1,6 +1,6 @@
 """Results are sent in the order of their steps, and no later than the next step's launch."""
 
-from headrace.engine_proc.worker.result_sender import Answers
+from headrace.engine_proc.worker.result_sender import ResultSender
 from headrace.ipc.worker_messages import StepFailed, StepResult
 
 
@@ -21,7 +21,7 @@ def result_of(number: int) -> StepResult:
 
 def test_what_is_there_is_sent_at_once() -> None:
     sent: list[StepResult | StepFailed] = []
-    answers = Answers(sent.append)
+    answers = ResultSender(sent.append)
     answers.add(result_of(1))
     answers.add(StepFailed("no memory"))
     assert sent == [result_of(1), StepFailed("no memory")]
@@ -30,7 +30,7 @@ def test_what_is_there_is_sent_at_once() -> None:
 
 def test_a_promise_is_kept_when_the_next_step_is_on_its_way() -> None:
     sent: list[StepResult | StepFailed] = []
-    answers = Answers(sent.append)
+    answers = ResultSender(sent.append)
     first = Promised(result_of(1))
     answers.add(first)
     assert (answers.is_open, answers.is_due, sent) == (True, False, [])
@@ -43,7 +43,7 @@ def test_a_promise_is_kept_when_the_next_step_is_on_its_way() -> None:
 
 def test_a_promise_is_kept_when_it_is_there_and_no_step_comes() -> None:
     sent: list[StepResult | StepFailed] = []
-    answers = Answers(sent.append)
+    answers = ResultSender(sent.append)
     promised = Promised(result_of(1))
     answers.add(promised)
     promised.is_there = True

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, no_masks
-from headrace.engine_proc.worker.step_runner import Attempts, TooLarge
+from headrace.engine_proc.worker.step_runner import StepRunner, TooLarge
 from headrace.exit_status import ExitStatus
 from headrace.ipc.worker_messages import Step, StepFailed, StepResult
 
@@ -57,7 +57,7 @@ def step(num_tokens: int = 3) -> Step:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
         (ValueError("out of memory"), False),
-        (CollectiveFailed(Outcome.LATE, 1, "rank 0 waited too long"), False),
+        (CollectiveFailed(CollectiveOutcome.LATE, 1, "rank 0 waited too long"), False),
     ],
 )
 def test_lack_of_memory_is_told_from_all_else(error: BaseException, expected: bool) -> None:
@@ -71,7 +71,7 @@ def test_torch_on_the_cpu_says_so_too() -> None:
 
 
 def test_nothing_is_run_after_a_failure_until_it_is_asked_for() -> None:
-    attempts = Attempts(Scripted(fine, fail(MemoryError("no room")), fine))
+    attempts = StepRunner(Scripted(fine, fail(MemoryError("no room")), fine))
     told = [attempts.run(step(), no_masks) for _ in range(3)]
     assert told[0] == DONE
     assert told[1] == StepFailed("there is no memory for a step of 3 tokens: no room")
@@ -96,26 +96,26 @@ def test_what_torch_keeps_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None
     self_id, seen = "tensor", []
     cuda = SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: seen.append([*alive]))
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    Attempts(Scripted(hold_and_fail)).run(step(), no_masks)
+    StepRunner(Scripted(hold_and_fail)).run(step(), no_masks)
     assert seen == [[]], "when it is, no frame of the error holds a tensor any more"
 
 
 def test_one_token_without_memory_is_the_worker_s_end() -> None:
     with pytest.raises(MemoryError):
-        Attempts(Scripted(fail(MemoryError()))).run(step(1), no_masks)
+        StepRunner(Scripted(fail(MemoryError()))).run(step(1), no_masks)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.PEER_DIED, Outcome.MISMATCH])
-def test_other_failures_are_the_worker_s_end(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [CollectiveOutcome.PEER_DIED, CollectiveOutcome.MISMATCH])
+def test_other_failures_are_the_worker_s_end(outcome: CollectiveOutcome) -> None:
     lost = CollectiveFailed(outcome, 1, "rank 1")
     with pytest.raises(CollectiveFailed):
-        Attempts(Scripted(fail(lost))).run(step(), no_masks)
+        StepRunner(Scripted(fail(lost))).run(step(), no_masks)
     with pytest.raises(ValueError, match="wrong"):
-        Attempts(Scripted(fail(ValueError("wrong")))).run(step(), no_masks)
+        StepRunner(Scripted(fail(ValueError("wrong")))).run(step(), no_masks)
 
 
 def test_who_cannot_call_the_others_back_ends_for_want_of_memory() -> None:
-    attempts = Attempts(Scripted(fail(MemoryError("no room"))), None, is_alone=False)
+    attempts = StepRunner(Scripted(fail(MemoryError("no room"))), None, is_alone=False)
     with pytest.raises(TooLarge, match="a step of 3 tokens: no room") as error:
         attempts.run(step(), no_masks)
     assert error.value.exit_status is ExitStatus.SHORT_OF
@@ -148,7 +148,7 @@ def test_workers_fail_together_and_go_on_with_the_right_sums() -> None:
     ]
     runners[0]._acts[1] = lambda: work(0, [9, 8])  # waits for one who does not come
     attempts = [
-        Attempts(runner, group, is_alone=False)
+        StepRunner(runner, group, is_alone=False)
         for runner, group in zip(runners, groups, strict=True)
     ]
     told = []

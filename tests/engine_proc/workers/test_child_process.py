@@ -19,7 +19,7 @@ from headrace.supervision.hang_watchdog import HangWatchdog
 def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) -> None:
     slot = Board.create([Seat("worker", 1)]).slot("worker", 1)
     slot.enter(state)
-    slot.last_words = "no room"
+    slot.exit_reason = "no room"
     child: Child[Any, Any] = Child.__new__(Child)
     process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value, pid=5)
     child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
@@ -30,9 +30,7 @@ def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) 
 
 
 @pytest.mark.parametrize(("harmed", "is_chaos"), [(5, True), (4, False)])
-def test_who_is_ended_by_chaos_says_so_and_another_in_its_seat_does_not(
-    harmed: int, is_chaos: bool
-) -> None:
+def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_chaos: bool) -> None:
     slot = Board.create([Seat("worker", 0)]).slot("worker", 0)
     slot.enter(State.READY)
     slot[Field.HARMED_PID] = harmed

@@ -9,7 +9,7 @@ from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.images.encoder_queue import Images
+from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.workers import vision_client as module
@@ -73,9 +73,9 @@ def started(monkeypatch: pytest.MonkeyPatch, told: Told, **flags: Any) -> Vision
     return VisionWorker(config, context, Arena.create(1, 4096), EmbeddingArea.create(64, 4))
 
 
-def some_images(num: int) -> Images:
+def some_images(num: int) -> EncoderQueue:
     """Return images that wait, each of another request."""
-    images = Images(EmbeddingPool(64), IMAGE_TOKEN, lambda _: None)
+    images = EncoderQueue(EmbeddingPool(64), IMAGE_TOKEN, lambda _: None)
     for number in range(num):
         image = Image(bytes([number]), 0, 1, 1, {"pixels": Tensor(0, 1, "f4", [1, 10])})
         id = request_id(0, number)
@@ -105,7 +105,7 @@ def test_without_a_gpu_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert vision.wait_gpu_bytes(some_images(0)) == 0
 
 
-def test_it_is_asked_for_as_many_images_as_it_says_once_it_is_there(
+def test_ready_vision_worker_is_asked_for_as_many_as_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     died = WorkerDied("killed")

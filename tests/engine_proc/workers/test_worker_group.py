@@ -87,7 +87,7 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     tell(board, 1, signal.SIGSTOP)  # so that the other waits for it
     workers.start(STEP)
     tell(board, 1, signal.SIGKILL)
-    wait_until(lambda: board.slot("worker", 0).last_words == "rank 1 died", "worker 0 notices")
+    wait_until(lambda: board.slot("worker", 0).exit_reason == "rank 1 died", "worker 0 notices")
     wait_until(lambda: workers._all[0].has_lost_a_peer, "it exits with 6")
     with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$") as death:
         workers.finish()
@@ -97,7 +97,7 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
     assert workers.finish() == result
 
 
-def test_who_ends_between_two_looks_is_named_and_not_who_has_lost_him() -> None:
+def test_worker_killed_between_polls_is_named_not_its_peers() -> None:
     board = Board.create([Seat("worker", rank) for rank in range(2)])
     workers = Workers.__new__(Workers)
     workers._all = []

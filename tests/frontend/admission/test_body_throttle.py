@@ -12,7 +12,7 @@ from headrace.frontend.admission.body_throttle import (
     MAX_BACKLOG_BYTES,
     READERS,
     BodyThrottle,
-    Turn,
+    BodyTurn,
 )
 from headrace.ipc.router import Router
 
@@ -68,14 +68,14 @@ async def has_turn(client: Client) -> None:
 async def test_who_comes_late_waits_until_another_is_done(
     links: FakeLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    turns: list[Turn] = []
-    check_later = Turn._check_later
+    turns: list[BodyTurn] = []
+    check_later = BodyTurn._check_later
 
-    def noted(turn: Turn) -> None:
+    def noted(turn: BodyTurn) -> None:
         turns.append(turn)
         check_later(turn)
 
-    monkeypatch.setattr(Turn, "_check_later", noted)
+    monkeypatch.setattr(BodyTurn, "_check_later", noted)
     monkeypatch.setattr(module, "CHECK_S", 1000)  # the test says when
     bodies = BodyThrottle(links)
     first = [Client(bodies) for _ in range(READERS)]

@@ -33,7 +33,7 @@ async def test_requests_are_served_one_after_the_other(site: Site) -> None:
         assert await client.response() == (200, body)
 
 
-async def test_who_asks_what_fails_is_parted_with_and_others_are_served(site: Site) -> None:
+async def test_failing_request_ends_its_connection_alone(site: Site) -> None:
     failures: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, failed: failures.append(failed["exception"]))
@@ -180,7 +180,7 @@ async def test_pieces_of_a_stream_are_chunks_of_its_response(site: Site) -> None
     assert await client.response() == (200, b"ok")
 
 
-async def test_who_asks_a_server_that_leaves_is_answered_and_told_to_go(site: Site) -> None:
+async def test_draining_server_responds_and_closes_connections(site: Site) -> None:
     client = await site.connect()
     site.is_leaving = True
     client.say(b"POST /echo HTTP/1.1\r\ncontent-length: 2\r\n\r\nok")

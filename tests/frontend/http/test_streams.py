@@ -144,12 +144,14 @@ def test_nothing_is_written_for_who_is_closed(pairs: Pairs) -> None:
 
 def test_it_is_known_what_each_sequence_has_been_told(pairs: Pairs) -> None:
     pairs.connect(REQUESTS[0])
-    assert pairs.streams.told(REQUESTS[0]) == {}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {}
     first, third = REQUESTS[0], REQUESTS[0] + 2
     pairs.write((first, b"a", False, 1), (third, b"b", False, 7), (first, b"c", False, 3))
     pairs.write((first, b"end", True, 1 << 31 | 4), (third, b"left", False, 8))
-    assert pairs.streams.told(REQUESTS[0]) == {0: 1 << 31 | 4, 2: 8}, "also where it is left"
-    assert pairs.streams.told(REQUESTS[1]) == {}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {0: 1 << 31 | 4, 2: 8}, (
+        "also where it is left"
+    )
+    assert pairs.streams.num_delivered(REQUESTS[1]) == {}
 
 
 REQUEST = (
@@ -309,7 +311,7 @@ async def test_answers_are_whole_while_others_come_and_go(site: Site) -> None:
             assert await client.answer() == client.expected
 
 
-async def test_who_leaves_takes_the_last_request_of_a_connection_along_and_none_before(
+async def test_disconnect_aborts_the_open_request_of_a_connection(
     site: Site,
 ) -> None:
     client, other = await site.connect(), await site.connect()
@@ -335,7 +337,7 @@ async def test_a_client_that_reads_late_gets_everything_in_order(site: Site) -> 
     assert await client.answer() == b"".join(pieces) + b"end"
 
 
-async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with(
+async def test_sequences_of_one_request_never_overtake_unsent_bytes(
     site: Site,
 ) -> None:
     """A sequence opens the stream, and the next fills the socket, within one turn."""
@@ -354,7 +356,7 @@ async def test_nothing_overtakes_what_another_sequence_of_the_request_waits_with
     assert await client.answer() == b"".join(pieces)
 
 
-async def test_who_is_asked_for_again_keeps_what_clients_have_been_told(site: Site) -> None:
+async def test_resent_request_keeps_what_clients_have_received(site: Site) -> None:
     client = await site.connect()
     for told in (1, 2, 3):
         heads = {client.id: EVENTS} if told == 1 else {}
@@ -362,7 +364,7 @@ async def test_who_is_asked_for_again_keeps_what_clients_have_been_told(site: Si
         await site.deliver(frames, b"%d" % told)
     (sent,) = site.exchanges.sent()
     client_id = site.exchanges.renumber(sent)
-    assert sent.told == {1: 3}
+    assert sent.num_delivered == {1: 3}
     lost = ResponseFrames.of({}, [client.id + 1], [4], [False], [4])
     await site.deliver(lost, b"lost")
     again = ResponseFrames.of({client_id: EVENTS}, [client_id + 1], [1], [True], [4])
@@ -375,4 +377,4 @@ def test_sequences_of_a_request_share_its_stream(pairs: Pairs) -> None:
     last = REQUESTS[0] + MAX_SEQUENCES - 1
     assert not list(pairs.write((last, b"a", False, 5)).left)
     assert heard(client) == b"1\r\na\r\n"
-    assert pairs.streams.told(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}
+    assert pairs.streams.num_delivered(REQUESTS[0]) == {MAX_SEQUENCES - 1: 5}

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from headrace.bench.connection import Record, parse_timing
-from headrace.bench.load import Request, Sender, Target, shares
+from headrace.bench.load import LoadRequest, LoadSender, Target, shares
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -49,8 +49,8 @@ async def serving(answer: Callable[[Writer], Awaitable[None]]) -> AsyncIterator[
 async def asked(answer: Callable[[Writer], Awaitable[None]], times: int = 1) -> list[Record]:
     """Send requests, one after the other; return what is recorded."""
     async with serving(answer) as url:
-        sender = Sender(Target(url), max_concurrency=1)
-        await asyncio.gather(*(sender.send(Request(i, 0.0, b"{}"), 0.0) for i in range(times)))
+        sender = LoadSender(Target(url), max_concurrency=1)
+        await asyncio.gather(*(sender.send(LoadRequest(i, 0.0, b"{}"), 0.0) for i in range(times)))
         sender.close()
         return sender.records
 
@@ -129,8 +129,8 @@ async def test_what_is_no_answer_is_an_error_of_its_request(data: bytes, error: 
 async def test_nobody_listening_is_an_error_too() -> None:
     async with serving(stream) as url:
         pass
-    sender = Sender(Target(url))
-    await sender.send(Request(0, 0.0, b"{}"), 0.0)
+    sender = LoadSender(Target(url))
+    await sender.send(LoadRequest(0, 0.0, b"{}"), 0.0)
     assert sender.records[0].error.startswith("cannot connect")
 
 
@@ -139,7 +139,7 @@ def test_timing_headers() -> None:
 
 
 def test_processes_share_requests_and_places() -> None:
-    requests = [Request(i, 0.0, b"") for i in range(7)]
+    requests = [LoadRequest(i, 0.0, b"") for i in range(7)]
     dealt = shares(Target(""), requests, max_concurrency=5, num_procs=2)
     assert [[r.index for r in share.requests] for share in dealt] == [[0, 2, 4, 6], [1, 3, 5]]
     assert [share.max_concurrency for share in dealt] == [3, 2]

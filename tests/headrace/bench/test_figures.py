@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from headrace.bench.connection import Record
-from headrace.bench.figures import Settings, Times, compute, max_open, per_second, table
-from headrace.bench.load import Outcome
+from headrace.bench.figures import RequestTimes, Settings, compute, max_open, per_second, table
+from headrace.bench.load import LoadResult
 
 
 def record(sent: float, *came: float, tokens: int = 0, error: str = "") -> Record:
@@ -41,7 +41,7 @@ def settings(**changes: Any) -> Settings:
 
 
 def test_times_are_those_of_vllm() -> None:
-    times = Times.of([record(1.0, 1.1, 1.3, 1.4), record(2.0, 2.5)])
+    times = RequestTimes.of([record(1.0, 1.1, 1.3, 1.4), record(2.0, 2.5)])
     assert times.ttft == pytest.approx([100, 500])
     assert times.e2el == pytest.approx([400, 500])
     assert times.itl == pytest.approx([200, 100], rel=1e-4)
@@ -50,14 +50,14 @@ def test_times_are_those_of_vllm() -> None:
 
 
 def test_tpot_counts_tokens_and_itl_pieces() -> None:
-    times = Times.of([record(0.0, 0.1, 0.5, tokens=9)])
+    times = RequestTimes.of([record(0.0, 0.1, 0.5, tokens=9)])
     assert times.tpot == pytest.approx([400 / 8])
     assert times.itl == pytest.approx([400], rel=1e-4)
 
 
 def test_failures_count_and_nothing_else_of_them() -> None:
     bad = record(0.0, error="status 500")
-    result = compute(Outcome(0.0, [record(0.0, 1.0, 2.0), bad], [0.5]), settings())
+    result = compute(LoadResult(0.0, [record(0.0, 1.0, 2.0), bad], [0.5]), settings())
     assert (result["completed"], result["failed"], result["errors"]) == (1, 1, ["status 500"])
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (10, 2)
     assert result["duration"] == pytest.approx(2.0)
@@ -74,7 +74,7 @@ def test_goodput_is_of_requests_that_kept_every_promise() -> None:
         record(0.0, 0.1),  # and where there is one only, it is in time
     ]
     promises = {"ttft": 200.0, "tpot": 500.0}
-    result = compute(Outcome(0.0, records, [0.1]), settings(promises=promises))
+    result = compute(LoadResult(0.0, records, [0.1]), settings(promises=promises))
     assert result["request_goodput"] * result["duration"] == pytest.approx(2)
 
 
@@ -87,7 +87,7 @@ def test_peaks() -> None:
 
 
 def test_a_result_has_every_figure_and_is_json() -> None:
-    result = compute(Outcome(0.0, [record(0.0, 1.0, 2.0)], [0.2]), settings())
+    result = compute(LoadResult(0.0, [record(0.0, 1.0, 2.0)], [0.2]), settings())
     for metric in ("ttft", "tpot", "itl", "e2el"):
         for name in ("mean", "median", "std", "p50", "p99"):
             assert f"{name}_{metric}_ms" in result
@@ -96,21 +96,21 @@ def test_a_result_has_every_figure_and_is_json() -> None:
 
 
 def test_nothing_is_no_division_by_zero() -> None:
-    result = compute(Outcome(0.0, [], [0.0]), settings(promises={"ttft": 1.0}))
+    result = compute(LoadResult(0.0, [], [0.0]), settings(promises={"ttft": 1.0}))
     assert (result["completed"], result["mean_ttft_ms"], result["request_goodput"]) == (0, 0, 0)
     assert "Successful requests:" in table(result, settings())
 
 
 def test_a_client_that_was_too_busy_says_so() -> None:
     for busy, said in ((0.95, True), (0.5, False)):
-        result = compute(Outcome(0.0, [record(0.0, 1.0)], [0.1, busy]), settings())
+        result = compute(LoadResult(0.0, [record(0.0, 1.0)], [0.1, busy]), settings())
         assert result["client_bound"] is said
         assert ("was the bottleneck" in table(result, settings())) is said
 
 
 def test_the_table_has_the_form_people_know() -> None:
     lines = table(
-        compute(Outcome(0.0, [record(0.0, 1.0, 2.0)], [0.2]), settings(request_rate=5.0)),
+        compute(LoadResult(0.0, [record(0.0, 1.0, 2.0)], [0.2]), settings(request_rate=5.0)),
         settings(request_rate=5.0, metrics=["ttft"]),
     ).splitlines()
     assert lines[0] == "============ Serving Benchmark Result ============"

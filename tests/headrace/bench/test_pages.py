@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from headrace.bench.pages import NUM_PAGES, Pages, draw_page
-from headrace.bench.workload import Prompt, body_of
+from headrace.bench.workload import BenchPrompt, body_of
 
 
 def test_a_page_is_a4_with_text_on_it() -> None:
@@ -32,8 +32,8 @@ def test_every_image_is_another_and_all_can_be_read() -> None:
 
 
 def test_a_prompts_images_come_before_its_text() -> None:
-    body = body_of(Prompt("text", 3, ("data:a", "data:b")), "chat", None, {})
+    body = body_of(BenchPrompt("text", 3, ("data:a", "data:b")), "chat", None, {})
     parts = b'[{"type":"image_url","image_url":{"url":"data:a"}},'
     parts += b'{"type":"image_url","image_url":{"url":"data:b"}},{"type":"text","text":"text"}]'
     assert b'"content":' + parts in body
-    assert b'"content":"text"' in body_of(Prompt("text", 3), "chat", None, {})
+    assert b'"content":"text"' in body_of(BenchPrompt("text", 3), "chat", None, {})

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from headrace.bench.connection import Record
-from headrace.bench.load import Outcome
+from headrace.bench.load import LoadResult
 from headrace.bench.plot import CURVE, HEIGHT, SCALE, SUFFIXES, TOP, WIDTH, write_plot
 
 RECORDS = [
@@ -23,7 +23,7 @@ RESULT = {"model_id": "a<b", "num_prompts": 8, "request_rate": "inf"}
 
 def test_a_picture_has_a_curve_in_each_panel(tmp_path: Path) -> None:
     file = tmp_path / "plot.png"
-    write_plot(file, Outcome(0.0, RECORDS, [0.1]), RESULT)
+    write_plot(file, LoadResult(0.0, RECORDS, [0.1]), RESULT)
     num_rows = 3
     with Image.open(file) as image:
         assert image.size == (2 * SCALE * WIDTH, SCALE * (TOP + num_rows * HEIGHT))
@@ -39,13 +39,13 @@ def test_a_picture_has_a_curve_in_each_panel(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_nothing_can_be_drawn(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"plot{suffix}"
-    write_plot(file, Outcome(0.0, [], []), RESULT)
+    write_plot(file, LoadResult(0.0, [], []), RESULT)
     assert file.stat().st_size > 0
 
 
 def test_texts_are_escaped(tmp_path: Path) -> None:
     for name in ("plot.svg", "plot.html"):
-        write_plot(tmp_path / name, Outcome(0.0, RECORDS, [0.1]), RESULT)
+        write_plot(tmp_path / name, LoadResult(0.0, RECORDS, [0.1]), RESULT)
         text = (tmp_path / name).read_text()
         assert "a&lt;b, 8 requests" in text
         assert "a<b" not in text

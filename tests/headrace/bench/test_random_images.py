@@ -12,7 +12,7 @@ from PIL import Image
 from headrace.bench.endpoint import Endpoint
 from headrace.bench.random_images import BUCKETS, LIMITS, RandomImages, read_buckets
 from headrace.bench.serve import add_target, add_workload, check, requests_of
-from headrace.bench.workload import Prompt, TokenRates
+from headrace.bench.workload import BenchPrompt, TokenRates
 from headrace.errors import ConfigError
 
 
@@ -26,7 +26,7 @@ def opened(url: str) -> Image.Image:
 
 def test_images_have_the_sizes_of_their_buckets() -> None:
     images = RandomImages.of("{(8, 24, 1): 3, (16, 16, 1): 1, (8, 8, 16): 0}", LIMITS, 2, 0.5)
-    prompts = images.with_images([Prompt("x", 1)] * 200, np.random.default_rng(0))
+    prompts = images.with_images([BenchPrompt("x", 1)] * 200, np.random.default_rng(0))
     urls = [url for prompt in prompts for url in prompt.images]
     assert {len(prompt.images) for prompt in prompts} == {1, 2, 3}
     assert len(set(urls)) == len(urls)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headrace.bench.workload import (
-    Prompt,
+    BenchPrompt,
     TokenRates,
     body_of,
     prefix_prompts,
@@ -21,7 +21,7 @@ def seeded() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def some_random(range_ratio: float = 0.0, prefix_len: int = 0) -> list[Prompt]:
+def some_random(range_ratio: float = 0.0, prefix_len: int = 0) -> list[BenchPrompt]:
     return random_prompts(
         50,
         input_len=100,
@@ -75,7 +75,7 @@ def conversation(question: str, answer: str, key: str = "conversations") -> dict
     return {key: [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]}
 
 
-def test_sharegpt_files_give_first_messages_and_the_lengths_of_answers(tmp_path: Path) -> None:
+def test_sharegpt_gives_first_messages_and_response_lengths(tmp_path: Path) -> None:
     path = tmp_path / "chats.json"
     entries = [
         conversation("q" * 400, "a" * 200),
@@ -87,7 +87,7 @@ def test_sharegpt_files_give_first_messages_and_the_lengths_of_answers(tmp_path:
     path.write_text(json.dumps(entries))
     rates = TokenRates(per_byte=0.25)
     prompts = sharegpt_prompts(path, 2, output_len=None, rates=rates, random=seeded())
-    assert set(prompts) == {Prompt("q" * 400, 50), Prompt("r" * 400, 200)}
+    assert set(prompts) == {BenchPrompt("q" * 400, 50), BenchPrompt("r" * 400, 200)}
     more = sharegpt_prompts(path, 5, output_len=7, rates=rates, random=seeded())
     assert len(more) == 5
     assert {prompt.max_tokens for prompt in more} == {7}
@@ -102,7 +102,7 @@ def test_a_file_without_conversations_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_bodies_are_those_of_the_api() -> None:
-    prompt = Prompt("hello", 3)
+    prompt = BenchPrompt("hello", 3)
     chat = json.loads(body_of(prompt, "chat", "m", {"ignore_eos": True}))
     assert chat["messages"] == [{"role": "user", "content": "hello"}]
     assert (chat["model"], chat["max_tokens"], chat["stream"]) == ("m", 3, True)

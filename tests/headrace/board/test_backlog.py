@@ -6,7 +6,7 @@ from headrace.board.board import MESSAGES_SENT, Board, Field, Seat
 SEATS = [Seat(role, i) for role in ("frontend", "tokenizer", "detokenizer") for i in range(2)]
 
 
-def test_a_tokenizer_has_what_all_frontends_sent_and_it_has_not_handled() -> None:
+def test_tokenizer_backlog_is_sent_by_all_frontends_less_handled() -> None:
     board = Board.create(SEATS)
     for slot in board.of("frontend"):
         slot.add(Field.FORWARDED_BYTES + 1, 50)

@@ -53,14 +53,14 @@ def test_slots_are_found_by_role_and_index(board: Board) -> None:
     assert list(board.of("frontend")) == board.slots[:2]
 
 
-def test_last_words_are_read_by_others_and_cut_where_there_is_no_room(board: Board) -> None:
+def test_last_words_are_readable_and_cut_to_their_room(board: Board) -> None:
     writer, other = board.slots[1], Board(board.fd, SEATS)
-    assert other.slots[1].last_words == ""
-    writer.last_words = "model.gguf: not a GGUF file \N{FOX FACE}"
-    assert other.slots[1].last_words == "model.gguf: not a GGUF file \N{FOX FACE}"
-    writer.last_words = "x" * 600
-    assert other.slots[1].last_words == "x" * 512
-    assert not other.slots[0].last_words and not other.slots[2].last_words
+    assert other.slots[1].exit_reason == ""
+    writer.exit_reason = "model.gguf: not a GGUF file \N{FOX FACE}"
+    assert other.slots[1].exit_reason == "model.gguf: not a GGUF file \N{FOX FACE}"
+    writer.exit_reason = "x" * 600
+    assert other.slots[1].exit_reason == "x" * 512
+    assert not other.slots[0].exit_reason and not other.slots[2].exit_reason
 
 
 def test_counting_adds(board: Board) -> None:
@@ -118,7 +118,7 @@ def test_a_step_that_is_overdue_is_an_illness(board: Board) -> None:
     assert frontend.healthy(now_ns), "that word is another's"
 
 
-def test_ids_of_open_requests_are_read_by_others_the_oldest_of_many(board: Board) -> None:
+def test_open_request_ids_are_readable_oldest_first(board: Board) -> None:
     writer, other = board.slots[1], Board(board.fd, SEATS).slots[1]
     for ids in ([5, 2**63], [], range(1, MAX_IDS + 10)):
         writer.open_ids = ids

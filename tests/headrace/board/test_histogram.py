@@ -53,7 +53,7 @@ def test_sums_and_counts_grow() -> None:
     assert made.sum == pytest.approx(5.5)
 
 
-def test_a_spread_tells_of_several_histograms_by_any_bound_of_theirs() -> None:
+def test_spread_sums_histograms_with_any_of_their_bounds() -> None:
     first, second = histogram(COUNTS), histogram(COUNTS)
     for amount in (1, 2, 3, 500):
         first.observe(amount)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from headrace.cli.chat import NEW, Conversation, connect, converse
+from headrace.cli.chat import NEW, ChatSession, connect, converse
 from headrace.client.client import Client
 from headrace.errors import ApiError, ConfigError, HeadraceError
 
@@ -39,7 +39,7 @@ def talk(echo: Echo, *lines: str, write: Callable[[str], object] | None = None) 
     """Say some lines; return what is written."""
     written: list[str] = []
     with Client(transport=httpx.MockTransport(echo)) as client:
-        conversation = Conversation(client, "Be brief.", {"temperature": 0})
+        conversation = ChatSession(client, "Be brief.", {"temperature": 0})
         converse(conversation, lines, write or written.append)
     return "".join(written)
 
@@ -79,7 +79,7 @@ def test_a_server_that_is_not_there_is_told_of() -> None:
 
     written: list[str] = []
     with Client(transport=httpx.MockTransport(refuse)) as client:
-        converse(Conversation(client, None, {}), ["Hi"], written.append)
+        converse(ChatSession(client, None, {}), ["Hi"], written.append)
     assert "".join(written) == "error: http://127.0.0.1:8000 cannot be reached: refused\n"
 
 

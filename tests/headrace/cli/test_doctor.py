@@ -324,7 +324,7 @@ def test_a_package_that_is_missing_is_named() -> None:
     assert "cuda-python" not in found
 
 
-def test_the_doctor_tells_and_ends_with_1_where_nothing_can_be_served(
+def test_doctor_exits_with_1_when_nothing_can_be_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     doctor.main(["--port", "0"])

@@ -4,7 +4,14 @@ from array import array
 
 import msgspec
 
-from headrace.cli.replay_compare import Answers, answers_of, comparable, compare, merged, outcomes
+from headrace.cli.replay_compare import (
+    ReplayedResponses,
+    answers_of,
+    comparable,
+    compare,
+    merged,
+    outcomes,
+)
 from headrace.ipc.messages import (
     Abort,
     FinishReason,
@@ -13,7 +20,7 @@ from headrace.ipc.messages import (
     ResponseFrames,
     Sampling,
     StepOutput,
-    Stop,
+    StopSequence,
     Times,
     request_id,
 )
@@ -51,7 +58,7 @@ def test_a_stream_is_the_same_however_its_text_is_cut_up() -> None:
     assert merged(event("a")) != merged(event("b"))
 
 
-def test_lists_of_events_are_joined_and_their_numbers_are_not_looked_at() -> None:
+def test_event_lists_are_joined_and_their_numbers_ignored() -> None:
     def counted(number: int, ids: list[int]) -> bytes:
         fields = {"type": "t", "sequence_number": number, "token_ids": ids}
         return b"data: " + msgspec.json.encode(fields) + b"\n\n"
@@ -77,7 +84,7 @@ def test_requests_are_compared_but_for_their_times() -> None:
 
 
 def test_what_was_aborted_or_stopped_is_not_compared() -> None:
-    sent = [request(ONE), request(TWO), request(request_id(0, 3)), Abort(ONE), Stop(TWO)]
+    sent = [request(ONE), request(TWO), request(request_id(0, 3)), Abort(ONE), StopSequence(TWO)]
     assert comparable(sent) == {request_id(0, 3)}
     assert comparable([step(ONE, end=FinishReason.ABORT)[0], step(TWO, 1)[0]]) == {TWO}
 
@@ -89,9 +96,9 @@ def test_a_tokenizer_answers_what_nobody_generates() -> None:
     assert answers_of("detokenizer", told, {ONE}).keys() == {(ONE, "body")}
 
 
-def test_answers_are_timed_from_the_last_message_and_complete_at_their_ends() -> None:
+def test_replayed_responses_are_timed_from_the_last_message() -> None:
     expected = outcomes([step(ONE, 1, end=FinishReason.LENGTH)])
-    answers = Answers(expected)
+    answers = ReplayedResponses(expected)
     answers.expect([ONE])
     answers.take(*step(ONE, 1))
     assert len(answers.latencies_s) == 1
@@ -99,4 +106,4 @@ def test_answers_are_timed_from_the_last_message_and_complete_at_their_ends() ->
     answers.take(*step(ONE, 2, end=FinishReason.LENGTH))
     assert len(answers.latencies_s) == 1, "nothing was sent in between"
     assert answers.are_complete
-    assert not Answers({}).are_complete, "nobody knows"
+    assert not ReplayedResponses({}).are_complete, "nobody knows"

@@ -151,7 +151,7 @@ def test_logprobs_of_a_chat_are_read() -> None:
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
-def test_calls_and_thoughts_are_read_and_go_into_the_next_request() -> None:
+def test_tool_calls_and_reasoning_go_into_the_next_request() -> None:
     message = {"role": "assistant", "content": None, "reasoning_content": "Hm"}
     choice = {"message": message | {"tool_calls": [CALL]}, "finish_reason": "tool_calls"}
     server = serving(CHAT | {"choices": [CHAT["choices"][0] | choice]})
@@ -175,7 +175,7 @@ CALL_DELTAS: list[dict[str, Any]] = [
 ]
 
 
-async def test_a_stream_tells_of_calls_and_thoughts_to_who_wants_to_know() -> None:
+async def test_stream_yields_tool_calls_and_reasoning_on_request() -> None:
     choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in CALL_DELTAS]
     choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
     data = sse([IDENTITY | {"choices": [choice]} for choice in choices])
@@ -264,7 +264,7 @@ def test_a_refused_stream_raises_before_any_text() -> None:
         next(client.stream_chat("Hi"))
 
 
-def test_an_error_within_a_stream_is_raised_after_the_text_before_it() -> None:
+def test_stream_error_is_raised_after_the_text_before_it() -> None:
     stream = sse([*chat_events(PIECES[:1])[:2], REFUSAL], end=b"")
     texts = []
     with connect(streaming(stream)) as client, pytest.raises(ApiError, match="must be above 0"):
@@ -303,7 +303,7 @@ SCORES = IDENTITY | {"data": [{"index": 0, "object": "score", "score": 0.25}], "
 TOKENS = {"count": 2, "max_model_len": 9, "tokens": [5, 6], "token_strs": None}
 
 
-def test_rerank_and_score_send_texts_and_return_how_alike_they_are() -> None:
+def test_rerank_and_score_return_similarities() -> None:
     server = serving(RANKING)
     with connect(server) as client:
         (best,) = client.rerank("q", ("a", "b"), top_n=1).results

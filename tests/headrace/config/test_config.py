@@ -33,9 +33,7 @@ from headrace.errors import ConfigError
         ("kv_cache_memory_bytes", 10**23, (1 << 63) - 1),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_flag_value_and_limit(
-    name: str, value: int, limit: int
-) -> None:
+def test_out_of_range_error_names_flag_value_and_limit(name: str, value: int, limit: int) -> None:
     fields: dict[str, Any] = {name: value}
     with pytest.raises(ConfigError, match=f"^{flag_name(name)} {value} .* {limit}$"):
         ServerConfig(**fields)
@@ -105,7 +103,7 @@ def test_there_are_1_to_16_workers() -> None:
         ServerConfig(tp=17)
 
 
-def test_int8_and_another_precision_of_weights_are_not_both_possible() -> None:
+def test_int8_excludes_another_weight_precision() -> None:
     ServerConfig(quantization="int8")
     with pytest.raises(ConfigError, match="leave out --dtype bfloat16"):
         ServerConfig(quantization="int8", dtype="bfloat16")

@@ -14,7 +14,7 @@ from headrace.config.foreign_flags import (
     ALIASES,
     ROWS,
     Already,
-    Refused,
+    RefusedFlag,
     Same,
     Switch,
     Unused,
@@ -164,7 +164,7 @@ def test_every_alias_leads_somewhere() -> None:
             case Unused(why):
                 assert why
                 assert from_flags([name, "4"]) == ServerConfig()
-            case Refused(instead):
+            case RefusedFlag(instead):
                 assert name not in own_flags(), f"{name} is built: it is no longer refused"
                 assert refusal(name) == f"{name} is not supported; {instead}"
 

@@ -179,7 +179,7 @@ def test_the_demo_models_card() -> None:
 
 
 @pytest.mark.parametrize(("source", "temperature"), [("auto", 0.6), ("vllm", 1.0)])
-def test_the_generation_config_says_how_tokens_are_chosen_unless_told(
+def test_generation_config_gives_sampling_defaults(
     source: str, temperature: float, tmp_path: Path
 ) -> None:
     path = write_folder(tmp_path, generation_config={"temperature": 0.6})
@@ -241,7 +241,7 @@ def test_a_model_that_takes_images_says_so(tmp_path: Path) -> None:
         read_folder(write_folder(tmp_path, config))
 
 
-def test_what_a_published_config_leaves_out_is_what_transformers_takes(tmp_path: Path) -> None:
+def test_missing_config_fields_default_as_in_transformers(tmp_path: Path) -> None:
     config = {
         "model_type": "gemma3",
         "vision_config": {"image_size": 32},
@@ -253,7 +253,7 @@ def test_what_a_published_config_leaves_out_is_what_transformers_takes(tmp_path:
     assert (card.image_token, card.image_row_size, card.whole_images) == (262144, 2560, True)
 
 
-def test_a_step_must_have_room_for_an_image_that_is_computed_at_once(tmp_path: Path) -> None:
+def test_step_must_have_room_for_a_whole_image(tmp_path: Path) -> None:
     config = {
         "model_type": "gemma3",
         "vision_config": {"image_size": 32},

@@ -91,7 +91,7 @@ def test_what_was_freed_is_stale_whoever_has_its_place(arena: Arena) -> None:
     assert arena.holds(both) and region.num_sent(both.offset) == 1
 
 
-def test_a_successor_finds_its_region_empty_and_nobody_believes_what_was_there(
+def test_successor_starts_with_an_empty_distrusted_region(
     arena: Arena,
 ) -> None:
     before, neighbor = put(arena.region(0), b"abc"), put(arena.region(1), b"xyz")

@@ -39,17 +39,17 @@ def test_a_tokenizer_is_done_with_what_is_answered() -> None:
 
 def test_it_is_the_same_request_under_another_id() -> None:
     sent = make_sent()
-    sent.told = {0: 7, 1: 3 | ENDED}
+    sent.num_delivered = {0: 7, 1: 3 | ENDED}
     sent.renew(SECOND, is_suspect=False)
     assert sent.request == HttpRequest(
         SECOND, "POST", "/v1/completions", 1.5, 9, FIRST, FIRST, {0: 7, 1: 3 | ENDED}, False
     )
     assert sent.request.first_id == FIRST
     assert sent.tokenizer < 0
-    sent.told[0] = 8
+    sent.num_delivered[0] = 8
     sent.renew(THIRD, is_suspect=True)
     assert (sent.request.origin, sent.request.resumes) == (FIRST, SECOND)
-    assert sent.request.told == {0: 8, 1: 3 | ENDED}
+    assert sent.request.num_delivered == {0: 8, 1: 3 | ENDED}
     sent.renew(FIRST, is_suspect=False)
     assert sent.request.is_suspect, "once suspected, it is watched"
     sent.renew(SECOND, is_reply_suspect=True)

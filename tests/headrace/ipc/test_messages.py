@@ -25,7 +25,7 @@ from headrace.ipc.messages import (
     ResponseFrames,
     Sampling,
     StepOutput,
-    Stop,
+    StopSequence,
     Tensor,
     ToDetokenizer,
     ToEngine,
@@ -77,7 +77,7 @@ EXAMPLES: list[tuple[Any, Message]] = [
     (ToTokenizer, HttpRequest(LARGEST, "POST", "/v1/é", 1.5)),
     (ToEngine, GENERATE),
     (ToEngine, Abort(LARGEST)),
-    (ToEngine, Stop(LARGEST)),
+    (ToEngine, StopSequence(LARGEST)),
     (ToDetokenizer, StepOutput.of({5: b"plan"}, [5, 6], [1, 0], [None, FinishReason.ABORT])),
     (
         ToDetokenizer,

@@ -36,7 +36,7 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     begun.close()
 
 
-def test_a_file_ends_before_it_is_too_long_and_the_process_goes_on(
+def test_recording_ends_before_its_limit_and_the_process_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "engine-0.record"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from headrace.board.board import Board, Field, Seat, State
 from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
-from headrace.ipc.messages import Abort, HttpRequest, Renew, ToEngine, ToTokenizer, request_id
+from headrace.ipc.messages import Abort, HttpRequest, RenewLeases, ToEngine, ToTokenizer, request_id
 from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
 from headrace.ipc.sockets import Inbox, address
 
@@ -158,7 +158,7 @@ def test_long_bodies_wait_in_bounded_number(tokenizers: Tokenizers) -> None:
     assert tokenizers.received(2) == len(LONG)
 
 
-def test_nobody_sends_to_a_tokenizer_that_is_not_there_while_another_is(
+def test_absent_tokenizer_gets_nothing_while_another_is_there(
     tokenizers: Tokenizers,
 ) -> None:
     tokenizers.board.slot("tokenizer", 0)[Field.STATE] = State.DEAD
@@ -218,7 +218,7 @@ def test_what_is_sent_again_is_nobodys_under_its_old_id(tokenizers: Tokenizers) 
     assert tokenizers.aborted(answered.tokenizer) == answered.request.id
 
 
-def test_what_an_engine_took_with_it_is_lost_with_the_tokenizer_that_has_it_now(
+def test_resent_answered_request_is_lost_with_its_tokenizer(
     tokenizers: Tokenizers,
 ) -> None:
     owner = Owner(tokenizers, 1)
@@ -341,7 +341,7 @@ def test_the_engine_is_told_now_and_then_who_is_waited_for(
     tokenizers.links.renew(ids)
     received = tokenizers.engine.receive(DEADLINE_MS)
     assert received is not None
-    assert isinstance(received[0], Renew)
+    assert isinstance(received[0], RenewLeases)
     assert bytes(received[1]) == array("Q", ids).tobytes()
     assert tokenizers.engine.receive(0) is None, "a second has not passed"
     now += 1

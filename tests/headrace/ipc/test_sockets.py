@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ipc.messages import Abort, HttpRequest, ResponseFrames, Stop, ToEngine, ToTokenizer
+from headrace.ipc.messages import (
+    Abort,
+    HttpRequest,
+    ResponseFrames,
+    StopSequence,
+    ToEngine,
+    ToTokenizer,
+)
 from headrace.ipc.sockets import Frame, Inbox, Outbox, address
 
 DEADLINE_MS = 120_000
@@ -97,10 +104,10 @@ def test_many_senders_share_an_inbox(tmp_path: Path) -> None:
     inbox: Inbox[ToEngine] = Inbox(where, ToEngine)
     outboxes = [Outbox(where) for _ in range(3)]
     outboxes[0].send(Abort(1))
-    outboxes[1].send(Stop(2))
+    outboxes[1].send(StopSequence(2))
     outboxes[2].send(Abort(3))
     received = [inbox.receive(DEADLINE_MS) for _ in outboxes]
-    assert {r[0] for r in received if r} == {Abort(1), Stop(2), Abort(3)}
+    assert {r[0] for r in received if r} == {Abort(1), StopSequence(2), Abort(3)}
     inbox.close()
     for outbox in outboxes:
         outbox.close()

@@ -160,7 +160,7 @@ def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
     assert value(found["cache_config_info"], **info) == 1
 
 
-def test_readings_for_calls_are_told_by_who_asked_and_what_was_found() -> None:
+def test_tool_call_readings_are_labeled_by_request_and_result() -> None:
     seats = [*SEATS, Seat("detokenizer", 0), Seat("detokenizer", 1)]
     board = Board.create(seats)
     for index in range(2):

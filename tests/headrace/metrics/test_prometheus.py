@@ -137,7 +137,7 @@ def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> No
     assert queue == {"frontend 0": 0, "frontend 1": 1}
 
 
-def test_processes_that_live_tell_their_processor_time_and_memory(board: Board) -> None:
+def test_live_processes_report_cpu_time_and_memory(board: Board) -> None:
     board.slot("engine").enter(State.READY)  # this very process
     board.slot("worker").enter(State.READY)
     board.slot("worker")[Field.STATE] = State.DEAD

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from headrace.errors import ModelError
-from headrace.model.pooling import Activation, Pooling, PoolingKind, read_pooling
+from headrace.model.pooling import Pooling, PoolingKind, ScoreActivation, read_pooling
 
 BERT = {"model_type": "bert", "max_position_embeddings": 512}
 CROSS_ENCODER = BERT | {
     "architectures": ["BertForSequenceClassification"],
     "id2label": {"0": "LABEL_0"},
 }
-ID = Activation.IDENTITY
+ID = ScoreActivation.IDENTITY
 IDENTITY = "torch.nn.modules.linear.Identity"
 QWEN = {"model_type": "qwen3", "max_position_embeddings": 4096}
 
@@ -121,7 +121,7 @@ def test_what_is_not_done_here_is_refused_by_name(
 @pytest.mark.parametrize(
     ("extra", "beside", "activation"),
     [
-        ({}, None, Activation.SIGMOID),
+        ({}, None, ScoreActivation.SIGMOID),
         ({"sbert_ce_default_activation_function": IDENTITY}, None, ID),
         (
             {"sentence_transformers": {"activation_fn": IDENTITY}},
@@ -132,7 +132,10 @@ def test_what_is_not_done_here_is_refused_by_name(
     ],
 )
 def test_a_cross_encoder_says_what_becomes_of_its_number(
-    tmp_path: Path, extra: dict[str, Any], beside: dict[str, Any] | None, activation: Activation
+    tmp_path: Path,
+    extra: dict[str, Any],
+    beside: dict[str, Any] | None,
+    activation: ScoreActivation,
 ) -> None:
     if beside is not None:
         (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(beside))

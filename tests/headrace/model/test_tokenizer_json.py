@@ -231,14 +231,14 @@ def test_no_space_is_put_before_the_text_where_the_file_says_so() -> None:
     assert round_trip(sentencepiece(add_space_prefix=False), " he") == " he"
 
 
-def test_user_defined_tokens_are_found_in_the_text_and_stay_in_it() -> None:
+def test_user_defined_tokens_are_matched_and_kept_in_text() -> None:
     spec = msgspec.json.decode(tokenizer_json(sentencepiece(), "x.gguf"))
     special = {token["content"]: token["special"] for token in spec["added_tokens"]}
     assert special == {"<unk>": True, "<s>": True, "</s>": True, "<tool>": False}
     assert "<tool>" in tokens_of(sentencepiece(), "he<tool>he")
 
 
-def test_sentencepiece_puts_bos_before_a_prompt_and_byte_level_does_not() -> None:
+def test_sentencepiece_adds_bos_and_byte_level_does_not() -> None:
     assert tokens_of(sentencepiece(), "he", special=True) == ["<s>", "▁he"]
     assert tokens_of(byte_level(), "ab", special=True) == ["ab"]
 

@@ -18,9 +18,9 @@ from peers import EVENTS, USAGE, Object, PlayedRing, event
 from headrace.client.responses import ChatMessage
 from headrace.config.config import ServerConfig
 from headrace.errors import ApiError, ConfigError, EngineDied
-from headrace.ipc.messages import HttpRequest, Renew
+from headrace.ipc.messages import HttpRequest, RenewLeases
 from headrace.ipc.router import Router
-from headrace.launch.embedded import Failed
+from headrace.launch.embedded import RingFailed
 from headrace.offline import ring as ring_module
 from headrace.offline.engine import AsyncEngine, Engine, embedded_config
 from headrace.offline.requests import (
@@ -113,7 +113,7 @@ def test_one_prompt_makes_a_list_of_one_output(
     assert engine.generate([]) == []
 
 
-def test_each_prompt_may_have_its_own_parameters_and_options_go_before_them(
+def test_prompts_have_own_parameters_below_call_options(
     engine: Engine, ring: PlayedRing, threads: ThreadPoolExecutor
 ) -> None:
     params = [SamplingParams(seed=1, temperature=0), SamplingParams(seed=2)]
@@ -281,7 +281,7 @@ def test_what_has_ended_is_not_aborted(
 ) -> None:
     completed(ring, threads.submit(engine.generate, ["a", "b"]), lambda _: "x")
     while (received := ring.engine.receive(QUIET_MS)) is not None:
-        assert isinstance(received[0], Renew)
+        assert isinstance(received[0], RenewLeases)
 
 
 def test_death_of_a_process_ends_calls_that_wait_and_later_ones(
@@ -291,7 +291,7 @@ def test_death_of_a_process_ends_calls_that_wait_and_later_ones(
     first = threads.submit(next, engine.stream("c"))
     for _ in range(3):
         ring.request()
-    ring.report(Failed(DEATH))
+    ring.report(RingFailed(DEATH))
     for waiting in (running, first):
         with pytest.raises(EngineDied, match=DEATH):
             waiting.result(DEADLINE_S)
@@ -333,7 +333,9 @@ def test_a_ring_that_fails_to_start_is_stopped(
     rings: list[PlayedRing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def report_failure(self: PlayedRing, _report: object) -> None:
-        self.supervisor.send(msgspec.msgpack.encode(Failed("engine 0 exited with 3 (no memory)")))
+        self.supervisor.send(
+            msgspec.msgpack.encode(RingFailed("engine 0 exited with 3 (no memory)"))
+        )
 
     monkeypatch.setattr(PlayedRing, "report", report_failure)
     with pytest.raises(EngineDied, match="no memory"):
@@ -416,7 +418,7 @@ async def test_async_death_and_shutdown_are_errors(rings: list[PlayedRing]) -> N
     await engine.start()
     call = asyncio.create_task(engine.generate("a"))
     await in_thread(rings[0].request)
-    rings[0].report(Failed(DEATH))
+    rings[0].report(RingFailed(DEATH))
     with pytest.raises(EngineDied, match=DEATH):
         await call
     await engine.shutdown()

@@ -10,7 +10,7 @@ from headrace.client.responses import Completion
 from headrace.errors import ApiError
 from headrace.ipc.messages import Head
 from headrace.offline.request_window import RequestWindow
-from headrace.offline.ring import Call, Piece
+from headrace.offline.ring import Piece, RingRequest
 
 JSON = Head(200, "application/json")
 BODY = msgspec.json.encode({"id": "x", "created": 5, "model": "tiny", "choices": []})
@@ -22,10 +22,10 @@ class Places:
     places = 3
 
     def __init__(self) -> None:
-        self.sent: list[Call] = []
+        self.sent: list[RingRequest] = []
         self.closed: list[int] = []
 
-    def open(self, call: Call, _put: object) -> int:
+    def open(self, call: RingRequest, _put: object) -> int:
         self.sent.append(call)
         return len(self.sent)
 
@@ -34,10 +34,10 @@ class Places:
 
 
 def flight_of(ring: Any, sizes: list[int], made: list[int]) -> RequestWindow[Completion]:
-    def calls() -> Iterator[Call]:
+    def calls() -> Iterator[RingRequest]:
         for size in sizes:
             made.append(size)
-            yield Call("/v1/completions", b"{}", size)
+            yield RingRequest("/v1/completions", b"{}", size)
 
     return RequestWindow(ring, lambda _: None, calls(), Completion)
 

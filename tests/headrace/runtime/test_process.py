@@ -80,10 +80,10 @@ signal.pause()
 """
 
 
-def test_what_the_system_refuses_ends_a_start_with_a_word_and_no_traceback() -> None:
+def test_start_refused_by_the_system_ends_without_traceback() -> None:
     board = Board.create([SEAT, Seat("frontend", 0)])
     assert spawn(SEAT, CONFIG, board, "info").wait(DEADLINE_S) == ExitStatus.SHORT_OF
-    words = board.slots[0].last_words
+    words = board.slots[0].exit_reason
     assert words.startswith("[Errno 2] No such file or directory")
     assert "ipc:///missing/tokenizer-0.sock" in words
 

@@ -63,7 +63,7 @@ def test_a_server_that_starts_at_the_same_time_is_left_alone(
     second.remove()
 
 
-def test_who_looks_whether_a_new_directory_is_held_does_not_end_its_server(
+def test_probing_a_new_directory_leaves_its_server_alive(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = tempfile.mkdtemp
@@ -113,7 +113,7 @@ def test_one_live_socket_among_dead_ones_keeps_a_directory(
     assert not is_abandoned(tmp_path / "headrace-live")
 
 
-def test_an_empty_directory_may_belong_to_a_server_that_starts_but_not_for_long(
+def test_empty_directory_is_in_use_only_for_a_short_time(
     socket_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))

@@ -52,8 +52,8 @@ def child() -> Iterator[Child]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks has time, and a busy machine may take its own."""
-    monkeypatch.setattr(stacks_module, "NUM_LOOKS", 300)
-    monkeypatch.setattr(stacks_module, "LOOK_S", 0.2)
+    monkeypatch.setattr(stacks_module, "MAX_POLLS", 300)
+    monkeypatch.setattr(stacks_module, "POLL_INTERVAL_S", 0.2)
 
 
 @pytest.mark.usefixtures("patient")

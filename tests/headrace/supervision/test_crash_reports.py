@@ -30,7 +30,7 @@ def make(directory: Path | None) -> Board:
     board.slot("frontend").open_ids = [0xAB0000, 0xCD0000]
     dead = board.slot("tokenizer")
     dead.keep_line(b"12:00:00 tokenizer 0 INFO one\n12:00:01 tokenizer 0 INFO two\n")
-    dead.last_words = "no memory"
+    dead.exit_reason = "no memory"
     dead[Field.STATE] = State.DEAD
     capsules = CrashReports(CrashConfig.of(config, where), board)
     capsules.make(dead, "exited with 1", "Thread 1:\n  File x", [0xAB0000, 0])

@@ -143,7 +143,7 @@ def test_a_path_that_a_dead_server_left_is_taken_over(
         listen(ServerConfig(uds=path))
 
 
-def test_no_other_server_takes_a_path_for_dead_that_is_about_to_be_listened_at(
+def test_path_about_to_be_listened_at_is_not_taken_for_dead(
     tmp_path: Path, opened: list[Listeners], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_listening = listeners_module.started

@@ -11,7 +11,7 @@ from headrace.runtime.roles import ROLES
 from headrace.supervision.spin_watchdog import CEILINGS_S, IDLE_SHARE, SpinWatchdog
 from headrace.system.procfs import busy_seconds
 
-LOOK_S = 0.5
+POLL_INTERVAL_S = 0.5
 
 
 def slot_of(role: str) -> Slot:
@@ -39,9 +39,9 @@ class Watched:
     def told(self, seconds: float) -> list[str]:
         """Let it work for so long, and return what is said of it meanwhile."""
         said = []
-        for _ in range(round(seconds / LOOK_S)):
-            self._now += LOOK_S
-            self.used_s += self.share * LOOK_S
+        for _ in range(round(seconds / POLL_INTERVAL_S)):
+            self._now += POLL_INTERVAL_S
+            self.used_s += self.share * POLL_INTERVAL_S
             passed = self._toil.passed([self.slot], lambda _: self.used_s, self._now)
             assert all(slot is self.slot for slot, _ in passed)
             said += [why for _, why in passed]
@@ -56,15 +56,17 @@ def test_there_is_a_ceiling_for_every_role() -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_who_uses_much_and_gets_nothing_done_is_told(role: str) -> None:
     watched, limit_s = Watched(role), CEILINGS_S[role]
-    assert watched.told(limit_s + LOOK_S) == []  # its first look is where counting begins
-    assert watched.told(LOOK_S) == [f"has used {limit_s:g} s of processor time for nothing"]
+    assert watched.told(limit_s + POLL_INTERVAL_S) == []  # its first look is where counting begins
+    assert watched.told(POLL_INTERVAL_S) == [
+        f"has used {limit_s:g} s of processor time for nothing"
+    ]
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_who_gets_something_done_may_use_as_much_as_it_likes(role: str) -> None:
     watched, numbers = Watched(role), count(1)
     for _ in range(4):
-        assert watched.told(CEILINGS_S[role] - LOOK_S) == []
+        assert watched.told(CEILINGS_S[role] - POLL_INTERVAL_S) == []
         watched.slot[8] = next(numbers)  # whatever it counts first
 
 
@@ -74,19 +76,21 @@ def test_who_waits_in_between_begins_anew() -> None:
         watched.share = 1.0
         assert watched.told(CEILINGS_S["engine"]) == []
         watched.share = IDLE_SHARE / 2
-        assert watched.told(LOOK_S) == []
+        assert watched.told(POLL_INTERVAL_S) == []
     assert watched.told(100 * CEILINGS_S["engine"]) == [], "to be idle is no crime"
 
 
-def test_who_works_is_not_idle_between_two_ticks_of_the_kernels_clock() -> None:
+def test_working_process_is_not_idle_between_kernel_ticks() -> None:
     watched, limit_s = Watched("engine"), CEILINGS_S["engine"]
-    for _ in range(round(limit_s / LOOK_S) + 1):
-        assert watched.told(LOOK_S) == []
+    for _ in range(round(limit_s / POLL_INTERVAL_S) + 1):
+        assert watched.told(POLL_INTERVAL_S) == []
         watched.look_again(0.004)
-    assert watched.told(LOOK_S) == [f"has used {limit_s:g} s of processor time for nothing"]
+    assert watched.told(POLL_INTERVAL_S) == [
+        f"has used {limit_s:g} s of processor time for nothing"
+    ]
 
 
-def test_a_successor_begins_anew_and_who_does_not_serve_is_not_looked_at() -> None:
+def test_watch_restarts_for_successors_and_skips_non_serving() -> None:
     watched = Watched("frontend")
     assert watched.told(CEILINGS_S["frontend"]) == []
     watched.slot[Field.PID] += 1

@@ -24,7 +24,7 @@ def test_embedded_ring_has_no_process_for_gets() -> None:
     }
 
 
-def test_processes_that_prepare_images_are_tokenizers_where_there_are_images() -> None:
+def test_image_models_get_tokenizers_that_prepare_images() -> None:
     config = ServerConfig(tokenizer_procs=2, preprocess_procs=3)
     with_images = seats_of(config, takes_images=True)
     assert [seat for seat in with_images if seat not in seats_of(config)] == [

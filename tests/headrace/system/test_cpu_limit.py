@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import InvalidValue, ModelError
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
-from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -24,7 +24,7 @@ template.render(ChatRequest(messages=[ChatMessage("user", "1000000")]))
 
 
 def conversation(content: str) -> ChatRequest:
-    return ChatRequest(messages=[ChatMessage("user", content)])
+    return ChatRequest(messages=[RequestMessage("user", content)])
 
 
 def timers() -> tuple[float, float]:
@@ -44,14 +44,14 @@ def test_a_template_that_does_not_end_refuses_its_request_alone() -> None:
     assert timers() == (0, 0)
 
 
-def test_what_cannot_be_interrupted_ends_the_process_with_last_words() -> None:
+def test_uninterruptible_code_ends_the_process_with_traceback() -> None:
     result = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True)
     assert result.stdout.split() == ["-1"]
     assert result.returncode == -signal.SIGPROF
     assert "in render" in result.stderr
 
 
-def test_a_template_that_takes_too_long_to_compile_is_the_models_fault() -> None:
+def test_slow_template_compilation_is_a_model_error() -> None:
     with pytest.raises(ModelError, match=r"chat template takes more than 0\.5 s of CPU time"):
         ChatTemplate("{{ 9 ** (9 ** 8) }}", {}, cpu_s=0.5)
 

@@ -209,7 +209,7 @@ def test_thoughts_may_be_omitted() -> None:
     assert body["include_reasoning"] is False
 
 
-def test_thinking_and_a_format_are_the_templates_and_the_grammars() -> None:
+def test_thinking_is_the_templates_and_format_the_grammars() -> None:
     schema = {"type": "object"}
     output = {"format": {"type": "json_schema", "schema": schema}}
     body = chat_body_of(thinking={"type": "disabled"}, output_config=output)

@@ -79,7 +79,7 @@ def test_an_empty_list_of_prompts_is_refused() -> None:
         completion(prompt=[])
 
 
-def test_a_wrong_field_beside_the_prompt_is_named_and_not_the_prompt() -> None:
+def test_error_names_the_wrong_field_not_the_prompt() -> None:
     with pytest.raises(InvalidBody, match=r"^max_tokens: Expected `int") as refused:
         completion(prompt=[1, 2], max_tokens="many")
     assert refused.value.param == "max_tokens"

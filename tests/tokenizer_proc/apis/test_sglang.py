@@ -93,7 +93,7 @@ def test_an_answer_is_a_list_where_there_may_be_several(
     assert form_of(planned(**fields)).is_list == is_list
 
 
-def test_log_probabilities_of_a_prompt_are_told_from_where_they_are_wanted() -> None:
+def test_prompt_logprobs_begin_where_they_are_requested() -> None:
     wishes: list[dict[str, Any]] = [
         {},
         {"return_logprob": True, "top_logprobs_num": 2},

@@ -111,7 +111,7 @@ def test_without_tools_an_answer_is_words(fields: dict[str, Any]) -> None:
     assert plan(planner(), **fields) == ("nullHi", None)
 
 
-def test_a_template_without_tools_refuses_them_unless_there_is_no_choice() -> None:
+def test_template_without_tools_refuses_them_unless_none_chosen() -> None:
     without = planner("{{ messages[0].content }}")
     with pytest.raises(Unsupported, match=r"^tools: the chat template has no place") as refused:
         plan(without, tools=[NOW])

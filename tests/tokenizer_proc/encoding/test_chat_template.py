@@ -9,34 +9,34 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from headrace.config.model_card import read_gguf
 from headrace.errors import InvalidValue, ModelError, Unsupported
 from headrace.tokenizer_proc.apis.openai import (
-    ChatMessage,
     ChatRequest,
     ContentPart,
     ImageUrl,
+    RequestMessage,
 )
 from headrace.tokenizer_proc.apis.tools import CalledFunction, CalledTool
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
 from headrace.tokenizer_proc.jobs.stages import Text
 
 
-def render(source: str | None, *messages: ChatMessage, **variables: Any) -> str:
+def render(source: str | None, *messages: RequestMessage, **variables: Any) -> str:
     request = ChatRequest(
-        messages=list(messages) or [ChatMessage("user", "Hi")], chat_template_kwargs=variables
+        messages=list(messages) or [RequestMessage("user", "Hi")], chat_template_kwargs=variables
     )
     return ChatTemplate(source, {"bos_token": "<s>"}).render(request)
 
 
-def test_template_sees_messages_special_tokens_and_the_wish_for_an_answer() -> None:
+def test_template_gets_messages_special_tokens_generation_prompt() -> None:
     source = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "Hi")]
+    messages = [RequestMessage("system", "Be brief."), RequestMessage("user", "Hi")]
     assert render(source, *messages) == "<s>[system]Be brief.[user]Hi[assistant]"
 
 
 def test_an_answer_need_not_begin() -> None:
-    request = ChatRequest(messages=[ChatMessage("user", "Hi")], add_generation_prompt=False)
+    request = ChatRequest(messages=[RequestMessage("user", "Hi")], add_generation_prompt=False)
     assert ChatTemplate("{{ add_generation_prompt }}", {}).render(request) == "False"
 
 
@@ -49,7 +49,7 @@ def test_blocks_leave_no_lines_behind() -> None:
 
 def test_loop_controls_work() -> None:
     source = "{% for m in messages %}{{ m.content }}{% break %}{% endfor %}"
-    assert render(source, ChatMessage("user", "a"), ChatMessage("user", "b")) == "a"
+    assert render(source, RequestMessage("user", "a"), RequestMessage("user", "b")) == "a"
 
 
 def test_what_is_to_be_learned_is_written_as_all_else() -> None:
@@ -62,20 +62,24 @@ def test_what_is_to_be_learned_is_written_as_all_else() -> None:
 
 
 def test_text_parts_are_joined_by_lines() -> None:
-    message = ChatMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
+    message = RequestMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
     assert render("{{ messages[0].content }}", message) == "a\nb"
 
 
 def test_content_is_never_taken_for_template_code() -> None:
-    assert render("{{ messages[0].content }}", ChatMessage("user", "{{ 1 + 1 }}")) == "{{ 1 + 1 }}"
+    assert (
+        render("{{ messages[0].content }}", RequestMessage("user", "{{ 1 + 1 }}")) == "{{ 1 + 1 }}"
+    )
 
 
 def test_an_absent_name_is_absent() -> None:
     source = "{{ 'name' in messages[0] }} {{ messages[1].name }}"
-    assert render(source, ChatMessage("user", "a"), ChatMessage("user", "b", "Bo")) == "False Bo"
+    assert (
+        render(source, RequestMessage("user", "a"), RequestMessage("user", "b", "Bo")) == "False Bo"
+    )
 
 
-def test_kwargs_reach_the_template_but_cannot_replace_the_messages() -> None:
+def test_template_kwargs_cannot_replace_the_messages() -> None:
     source = "{{ thinking }} {{ messages[0].content }}"
     assert render(source, thinking="off", messages=[]) == "off Hi"
 
@@ -129,20 +133,20 @@ def test_an_invalid_template_is_the_models_error() -> None:
 
 def test_messages_without_content_are_refused() -> None:
     with pytest.raises(InvalidValue, match=r"^messages\[1\]\.content: ") as refused:
-        render("x", ChatMessage("user", "a"), ChatMessage("user", None))
+        render("x", RequestMessage("user", "a"), RequestMessage("user", None))
     assert refused.value.param == "messages[1].content"
 
 
 def test_images_are_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="not 'image_url' parts"):
-        render("x", ChatMessage("user", [ContentPart("image_url")]))
+        render("x", RequestMessage("user", [ContentPart("image_url")]))
 
 
 def test_the_demo_models_template_renders_as_in_transformers() -> None:
     card, tokenizer = read_gguf(demo_file()), demo_tokenizer()
     template = ChatTemplate(card.chat_template, card.special_tokens)
     for roles in (["user"], ["system", "user"], ["user", "assistant", "user"]):
-        messages = [ChatMessage(role, f" {role} says\n\n") for role in roles]
+        messages = [RequestMessage(role, f" {role} says\n\n") for role in roles]
         assert template.render(ChatRequest(messages=messages)) == tokenizer.apply_chat_template(
             [{"role": m.role, "content": m.content} for m in messages],
             add_generation_prompt=True,
@@ -152,7 +156,7 @@ def test_the_demo_models_template_renders_as_in_transformers() -> None:
 
 def continued(template: ChatTemplate, *contents: str, **fields: Any) -> str:
     roles = ["user", "assistant"] * len(contents)
-    messages = [ChatMessage(role, text) for role, text in zip(roles, contents, strict=False)]
+    messages = [RequestMessage(role, text) for role, text in zip(roles, contents, strict=False)]
     request = ChatRequest(messages=messages, continue_final_message=True, **fields)
     return template.render(request)
 
@@ -169,7 +173,7 @@ def test_the_last_message_is_continued_where_it_ends(trim: str, end: str) -> Non
     assert continued(template, "Hi", "end") == prompt + "end"
 
 
-def test_a_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+def test_message_left_out_by_the_template_cannot_be_continued() -> None:
     with pytest.raises(InvalidValue, match="leaves the last message out") as refused:
         continued(ChatTemplate("{{ messages[0].content }}", {}), "Hi", "So")
     assert refused.value.param == "continue_final_message"
@@ -187,7 +191,7 @@ def test_the_demo_models_template_continues_as_in_transformers() -> None:
 
 
 def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
-    request = ChatRequest(messages=[ChatMessage("user", "Hi")], chat_template="{{ bos_token }}!")
+    request = ChatRequest(messages=[RequestMessage("user", "Hi")], chat_template="{{ bos_token }}!")
     assert ChatTemplate(None, {"bos_token": "<s>"}, trusts_requests=True).render(request) == "<s>!"
     with pytest.raises(Unsupported, match="--trust-request-chat-template") as refused:
         ChatTemplate("x", {}).render(request)
@@ -195,9 +199,9 @@ def test_a_request_brings_a_template_only_where_it_is_trusted() -> None:
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ 9 ** (9 ** 8) }}"])
-def test_a_request_s_template_that_cannot_be_compiled_is_its_error(source: str) -> None:
+def test_uncompilable_request_template_is_a_request_error(source: str) -> None:
     template = ChatTemplate("x", {}, cpu_s=0.5, trusts_requests=True)
-    request = ChatRequest(messages=[ChatMessage("user", "Hi")], chat_template=source)
+    request = ChatRequest(messages=[RequestMessage("user", "Hi")], chat_template=source)
     with pytest.raises(InvalidValue, match="cannot be compiled") as refused:
         template.render(request)
     assert refused.value.param == "chat_template"
@@ -214,11 +218,11 @@ def test_a_request_s_template_that_cannot_be_compiled_is_its_error(source: str) 
 )
 def test_a_request_s_template_has_a_limit_of_memory(source: str) -> None:
     template = ChatTemplate("x", {}, trusts_requests=True)
-    request = ChatRequest(messages=[ChatMessage("user", "Hi")], chat_template=source)
+    request = ChatRequest(messages=[RequestMessage("user", "Hi")], chat_template=source)
     with pytest.raises(InvalidValue, match="takes more than 512 MB of memory") as refused:
         template.render(request)
     assert refused.value.param == "chat_template"
-    assert template.render(ChatRequest(messages=[ChatMessage("user", "Hi")])) == "x"
+    assert template.render(ChatRequest(messages=[RequestMessage("user", "Hi")])) == "x"
 
 
 # As templates of models that take images have it: content is parts, and nothing else.
@@ -232,7 +236,7 @@ TEXT_OR_PARTS = (
     "{% for p in m.content %}{{ p.text if p.type == 'text' else '<image>' }}{% endfor %}"
     "{% endif %}{% endfor %}"
 )
-LOOK = ChatMessage(
+LOOK = RequestMessage(
     "user",
     [
         ContentPart("text", "a"),
@@ -242,7 +246,7 @@ LOOK = ChatMessage(
 )
 
 
-def seen(source: str, *messages: ChatMessage, **fields: Any) -> str:
+def seen(source: str, *messages: RequestMessage, **fields: Any) -> str:
     template = ChatTemplate(source, {}, takes_images=True)
     return template.render(ChatRequest(messages=list(messages), **fields))
 
@@ -255,18 +259,18 @@ def test_images_are_where_they_are_among_texts(source: str, text: str) -> None:
 
 
 def test_a_text_is_a_part_where_a_template_knows_nothing_else() -> None:
-    assert seen(PARTS_ONLY, ChatMessage("user", "Hi"), LOOK) == "user:Hi;user:a<image>b;"
+    assert seen(PARTS_ONLY, RequestMessage("user", "Hi"), LOOK) == "user:Hi;user:a<image>b;"
     calls = [CalledTool(function=CalledFunction("f", "{}"))]
-    assert seen(PARTS_ONLY, ChatMessage("assistant", None, tool_calls=calls)) == "assistant:;"
+    assert seen(PARTS_ONLY, RequestMessage("assistant", None, tool_calls=calls)) == "assistant:;"
 
 
 def test_parts_stay_parts_with_an_image_or_without() -> None:
-    texts = ChatMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
+    texts = RequestMessage("user", [ContentPart("text", "a"), ContentPart("text", "b")])
     assert seen(TEXT_OR_PARTS, texts) == "ab"
     assert seen(PARTS_ONLY, texts) == "user:ab;"
 
 
-def test_special_tokens_go_around_what_does_not_begin_with_one_where_there_may_be_images() -> None:
+def test_special_tokens_are_added_unless_text_begins_with_one() -> None:
     first = {"bos_token": "<s>"}
     images, texts = ChatTemplate("", first, takes_images=True), ChatTemplate("", first)
     without = ChatTemplate("", {}, takes_images=True)
@@ -281,11 +285,11 @@ def test_special_tokens_go_around_what_does_not_begin_with_one_where_there_may_b
 
 def test_a_last_message_of_parts_goes_on() -> None:
     assert seen(PARTS_ONLY, LOOK, continue_final_message=True) == "user:a<image>b"
-    image = ChatMessage("user", [ContentPart("image_url")])
+    image = RequestMessage("user", [ContentPart("image_url")])
     assert seen(PARTS_ONLY, image, continue_final_message=True) == "user:<image>"
 
 
 def test_a_part_that_is_neither_is_refused_by_its_place() -> None:
     parts = [ContentPart("input_audio"), ContentPart("image_url")]
     with pytest.raises(Unsupported, match=r"^messages\[0\]\.content\[0\]: .*not 'input_audio'"):
-        seen(PARTS_ONLY, ChatMessage("user", parts))
+        seen(PARTS_ONLY, RequestMessage("user", parts))

@@ -114,7 +114,7 @@ def test_another_text_is_found_out() -> None:
     assert difference.startswith('another text for the ids of "The quick')
 
 
-def test_a_text_that_the_fast_one_gives_up_on_is_encoded_all_the_same(fast: Encoder) -> None:
+def test_text_that_fastokens_gives_up_on_is_still_encoded(fast: Encoder) -> None:
     endless = " " * 1_000_000  # more than the regex engine of fastokens has room for
     assert fast._fast is not None
     with pytest.raises(ValueError, match="backtracking"):

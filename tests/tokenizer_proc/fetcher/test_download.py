@@ -11,7 +11,13 @@ import trustme
 
 from headrace.config.media_domains import read_domain
 from headrace.tokenizer_proc.fetcher import download
-from headrace.tokenizer_proc.fetcher.download import MAX_REDIRECTS, Budget, Downloads, File, Refused
+from headrace.tokenizer_proc.fetcher.download import (
+    MAX_REDIRECTS,
+    Budget,
+    DownloadedFile,
+    DownloadRefused,
+    Downloads,
+)
 
 ADDRESSES = {
     "a.com": ["93.184.215.14"],
@@ -45,11 +51,13 @@ def to(*urls: str) -> Answer:
     )
 
 
-def fetch(url: str, answer: Answer = image, max_bytes: int = 1000, **options: Any) -> File:
+def fetch(
+    url: str, answer: Answer = image, max_bytes: int = 1000, **options: Any
+) -> DownloadedFile:
     async def resolve(host: str, _port: int) -> Sequence[str]:
         return ADDRESSES.get(host, [])
 
-    async def run() -> File:
+    async def run() -> DownloadedFile:
         domains = [read_domain(text) for text in DOMAINS]
         downloads = Downloads(domains, resolve, httpx.MockTransport(answer), **options)
         try:
@@ -61,14 +69,14 @@ def fetch(url: str, answer: Answer = image, max_bytes: int = 1000, **options: An
 
 
 def refusal(url: str, answer: Answer = image, **options: Any) -> str:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(DownloadRefused) as refused:
         fetch(url, answer, **options)
     return str(refused.value)
 
 
 def test_an_image_comes_from_the_address_that_was_looked_at() -> None:
     seen: list[httpx.Request] = []
-    assert fetch("HTTPS://A.com/x?y#z", lambda r: (seen.append(r), image(r))[1]) == File(
+    assert fetch("HTTPS://A.com/x?y#z", lambda r: (seen.append(r), image(r))[1]) == DownloadedFile(
         PNG, "image/png"
     )
     (request,) = seen
@@ -194,7 +202,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for() -> None:
     assert "was not there within 0.01 s" in refusal(URL, silent, time_s=0.01)  # type: ignore[arg-type]
 
 
-async def test_a_certificate_is_that_of_the_name_and_not_of_the_address() -> None:
+async def test_certificate_is_checked_by_name_not_by_address() -> None:
     authority = trustme.CA()
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("a.lan").configure_cert(theirs)
@@ -215,6 +223,6 @@ async def test_a_certificate_is_that_of_the_name_and_not_of_the_address() -> Non
         downloads = Downloads(domains, resolve, httpx.AsyncHTTPTransport(verify=ours))
         file = await downloads.fetch(f"https://a.lan:{port}/", Budget(1000))
         assert file.data == PNG
-        with pytest.raises(Refused, match="does not answer as it should"):
+        with pytest.raises(DownloadRefused, match="does not answer as it should"):
             await downloads.fetch(f"https://b.lan:{port}/", Budget(1000))
         await downloads.close()

@@ -6,11 +6,11 @@ from typing import Any
 
 from headrace.board.board import Board, Field, Seat
 from headrace.ipc.messages import Fetch, Forget
-from headrace.tokenizer_proc.fetcher.download import Budget, File, Refused
+from headrace.tokenizer_proc.fetcher.download import Budget, DownloadedFile, DownloadRefused
 from headrace.tokenizer_proc.fetcher.fetches import MAX_FETCHES, MAX_OF_HOST, Fetches
 
 DEADLINE_S = 120
-FILE = File(b"", "image/png")
+FILE = DownloadedFile(b"", "image/png")
 
 
 class Hosts:
@@ -20,12 +20,12 @@ class Hosts:
         self.asked: list[str] = []
         self.may_answer = asyncio.Event()
 
-    async def fetch(self, url: str, _budget: Budget) -> File:
+    async def fetch(self, url: str, _budget: Budget) -> DownloadedFile:
         self.asked.append(url)
         if "slow" in url:
             await self.may_answer.wait()
         if "gone" in url:
-            raise Refused("is gone")
+            raise DownloadRefused("is gone")
         return FILE
 
 
@@ -38,7 +38,7 @@ class Answers:
         self.may_go = asyncio.Event()
         self.may_go.set()
 
-    async def send(self, fetch: Fetch, files: Sequence[File]) -> None:
+    async def send(self, fetch: Fetch, files: Sequence[DownloadedFile]) -> None:
         await self.may_go.wait()
         self.found[fetch.id] = len(files)
 

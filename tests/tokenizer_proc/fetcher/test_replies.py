@@ -11,12 +11,12 @@ from headrace.board.board import Board, Seat, State
 from headrace.ipc.arena import PAGE_BYTES, Arena
 from headrace.ipc.messages import Fetch, Fetched, FromFetcher
 from headrace.ipc.sockets import Inbox, address
-from headrace.tokenizer_proc.fetcher.download import File
-from headrace.tokenizer_proc.fetcher.replies import Replies
+from headrace.tokenizer_proc.fetcher.download import DownloadedFile
+from headrace.tokenizer_proc.fetcher.replies import FetchReplies
 
 DEADLINE_S = 120
 NUM_READERS = 2
-FULL = File(b"x" * 3 * PAGE_BYTES, "image/png")  # most of the region
+FULL = DownloadedFile(b"x" * 3 * PAGE_BYTES, "image/png")  # most of the region
 
 
 class Rig:
@@ -30,7 +30,7 @@ class Rig:
             Inbox(address(run_dir, "fetched", i), FromFetcher) for i in range(NUM_READERS)
         ]
         self.arena = Arena.create(1, 4 * PAGE_BYTES)
-        self.replies = Replies(run_dir, self.arena.region(0), self.board)
+        self.replies = FetchReplies(run_dir, self.arena.region(0), self.board)
         self._num_sent = 0
 
     def start(self, reader: int) -> None:

@@ -218,7 +218,7 @@ HOSTILE = schema(
 )
 
 
-def test_what_takes_too_long_is_ended_by_the_kernel_and_others_are_served() -> None:
+def test_slow_grammar_is_ended_by_the_kernel_others_are_served() -> None:
     grammars = Grammars(CARD)
     error = refusal(grammars, HOSTILE)
     assert str(error) == "field: takes more than 1 s of CPU time to compile"
@@ -229,7 +229,7 @@ def test_what_takes_too_long_is_ended_by_the_kernel_and_others_are_served() -> N
     end(grammars)
 
 
-def test_a_checker_that_hangs_is_ended_and_the_grammar_is_not_blamed() -> None:
+def test_hung_checker_is_ended_and_the_grammar_not_blamed() -> None:
     grammars = Grammars(CARD)
     first = Constraint("regex", "a")
     compiled(grammars, Constraint("regex", "b"))
@@ -242,7 +242,7 @@ def test_a_checker_that_hangs_is_ended_and_the_grammar_is_not_blamed() -> None:
     end(grammars)
 
 
-def test_where_no_process_can_be_started_the_grammar_is_not_blamed(
+def test_grammar_is_not_blamed_for_a_failed_process_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fresh = Grammars(CARD)

@@ -99,7 +99,7 @@ def arguments_in(format: ToolFormat, text: str) -> dict[str, Any]:
     return found
 
 
-def test_a_parameter_that_is_no_name_in_python_is_left_out_or_refused() -> None:
+def test_non_identifier_parameter_is_left_out_or_refused() -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"a-b": {"type": "integer"}}}
     optional = grammar_of(ToolFormat.PYTHONIC, {"name": "f", "parameters": schema})
     assert allows(optional, "[f()]")

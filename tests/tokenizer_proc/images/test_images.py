@@ -138,7 +138,7 @@ def test_images_are_where_the_tokens_of_their_rows_are(lane: Lane) -> None:
     assert text.endswith("<fake_token_around_image><end_of_utterance>\nAssistant:")
 
 
-def test_the_engine_is_to_be_done_with_each_image_of_each_sequence(lane: Lane) -> None:
+def test_engine_must_release_each_image_of_each_sequence(lane: Lane) -> None:
     planned = lane.chat(message(FIRST, FIRST, SECOND), n=3)
     assert len(planned.requests) == 3
     assert lane.store.sent_bytes() == lane.store.num_bytes > 0
@@ -219,7 +219,7 @@ def test_images_that_fit_fit_wherever_others_were(folder: Path) -> None:
     lane.close()
 
 
-def test_what_was_given_up_while_a_request_was_aside_is_prepared_again(folder: Path) -> None:
+def test_evicted_image_of_a_parked_request_is_prepared_again(folder: Path) -> None:
     lane = Lane(folder, region_bytes=100_000)
     Grammars.meanwhile = lambda: [lane.chat(message(SECOND)), lane.release()]
     try:

@@ -24,16 +24,16 @@ from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.header import read_header
 from headrace.tokenizer_proc.images.lane import load_processor
 from headrace.tokenizer_proc.images.processor import ImageProcessor, decoded
-from headrace.tokenizer_proc.images.sources import Source
+from headrace.tokenizer_proc.images.sources import ImageSource
 
 WHERE = "messages[0].content[0].image_url"
 Folder = Callable[[str], Path]
 
 
-def source(data: bytes, is_low: bool = False) -> Source:
+def source(data: bytes, is_low: bool = False) -> ImageSource:
     header = read_header(data)
     assert header is not None
-    return Source(data, header, WHERE, is_low)
+    return ImageSource(data, header, WHERE, is_low)
 
 
 @pytest.fixture(scope="module")

@@ -10,18 +10,18 @@ from image_parts import data_url, encoded, image_part, message
 from PIL import Image
 
 from headrace.errors import InvalidValue, RequestError, Unsupported
-from headrace.tokenizer_proc.apis.openai import ChatMessage
+from headrace.tokenizer_proc.apis.openai import RequestMessage
 from headrace.tokenizer_proc.images import sources as sources_module
 from headrace.tokenizer_proc.images.header import Header
-from headrace.tokenizer_proc.images.sources import MAX_PIXELS, Source, sources_of
+from headrace.tokenizer_proc.images.sources import MAX_PIXELS, ImageSource, sources_of
 
 WHERE = "messages[0].content[1].image_url"
 PICTURE = Image.new("RGB", (7, 5), 99)
 PNG = encoded(PICTURE)
 
 
-def sources(*messages: dict[str, Any], max_images: int = 4) -> list[Source]:
-    return sources_of(msgspec.convert(list(messages), list[ChatMessage]), max_images)
+def sources(*messages: dict[str, Any], max_images: int = 4) -> list[ImageSource]:
+    return sources_of(msgspec.convert(list(messages), list[RequestMessage]), max_images)
 
 
 def refusal(url: str, **fields: Any) -> RequestError:
@@ -46,9 +46,9 @@ def test_images_are_those_of_all_messages_in_order() -> None:
         message(image_part(data_url(PNG), detail="low")),
     )
     assert found == [
-        Source(PNG, Header("PNG", 7, 5), "messages[1].content[1].image_url"),
-        Source(jpeg, Header("JPEG", 7, 5), "messages[1].content[3].image_url"),
-        Source(PNG, Header("PNG", 7, 5), "messages[2].content[0].image_url", is_low=True),
+        ImageSource(PNG, Header("PNG", 7, 5), "messages[1].content[1].image_url"),
+        ImageSource(jpeg, Header("JPEG", 7, 5), "messages[1].content[3].image_url"),
+        ImageSource(PNG, Header("PNG", 7, 5), "messages[2].content[0].image_url", is_low=True),
     ]
 
 

@@ -99,7 +99,7 @@ def test_a_prompts_images_do_not_drive_each_other_out(rig: Rig) -> None:
     assert rig.store.num_bytes == 0
 
 
-def test_what_could_never_fit_is_refused_once_the_engine_needs_nothing(rig: Rig) -> None:
+def test_oversized_image_is_refused_when_the_engine_is_idle(rig: Rig) -> None:
     sent = rig.store.send(rig.put("a", 1))
     rig.when_waiting = [lambda: rig.release(sent)]
     with pytest.raises(NeverFits, match=f"{9 * PAGE_BYTES} bytes"):

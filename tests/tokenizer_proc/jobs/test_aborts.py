@@ -8,7 +8,7 @@ import pytest
 from headrace.ipc.aborted_ids import MAX_GONE
 from headrace.ipc.messages import Abort
 from headrace.ipc.sockets import Outbox, address
-from headrace.tokenizer_proc.jobs.aborts import LOOK_S, Abandoned, Aborts
+from headrace.tokenizer_proc.jobs.aborts import POLL_INTERVAL_S, Abandoned, Aborts
 
 DEADLINE_MS = 120_000
 
@@ -51,9 +51,9 @@ def test_who_has_left_is_abandoned_and_nobody_else(rig: Rig) -> None:
 def test_there_is_one_look_in_a_while(rig: Rig) -> None:
     rig.aborts.look()
     rig.tell(5)
-    rig.now += LOOK_S / 2
+    rig.now += POLL_INTERVAL_S / 2
     rig.aborts.check(5)
-    rig.now += LOOK_S
+    rig.now += POLL_INTERVAL_S
     with pytest.raises(Abandoned):
         rig.aborts.check(5)
 

@@ -23,7 +23,7 @@ from random_decoders import batch, cpu
 from torch import Tensor
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.models.model import Model, NotLowered, open_model
+from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered, open_model
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.engine_proc.worker.parallel.shard import shard_weights, shards
 from headrace.errors import ModelError
@@ -57,7 +57,7 @@ CHECKPOINTS: dict[str, Callable[[], tuple[dict[str, Any], tuple[Any, Any]]]] = {
 }
 
 
-def opened(name: str, folder: Path) -> tuple[Model, Model]:
+def opened(name: str, folder: Path) -> tuple[DecoderModel, DecoderModel]:
     """Open a quantized checkpoint, and what it decodes to."""
     settings, (quantized, decoded) = CHECKPOINTS[name]()
     ours = open_model(write_folder(folder / "quantized", quantized, settings))

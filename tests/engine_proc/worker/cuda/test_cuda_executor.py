@@ -100,7 +100,7 @@ def test_embeddings_and_a_step_without_logits(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.15), (torch.float16, 0.02)])
-def test_16_bits_are_near_and_choose_the_same_where_the_choice_is_clear(
+def test_16_bit_logits_are_near_and_clear_choices_agree(
     dtype: torch.dtype, error: float, device: torch.device
 ) -> None:
     weights = random_weights(TINY)

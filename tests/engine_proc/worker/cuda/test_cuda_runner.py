@@ -60,7 +60,7 @@ def step_after(first: Step) -> Step:
         column([9, 4]),
         column([0, 1]),
         first.rows,
-        relays=column([1, 0]),
+        token_sources=column([1, 0]),
     )
 
 

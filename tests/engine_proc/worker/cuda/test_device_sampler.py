@@ -9,12 +9,12 @@ import pytest
 import torch
 from random_decoders import SPEC
 
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
-from headrace.engine_proc.worker.cuda.shard_group import Team
+from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.runner import GenerationRunner, MaskSource, no_masks
@@ -23,7 +23,7 @@ from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.ipc.worker_messages import Step, StepResult
 
 VOCAB_SIZE = 150
-ALONE = Team(SPEC, None)
+ALONE = ShardGroup(SPEC, None)
 NO_COLUMN = np.empty(0, np.int32)
 PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
 
@@ -153,7 +153,7 @@ def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> 
 
 def reports_of(result: StepResult, num_tops: list[int]) -> list[TokenLogprob]:
     """Return what is told of each row that wants it."""
-    outcome = Outcome(result, 0)
+    outcome = ResultReader(result, 0)
     wanted = [num_top for num_top in num_tops if num_top >= 0]
     reports = [TokenLogprob.unpack(outcome.logprob(num_top)) for num_top in wanted]
     with pytest.raises(ValueError, match="bytes are left"):

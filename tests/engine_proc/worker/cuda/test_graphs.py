@@ -91,9 +91,11 @@ def test_the_token_that_was_drawn_comes_in_on_the_device(device: torch.device) -
     graphs, eager = make(TINY, device), make(TINY, device)
     capture(graphs, [(4, 4, 4)])
     step = batch([(0, 0, 1), (1, 0, 1)])
-    relays = np.array([-1, 2], np.int32)
+    token_sources = np.array([-1, 2], np.int32)
     graphs.buffers.drawn[:3] = torch.tensor([3, 1, 9])
-    relayed = dataclasses.replace(step, token_ids=np.array([7, 0], np.int32), relays=relays)
+    relayed = dataclasses.replace(
+        step, token_ids=np.array([7, 0], np.int32), token_sources=token_sources
+    )
     known = dataclasses.replace(step, token_ids=np.array([7, 9], np.int32))
     np.testing.assert_array_equal(graphs.forward(relayed), eager.forward(known))
 

@@ -147,7 +147,7 @@ def test_a_step_without_room_is_said_with_what_to_change() -> None:
         ((9, 4, 9), [1, 1, 1, 1]),
     ],
 )
-def test_the_largest_step_has_as_many_rows_and_tokens_as_there_can_be(
+def test_largest_step_has_the_most_rows_and_tokens(
     limits: tuple[int, int, int], counts: list[int]
 ) -> None:
     assert token_counts(*limits) == counts

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.engine_proc.worker.cuda.pinned_memory import pinned
-from headrace.engine_proc.worker.cuda.sender import Sender
+from headrace.engine_proc.worker.cuda.sender import ArraySender
 
 
 class SaidEvent:
@@ -26,7 +26,7 @@ class SaidEvent:
 
 def test_a_piece_is_written_to_again_when_it_has_been_sent() -> None:
     said: list[tuple[str, SaidEvent]] = []
-    sender = Sender(3, torch.device("cpu"), lambda: SaidEvent(said))
+    sender = ArraySender(3, torch.device("cpu"), lambda: SaidEvent(said))
     for number in range(4):
         sender.begin()[:2] = number
         sender.send(2)
@@ -56,7 +56,7 @@ class Pages:
 
 def test_what_is_sent_lies_in_pinned_memory_until_nobody_has_it() -> None:
     pages = Pages()
-    sender = Sender(3, torch.device("cpu"), make_room=lambda num: pinned(num, pages))
+    sender = ArraySender(3, torch.device("cpu"), make_room=lambda num: pinned(num, pages))
     assert [len(block) for block in pages.blocks.values()] == [12, 12]
     assert not any(any(block.raw) for block in pages.blocks.values())
     numbers = sender.begin()
@@ -75,7 +75,7 @@ def test_what_is_sent_lies_in_pinned_memory_until_nobody_has_it() -> None:
 def test_a_gpu_is_sent_to_from_pinned_memory(device: torch.device) -> None:
     if device.type == "cpu":
         pytest.skip("there is no GPU")
-    sender = Sender(1 << 20, device)
+    sender = ArraySender(1 << 20, device)
     for number in range(4):
         sender.begin()[:] = number
         sender.send(1 << 20)

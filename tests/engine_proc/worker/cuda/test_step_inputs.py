@@ -23,15 +23,15 @@ COUNTS, STARTS = [1, 130, 3], [100, 0, 7]  # more than a block
 def step() -> Batch:
     rng = np.random.default_rng(0)
     positions = [np.arange(a, a + n) for a, n in zip(STARTS, COUNTS, strict=True)]
-    relays = np.full(sum(COUNTS), -1, np.int32)
-    relays[[0, -1]] = 2, 0
+    token_sources = np.full(sum(COUNTS), -1, np.int32)
+    token_sources[[0, -1]] = 2, 0
     return Batch(
         token_ids=np.arange(sum(COUNTS), dtype=np.int32),
         positions=np.concatenate(positions).astype(np.int32),
         sequences=np.repeat([3, 1, 2], COUNTS).astype(np.int32),  # rows in any order
         page_table=rng.permutation(48).reshape(4, 12).astype(np.int32),
         logit_rows=np.array([0, 130, 132, 133], np.int32),
-        relays=relays,
+        token_sources=token_sources,
     )
 
 
@@ -69,7 +69,7 @@ def test_prompts_tokens_and_padding(device: torch.device) -> None:
 
 
 def test_a_step_without_padding_or_rows(device: torch.device) -> None:
-    batch = dataclasses.replace(step(), logit_rows=np.empty(0, np.int32), relays=None)
+    batch = dataclasses.replace(step(), logit_rows=np.empty(0, np.int32), token_sources=None)
     got, expected = inputs(batch, Sizes(0, 0, 0), device)
     assert got.token_ids.tolist() == list(range(134))
     assert torch.equal(got.kv_rows, expected.kv_rows)

@@ -157,7 +157,7 @@ def test_only_the_wanted_rows_are_returned() -> None:
     np.testing.assert_array_equal(logits, cpu(SPEC).forward(both)[[8, 14]])
 
 
-def test_the_hidden_state_is_what_torch_says_and_no_cut_changes_a_bit(spec: DecoderSpec) -> None:
+def test_hidden_state_equals_torch_and_chunking_is_bit_exact(spec: DecoderSpec) -> None:
     weights = random_weights(spec)
     step = dataclasses.replace(batch([(0, 0, 60)]), logit_rows=np.array([7, 59], np.int32))
     hidden = cpu(spec, weights).embed(step)
@@ -225,7 +225,7 @@ def test_what_another_sequence_left_in_a_page_is_not_seen(options: dict[str, Any
     np.testing.assert_array_equal(executor.forward(batch([(0, 0, 21)])), clean)
 
 
-def test_bf16_pages_change_logits_little_and_no_cut_changes_a_bit(spec: DecoderSpec) -> None:
+def test_bf16_pages_are_near_and_chunking_is_bit_exact(spec: DecoderSpec) -> None:
     exact = cpu(spec).forward(batch([(0, 0, LENGTH)]))
     whole = cpu(spec, kv_dtype="bfloat16").forward(batch([(0, 0, LENGTH)]))
     assert 0 < np.abs(whole - exact).max() < 0.02 * np.abs(exact).max()
@@ -325,9 +325,7 @@ def test_bf16_rounds_little_and_no_cut_changes_a_bit(spec: DecoderSpec, isa: Isa
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
-def test_attention_in_bf16_does_not_depend_on_who_is_in_the_batch(
-    spec: DecoderSpec, isa: Isa
-) -> None:
+def test_bf16_attention_is_batch_invariant(spec: DecoderSpec, isa: Isa) -> None:
     try:
         whole = cpu(spec, **BF16, isa=isa, threads=1).forward(batch([(0, 0, LENGTH)]))
     except UnsupportedSpec:

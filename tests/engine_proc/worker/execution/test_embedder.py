@@ -19,7 +19,7 @@ from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.hf.encoder_executor import EncoderExecutor
 from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.model_opener import open_for
-from headrace.engine_proc.worker.models.model import Model, open_model
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.errors import ModelError
 from headrace.model.pooling import Pooling, PoolingKind
 from headrace.tokenizer_proc.encoding.encoder import Encoder
@@ -211,4 +211,4 @@ def test_a_vector_of_zeros_stays_one() -> None:
 
 def test_an_embedding_model_that_can_be_lowered_is(tmp_path: Path) -> None:
     save_qwen3(tmp_path)
-    assert isinstance(open_for(tmp_path, impl="auto", dtype="auto", max_model_len=64), Model)
+    assert isinstance(open_for(tmp_path, impl="auto", dtype="auto", max_model_len=64), DecoderModel)

@@ -87,12 +87,12 @@ def test_texts_beside_images_keep_their_bits(spec: DecoderSpec) -> None:
     np.testing.assert_array_equal(logits[~is_text], alone)
 
 
-def test_a_model_with_three_positions_takes_one_for_all_where_there_is_no_image() -> None:
+def test_mrope_without_images_uses_one_position_for_all() -> None:
     plain = batch([(0, 0, LENGTH)])
     np.testing.assert_array_equal(cpu(MROPE).forward(plain), cpu(SPEC).forward(plain))
 
 
-def test_what_comes_with_the_step_is_not_multiplied_as_embeddings_are() -> None:
+def test_image_rows_skip_the_embedding_multiplier() -> None:
     spec = dataclasses.replace(SPEC, layers=(), embedding_multiplier=8.0)
     once = dataclasses.replace(spec, embedding_multiplier=1.0)
     step = with_images(batch([(0, 0, LENGTH)]), spec)
@@ -111,7 +111,7 @@ def test_a_row_out_of_range_is_refused(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [3, 9, 1 << 30])
-def test_a_token_sees_neither_less_than_itself_nor_beyond_the_step(value: int) -> None:
+def test_token_sees_at_least_itself_and_nothing_past_the_step(value: int) -> None:
     step = with_images(batch([(0, 0, 5), (1, 0, 20)]), SPEC)
     seen = np.array(step.positions)
     seen[4] = value

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace.engine_proc.scheduling.result_reader import Outcome
+from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.sampling_metadata import SamplingRows
 from headrace.engine_proc.worker.execution.embedder import Embedder
@@ -61,9 +61,9 @@ def step_of(rows: SamplingRows, num_rows: int) -> Step:
     )
 
 
-def run(rows: SamplingRows, num_rows: int) -> Outcome:
+def run(rows: SamplingRows, num_rows: int) -> ResultReader:
     step = step_of(rows, num_rows)
-    return Outcome(GenerationRunner(Unmoved(), Sampler(len(LOGITS))).run(step), num_pooled=0)
+    return ResultReader(GenerationRunner(Unmoved(), Sampler(len(LOGITS))).run(step), num_pooled=0)
 
 
 def test_masks_are_asked_for_once_the_logits_are_there() -> None:
@@ -131,7 +131,7 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
     ahead = msgspec.structs.replace(
         step,
         token_ids=np.array([0, 3, 0], np.int32).tobytes(),
-        relays=np.array([2, -1, 1], np.int32).tobytes(),
+        token_sources=np.array([2, -1, 1], np.int32).tobytes(),
     )
     runner.run(ahead)
     assert seen == [[0, 1, 2], [2, 3, 1]]

@@ -110,7 +110,7 @@ def test_top_p_samples_follow_the_softmax_of_what_is_left() -> None:
     assert_follows(sample(logits, make_rows(DRAWS, top_p=0.75)), np.array([0, 4, 2, 3]) / 9)
 
 
-def test_the_token_that_reaches_top_p_is_the_last_and_among_equals_the_lower_ones_stay() -> None:
+def test_top_p_ends_at_the_token_that_reaches_it_low_ids_first() -> None:
     assert_follows(sample(np.zeros(4), make_rows(DRAWS, top_p=0.5)), np.array([0.5, 0.5, 0, 0]))
 
 
@@ -148,12 +148,12 @@ def test_presence_penalty_is_taken_once_from_generated_tokens() -> None:
     assert_follows(drawn, softmax([-1.5, -1.5, -1.5, 0]))
 
 
-def test_frequency_penalty_is_taken_as_often_as_a_token_was_generated() -> None:
+def test_frequency_penalty_scales_with_occurrences() -> None:
     drawn = draw_after([3, 0, 2, 2, 1], np.zeros(4), num_prompt=2, frequency_penalty=0.7)
     assert_follows(drawn, softmax([0, -0.7, -1.4, 0]))
 
 
-def test_repetition_penalty_divides_what_is_positive_and_multiplies_the_rest() -> None:
+def test_repetition_penalty_divides_positive_multiplies_negative() -> None:
     drawn = draw_after([0, 1, 1, 2], [2, -1, 0, 1, -1], num_prompt=2, repetition_penalty=2)
     assert_follows(drawn, softmax([1, -2, 0, 1, -1]))
 

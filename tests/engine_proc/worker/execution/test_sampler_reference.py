@@ -347,7 +347,7 @@ def test_noise_of_the_next_seed_is_not_that_of_the_next_position() -> None:
     assert not np.isin(gumbel(tokens, np.uint64(7), np.uint64(5)), one).any()
 
 
-def test_noise_of_a_token_does_not_depend_on_the_other_candidates() -> None:
+def test_gumbel_noise_is_independent_of_other_candidates() -> None:
     seed, position = np.uint64(2**64 - 1), np.uint64(7)
     whole = gumbel(np.arange(100), seed, position)
     assert (gumbel(np.array([90, 7, 8]), seed, position) == whole[[90, 7, 8]]).all()

@@ -19,7 +19,7 @@ from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 from headrace.engine_proc.worker.hf.hook import reach_of
 from headrace.engine_proc.worker.hf.model import TransformersModel
 from headrace.engine_proc.worker.model_opener import open_for
-from headrace.engine_proc.worker.models.model import Model
+from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.reference.torch_attention import Reach
 from headrace.errors import ModelError
 
@@ -90,7 +90,9 @@ def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
     return model
 
 
-def open_it(folder: Path, impl: str = "auto", dtype: str = "auto") -> Model | TransformersModel:
+def open_it(
+    folder: Path, impl: str = "auto", dtype: str = "auto"
+) -> DecoderModel | TransformersModel:
     return open_for(folder, impl=impl, dtype=dtype, max_model_len=NUM_POSITIONS)
 
 
@@ -245,8 +247,8 @@ def test_a_model_that_takes_images_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_our_own_modules_come_first_unless_told_otherwise(tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama")
-    assert isinstance(open_it(tmp_path), Model)
-    assert isinstance(open_it(tmp_path, impl="headrace"), Model)
+    assert isinstance(open_it(tmp_path), DecoderModel)
+    assert isinstance(open_it(tmp_path, impl="headrace"), DecoderModel)
     assert isinstance(open_it(tmp_path, impl="transformers"), TransformersModel)
 
 
@@ -274,7 +276,7 @@ def test_a_gguf_file_is_not_for_transformers(tmp_path: Path) -> None:
         open_it(tmp_path / "tiny.gguf", impl="transformers")
 
 
-def test_a_config_that_transformers_refuses_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_config_refused_by_transformers_keeps_its_reason(tmp_path: Path) -> None:
     save_tiny(tmp_path, "gpt2")
     config = (tmp_path / "config.json").read_text().replace('"n_embd": 64', '"n_embd": "64"')
     (tmp_path / "config.json").write_text(config)

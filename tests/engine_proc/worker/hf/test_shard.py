@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.hf.check import check
@@ -167,7 +167,7 @@ def test_who_loads_and_loses_another_does_not_blame_the_model(
     groups: list[ShmAllReduce], tmp_path: Path
 ) -> None:
     save(tmp_path, "mixtral")
-    groups[1].abort(Outcome.PEER_DIED)
+    groups[1].abort(CollectiveOutcome.PEER_DIED)
     how = {"impl": "transformers", "dtype": "auto", "max_model_len": MAX_MODEL_LEN}
     with pytest.raises(CollectiveFailed, match="rank 1 died") as failure:
         open_for(tmp_path, **how, group=groups[0])  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
-from headrace.engine_proc.worker.models.model import Model, open_model
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
 from headrace.engine_proc.worker.parallel.shard import shard_weights, shards
 from headrace.errors import ConfigError, ModelError
@@ -81,7 +81,7 @@ def test_what_has_no_dummy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--load-format dummy takes a folder"):
         open_model("model.gguf", "dummy")
     options = {"dtype": "auto", "max_model_len": 64, "load_format": "dummy"}
-    assert isinstance(open_for(tmp_path, impl="auto", **options), Model)  # type: ignore[arg-type]
+    assert isinstance(open_for(tmp_path, impl="auto", **options), DecoderModel)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):
         open_for(tmp_path, impl="transformers", **options)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):

@@ -126,7 +126,7 @@ def test_calls_of_all_kinds_are_right_to_the_bit() -> None:
     assert soak(60, seed=1, stall_us=0) == 0
 
 
-def test_ranks_that_fall_behind_change_nothing_nor_does_the_overflow_of_epochs() -> None:
+def test_slow_ranks_and_epoch_overflow_change_nothing() -> None:
     assert soak(40, seed=2, stall_us=300, first_epoch=0xFFFFFFF0) == 0
 
 

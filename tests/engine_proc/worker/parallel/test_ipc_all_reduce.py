@@ -16,11 +16,11 @@ from gpu_streams import StreamGpu, need_gpu
 from gpu_threads import DEADLINE_S, ThreadGpu, ThreadPeers, on_ranks
 from torch import Tensor
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Collectives, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome, Collectives
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel import ipc_all_reduce
 from headrace.engine_proc.worker.parallel.graph_inputs import Recapture
-from headrace.engine_proc.worker.parallel.ipc_all_reduce import Gpu, IpcAllReduce, Parts
+from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
 from headrace.engine_proc.worker.parallel.ipc_group import Trial
 from headrace.system.all_reduce_policy import Algorithm, Topology
 
@@ -74,7 +74,7 @@ class Rank:
 
     Args:
         gpu: for each rank, what its GPU is given.
-        uuid, topology, disabled: for each rank, as in `Gpu`.
+        uuid, topology, disabled: for each rank, as in `PeerGpu`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Rank:
         own = peers.rank
         self.all_reduce = IpcAllReduce(
             peers,
-            Gpu(uuid(own), "host", topology(own), MAX_BYTES, disabled(own)),
+            PeerGpu(uuid(own), "host", topology(own), MAX_BYTES, disabled(own)),
             page=self.page,
             parts=parts,
             fallback=self.nccl,
@@ -144,7 +144,7 @@ def ranks_do(
         except BaseException:
             page.abort()  # kernels of the others wait for ever
             raise
-        enabled, failed = rank.all_reduce.enabled, rank.page.aborted is not Outcome.OK
+        enabled, failed = rank.all_reduce.enabled, rank.page.aborted is not CollectiveOutcome.OK
         rank.gpu.synchronize()
         rank.all_reduce.close()
         if enabled and failed:  # what it leaves to the end of the process
@@ -486,7 +486,7 @@ def test_a_rank_that_gives_up_ends_the_others_waits(make_gpu: Callable[..., Any]
         return failed.value
 
     failed, _ = ranks_do(2, body, make_gpu)
-    assert (failed.outcome, failed.rank) == (Outcome.ABORTED, 1)
+    assert (failed.outcome, failed.rank) == (CollectiveOutcome.ABORTED, 1)
     assert "told to stop while rank 0 waited for rank 1, in call 9, barrier 0" in str(failed)
 
 
@@ -503,7 +503,7 @@ def test_ranks_that_sum_different_sizes_fail_and_do_not_mix_them(
 
     for rank, failed in enumerate(ranks_do(2, body, make_gpu)):
         assert failed.rank == 1 - rank
-        assert failed.outcome in (Outcome.MISMATCH, Outcome.ABORTED)
+        assert failed.outcome in (CollectiveOutcome.MISMATCH, CollectiveOutcome.ABORTED)
     assert "called another all-reduce than rank" in str(failed) or "told to stop" in str(failed)
 
 

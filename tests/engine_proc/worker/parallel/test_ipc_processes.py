@@ -7,16 +7,14 @@ from gpu_streams import need_gpu
 from gpu_threads import library
 from rank_process import RankProcesses
 
-from headrace.engine_proc.collectives.base import Outcome
+from headrace.engine_proc.collectives.base import CollectiveOutcome
 from headrace.engine_proc.collectives.control_page import ControlPage
 
 DEADLINE_S = 300.0
 
 
 @pytest.mark.parametrize(("world", "kind"), [(2, "threads"), (2, "cuda"), (4, "cuda")])
-def test_processes_sum_and_one_that_is_killed_ends_the_waits_of_the_others(
-    world: int, kind: str
-) -> None:
+def test_processes_sum_and_a_killed_one_ends_all_waits(world: int, kind: str) -> None:
     if kind == "cuda":
         need_gpu()
     else:
@@ -30,7 +28,7 @@ def test_processes_sum_and_one_that_is_killed_ends_the_waits_of_the_others(
         last = world - 1
         ranks.processes[last].send_signal(signal.SIGKILL)
         ranks.processes[last].wait()
-        page.abort(Outcome.PEER_DIED)  # as the engine does, whose child it is
+        page.abort(CollectiveOutcome.PEER_DIED)  # as the engine does, whose child it is
         for rank in range(last):
             ranks.wait(rank, 2, DEADLINE_S)
             assert ranks.processes[rank].wait(DEADLINE_S) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights, with_images
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, Outcome
+from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
@@ -200,7 +200,7 @@ def test_what_is_cut_is_read_once_by_all_together() -> None:
 
 def test_who_waits_for_a_lost_worker_is_told_which(team_of: TeamOf) -> None:
     team = team_of(SPEC, random_weights(SPEC), 2)
-    team.groups[1].abort(Outcome.PEER_DIED)
+    team.groups[1].abort(CollectiveOutcome.PEER_DIED)
     with pytest.raises(CollectiveFailed, match="rank 1 died"):
         team.executors[0].forward(batch(PROMPT))
     with pytest.raises(CollectiveFailed, match="rank 1 died"):  # and it does so again

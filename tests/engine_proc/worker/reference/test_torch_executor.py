@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
-from headrace.engine_proc.worker.models.model import Model, open_model
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.reference.torch_executor import TorchExecutor
 
 TEXTS = [[17, 3, 94, 55, 8, 61, 42, 7, 23], [88, 31], [12, 70, 5, 64, 29, 90]]
@@ -18,7 +18,7 @@ PAGES = np.array([[7, 2, 9], [0, 8, 4], [5, 1, 3]], np.int32)
 
 
 @pytest.fixture(params=["llama", "gemma3_text", "cohere"])
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> DecoderModel:
     torch.manual_seed(0)
     shape: dict[str, Any] = {
         "vocab_size": 96,
@@ -41,7 +41,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     return open_model(tmp_path)
 
 
-def executor(model: Model, **options: Any) -> TorchExecutor:
+def executor(model: DecoderModel, **options: Any) -> TorchExecutor:
     return TorchExecutor(model.spec, model.weights, num_pages=10, page_tokens=4, **options)
 
 
@@ -57,17 +57,17 @@ def batch(parts: Sequence[tuple[int, int, int]]) -> Batch:
     )
 
 
-def alone(model: Model, sequence: int) -> Floats:
+def alone(model: DecoderModel, sequence: int) -> Floats:
     return executor(model).forward(batch([(sequence, 0, len(TEXTS[sequence]))]))
 
 
-def test_sequences_in_one_batch_do_not_see_each_other(model: Model) -> None:
+def test_sequences_in_one_batch_do_not_see_each_other(model: DecoderModel) -> None:
     logits = executor(model).forward(batch([(2, 0, 6), (0, 0, 9), (1, 0, 2)]))
     expected = np.concatenate([alone(model, s) for s in (2, 0, 1)])
     np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-def test_chunks_and_decodes_share_a_batch(model: Model) -> None:
+def test_chunks_and_decodes_share_a_batch(model: DecoderModel) -> None:
     run = executor(model)
     first = run.forward(batch([(0, 0, 5), (1, 0, 1)]))
     second = run.forward(batch([(1, 1, 2), (0, 5, 9), (2, 0, 6)]))
@@ -76,7 +76,7 @@ def test_chunks_and_decodes_share_a_batch(model: Model) -> None:
     np.testing.assert_allclose(second[1:5], alone(model, 0)[5:], atol=1e-4)
 
 
-def test_only_the_wanted_rows_are_returned(model: Model) -> None:
+def test_only_the_wanted_rows_are_returned(model: DecoderModel) -> None:
     whole = batch([(0, 0, 9), (2, 0, 6)])
     wanted = Batch(
         whole.token_ids,
@@ -90,13 +90,13 @@ def test_only_the_wanted_rows_are_returned(model: Model) -> None:
     assert logits.dtype == np.float32
 
 
-def test_what_an_earlier_owner_left_in_a_page_does_not_matter(model: Model) -> None:
+def test_what_an_earlier_owner_left_in_a_page_does_not_matter(model: DecoderModel) -> None:
     run = executor(model)
     run.kv.fill_(float("nan"))
     np.testing.assert_allclose(run.forward(batch([(0, 0, 9)])), alone(model, 0), atol=1e-5)
 
 
-def test_bfloat16_stays_close(model: Model) -> None:
+def test_bfloat16_stays_close(model: DecoderModel) -> None:
     rough = executor(model, dtype=torch.bfloat16).forward(batch([(0, 0, 9)]))
     exact = alone(model, 0)
     assert np.abs(rough - exact).mean() < 0.05 * np.abs(exact).mean()

@@ -23,7 +23,7 @@ from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
 from headrace.engine_proc.worker.cuda.matrices.upload import to_device
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.dummy_weights import dummy_weights
-from headrace.engine_proc.worker.models.model import Model, open_model
+from headrace.engine_proc.worker.models.model import DecoderModel, open_model
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shard_weights, shards
 
 GROUPS = {"bits": 4, "group_size": 32}
@@ -52,7 +52,7 @@ def step() -> Batch:
     return some
 
 
-def executor(model: Model, device: torch.device, **options: Any) -> CudaExecutor:
+def executor(model: DecoderModel, device: torch.device, **options: Any) -> CudaExecutor:
     return CudaExecutor(
         model.spec,
         model.weights,
@@ -101,7 +101,7 @@ def test_an_order_that_parts_share_is_kept(tmp_path: Path, device: torch.device)
 
 
 def test_fp8_rounds_the_matrices_of_layers_alone(device: torch.device) -> None:
-    model = Model(SPEC, random_weights(SPEC), ())
+    model = DecoderModel(SPEC, random_weights(SPEC), ())
     ours = executor(model, device, quantization="fp8")
     assert {type(matrix) for matrix in ours.matrices.values()} == {Fp8Matrix, DenseMatrix}
     assert type(ours.matrices["head"]) is DenseMatrix
@@ -111,13 +111,13 @@ def test_fp8_rounds_the_matrices_of_layers_alone(device: torch.device) -> None:
     assert np.abs(logits - exact).max() > 1e-3
 
 
-def test_keys_and_values_in_fp8_are_near_and_scales_bring_them_nearer(
+def test_fp8_kv_is_near_and_nearer_with_scales(
     device: torch.device,
 ) -> None:
     weights = dict(random_weights(SPEC))
     for name in ("k", "v"):  # beyond what fp8 has between its steps
         weights[f"layers.0.{name}"] = stored(weights[f"layers.0.{name}"].to_float32() / 4096)
-    model = Model(SPEC, weights, ())
+    model = DecoderModel(SPEC, weights, ())
     exact = cpu(SPEC, weights).forward(step())
     plain = executor(model, device, kv_dtype=torch.float8_e4m3fn)
     scales = [(2.0**-12, 2.0**-12), (1.0, 1.0)]
@@ -131,7 +131,7 @@ def test_keys_and_values_in_fp8_are_near_and_scales_bring_them_nearer(
 @pytest.mark.parametrize("format", [Format.BF16, Format.Q8_0])
 def test_blocks_of_gguf_are_decoded(format: Format, device: torch.device) -> None:
     weights = random_weights(SPEC, format)
-    ours = executor(Model(SPEC, weights, ()), device)
+    ours = executor(DecoderModel(SPEC, weights, ()), device)
     assert_near(ours.forward(step()), cpu(SPEC, weights).forward(step()), 1e-3)
 
 
@@ -167,7 +167,7 @@ def test_shares_are_cut_from_every_format(tmp_path: Path, device: torch.device) 
         torch.testing.assert_close(sums, whole.apply(x), atol=0.1, rtol=0.05)
 
 
-def load_all(model: Model, spec: Any, weights: Any, device: torch.device) -> Any:
+def load_all(model: DecoderModel, spec: Any, weights: Any, device: torch.device) -> Any:
     return load_weights(spec, weights, device=device, dtype=torch.float32).matrices
 
 

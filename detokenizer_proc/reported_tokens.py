@@ -1,4 +1,4 @@
-"""Tokens that are told with their log probabilities, in columns until they are rendered."""
+"""Tokens reported with their log probabilities, in columns until they are rendered."""
 
 from array import array
 from bisect import bisect_left
@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 from headrace.ipc.token_logprobs import TokenLogprob
 
 
-class ToldToken(NamedTuple):
+class ReportedToken(NamedTuple):
     """A token and how likely it was; a prompt's first token has nothing to follow."""
 
     id: int
@@ -16,8 +16,8 @@ class ToldToken(NamedTuple):
     offset: int  # characters of the text before it
 
 
-class ToldTokens(Sequence[ToldToken]):
-    """A list of `ToldToken` that takes 16 bytes of memory for each beside its row."""
+class ReportedTokens(Sequence[ReportedToken]):
+    """A list of `ReportedToken` that takes 16 bytes of memory for each beside its row."""
 
     def __init__(self) -> None:
         self.ids = array("I")
@@ -36,24 +36,24 @@ class ToldTokens(Sequence[ToldToken]):
         return len(self.ids)
 
     @overload
-    def __getitem__(self, place: int) -> ToldToken: ...
+    def __getitem__(self, place: int) -> ReportedToken: ...
     @overload
-    def __getitem__(self, place: slice) -> "ToldTokens": ...
-    def __getitem__(self, place: "int | slice") -> "ToldToken | ToldTokens":
+    def __getitem__(self, place: slice) -> "ReportedTokens": ...
+    def __getitem__(self, place: "int | slice") -> "ReportedToken | ReportedTokens":
         if isinstance(place, slice):
             start, stop, step = place.indices(len(self))
             assert step == 1
             return self._between(start, max(start, stop))
         place = range(len(self))[place]
         row = self._rows[self._ends[place] : self._ends[place + 1]]
-        return ToldToken(
+        return ReportedToken(
             self.ids[place], TokenLogprob.unpack(row) if row else None, self.offsets[place]
         )
 
-    def __iter__(self) -> Iterator[ToldToken]:
+    def __iter__(self) -> Iterator[ReportedToken]:
         return (self[place] for place in range(len(self)))
 
-    def __iadd__(self, others: "ToldTokens") -> "ToldTokens":
+    def __iadd__(self, others: "ReportedTokens") -> "ReportedTokens":
         shift = len(self._rows) - others._ends[0]
         self.ids += others.ids
         self.offsets += others.offsets
@@ -70,8 +70,8 @@ class ToldTokens(Sequence[ToldToken]):
         """Return how many begin before a place of the text."""
         return bisect_left(self.offsets, offset)
 
-    def _between(self, start: int, stop: int) -> "ToldTokens":
-        found = ToldTokens()
+    def _between(self, start: int, stop: int) -> "ReportedTokens":
+        found = ReportedTokens()
         first, last = self._ends[start], self._ends[stop]
         found.ids, found.offsets = self.ids[start:stop], self.offsets[start:stop]
         found._ends = array("Q", (end - first for end in self._ends[start : stop + 1]))
