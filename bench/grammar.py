@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 
 from headrace import Engine, SamplingParams
 from headrace.config.model_card import read_gguf
-from headrace.engine_proc.sequence.grammar_matcher import Matcher
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.model.grammar_compiler import GrammarCompiler
 from headrace.model.tokenizer_json import read_tokenizer_json
 from support.models import demo_model
@@ -65,10 +65,10 @@ def generate(engine: Engine, batch: int, options: dict[str, object]) -> tuple[fl
     return ms, outputs[0].text
 
 
-def mask_us(compiler: GrammarCompiler, area: MaskArea, ids: list[int]) -> float:
+def mask_us(compiler: GrammarCompiler, area: GrammarBitmask, ids: list[int]) -> float:
     """Return the mean microseconds of the masks of a text."""
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(SCHEMA))
-    matcher = Matcher(compiler.compile(grammar), frozenset())
+    matcher = GrammarMatcher(compiler.compile(grammar), frozenset())
     tokens, none = array("i", ids), array("i")
     times = []
     for end in range(len(tokens) + 1):
@@ -104,7 +104,7 @@ def main() -> None:
     card = read_gguf(demo_model())
     compiler = GrammarCompiler(card.path, card.vocab_size, card.eos_token_ids)
     tokenizer = Tokenizer.from_buffer(read_tokenizer_json(demo_model()))
-    area = MaskArea.create(1, card.vocab_size)
+    area = GrammarBitmask.create(1, card.vocab_size)
     for _ in range(args.rounds):
         with Engine(demo_model(), max_model_len=1024) as engine:
             for system, options in BESIDE.items():

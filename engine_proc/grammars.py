@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.engine_proc.sequence.grammar_matcher import Matcher
+from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import request_of
 
@@ -61,7 +61,7 @@ class MatcherQueue:
         grammar = sequence.request.grammar
         if grammar in self._kept:
             self._kept.move_to_end(grammar)
-            sequence.matcher = Matcher(self._kept[grammar].deep_copy(), self._ends)
+            sequence.matcher = GrammarMatcher(self._kept[grammar].deep_copy(), self._ends)
             return True
         if grammar not in self._waiting:
             self._wanted.put(grammar)
@@ -78,7 +78,7 @@ class MatcherQueue:
             grammar, compiled = self._made.get()
             for sequence in self._waiting.pop(grammar):
                 if compiled is not None:
-                    sequence.matcher = Matcher(compiled.deep_copy(), self._ends)
+                    sequence.matcher = GrammarMatcher(compiled.deep_copy(), self._ends)
                 found.append(sequence)
             if compiled is not None:
                 self._kept[grammar] = compiled

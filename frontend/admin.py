@@ -8,7 +8,13 @@ import time
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from headrace.board.admin_requests import RENEWABLE, START_PROFILE, STOP, STOP_PROFILE, wish
+from headrace.board.admin_requests import (
+    RENEWABLE,
+    START_PROFILE,
+    STOP,
+    STOP_PROFILE,
+    admin_request,
+)
 from headrace.board.board import Board, Field, Slot, State
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
@@ -61,10 +67,10 @@ class Admin:
     """
 
     def __init__(
-        self, keyring: ApiKeyAuth, board: Board, slot: Slot, supervisor: int, profiles: bool
+        self, key_auth: ApiKeyAuth, board: Board, slot: Slot, supervisor: int, profiles: bool
     ) -> None:
         self._profiles = profiles
-        self._keyring = keyring
+        self._key_auth = key_auth
         self._board = board
         self._slot = slot
         self._supervisor = supervisor
@@ -73,9 +79,9 @@ class Admin:
         self, method: str, path: str, query: bytes, key: bytes | None
     ) -> AdminResponse | Rejection:
         """Do what is asked for, or say why not."""
-        if not self._keyring:
+        if not self._key_auth:
             return CLOSED
-        if not self._keyring.admits(key):
+        if not self._key_auth.admits(key):
             self._slot.add(Field.UNAUTHORIZED)
             return WRONG_KEY
         if path not in METHODS:
@@ -86,20 +92,20 @@ class Admin:
         if path == PROCESSES:
             return AdminResponse(200, self._processes())
         if path == DRAIN:
-            return self._wish(STOP)
+            return self._admin_request(STOP)
         if path in PROFILES:
-            return self._wish(PROFILES[path]) if self._profiles else NO_PROFILES
+            return self._admin_request(PROFILES[path]) if self._profiles else NO_PROFILES
         asked = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         if any(name != "role" or value not in RENEWABLE for name, value in asked):
             return invalid(
                 400, f"{path} takes role=NAME, one of {', '.join(RENEWABLE)}, or nothing"
             )
-        return self._wish(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
+        return self._admin_request(*(dict.fromkeys(role for _, role in asked) or RENEWABLE))
 
-    def _wish(self, *wishes: str) -> AdminResponse:
-        for what in wishes:
-            wish(self._slot, what)
-        told = ",".join(f'"{what}"' for what in wishes)
+    def _admin_request(self, *admin_requests: str) -> AdminResponse:
+        for what in admin_requests:
+            admin_request(self._slot, what)
+        told = ",".join(f'"{what}"' for what in admin_requests)
         return AdminResponse(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
 
     def _processes(self) -> bytes:

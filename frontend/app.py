@@ -37,14 +37,14 @@ class App:
         board: Board,
         awake: WakeClock,
         forwarder: Forwarder,
-        door: Gate,
+        gate: Gate,
         admin: Admin,
         cors: Cors | None = None,
     ) -> None:
         self._board = board
         self._awake = awake
         self._forwarder = forwarder
-        self._door = door
+        self._gate = gate
         self._admin = admin
         self._cors = cors
 
@@ -70,7 +70,7 @@ class App:
             return
         now_ns = time.monotonic_ns()
         since_ns = self._awake.look(now_ns)
-        found = health_of(self._board, request.path, self._door.is_closed, now_ns, since_ns)
+        found = health_of(self._board, request.path, self._gate.is_closed, now_ns, since_ns)
         request.answer(found.status, [(b"content-type", JSON)], found.body)
 
     def _administer(self, request: HttpExchange, head: RequestHead) -> None:

@@ -24,10 +24,10 @@ class Dispatcher:
     """What has come and has not been handed over."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, exchanges: OpenRequests, slot: Slot
+        self, loop: asyncio.AbstractEventLoop, open_requests: OpenRequests, slot: Slot
     ) -> None:
         self._loop = loop
-        self._exchanges = exchanges
+        self._open_requests = open_requests
         self._slot = slot
         self._incoming: deque[Incoming] = deque()
 
@@ -45,7 +45,7 @@ class Dispatcher:
     def _deliver(self) -> None:
         incoming = self._incoming[0]
         with self._vital():
-            num_bytes = incoming.deliver(self._exchanges)
+            num_bytes = incoming.deliver(self._open_requests)
         self._slot.add(Field.BYTES_OUT, num_bytes)
         if incoming.is_delivered:
             self._incoming.popleft()
@@ -85,15 +85,15 @@ class Incoming:
         """Whether nothing is left."""
         return self._row == len(self._ids)
 
-    def deliver(self, exchanges: OpenRequests) -> int:
+    def deliver(self, open_requests: OpenRequests) -> int:
         """Hand over some entries; return how many bytes of them have been written to sockets."""
         view, last, num_delivered = memoryview(self._data), self._frames.last, self._num_delivered
-        written = exchanges.streams.write(self._frames, self._data, self._row, self._start)
+        written = open_requests.streams.write(self._frames, self._data, self._row, self._start)
         for start, row, num_written in written.left:
             id = self._ids[row]
             head = self._heads.pop(request_of(id), None) if self._heads else None
             piece = view[start : start + self._lengths[row]]
             count = num_delivered[row] if num_delivered else 0
-            exchanges.deliver(id, head, piece, last[row] != 0, count, num_written)
+            open_requests.deliver(id, head, piece, last[row] != 0, count, num_written)
         self._row, self._start = written.row, written.start
         return written.num_bytes

@@ -39,8 +39,8 @@ class ClientLeft(Exception):
 class BodyRefused(Exception):
     """There is no room for the rest of a body."""
 
-    def __init__(self, refusal: Rejection) -> None:
-        self.refusal = refusal
+    def __init__(self, rejection: Rejection) -> None:
+        self.rejection = rejection
 
 
 class Forwarder:
@@ -48,10 +48,10 @@ class Forwarder:
 
     def __init__(
         self,
-        exchanges: OpenRequests,
+        open_requests: OpenRequests,
         links: Router,
         slot: Slot,
-        door: Gate,
+        gate: Gate,
         max_body_bytes: int,
         pages: dict[str, bytes] | None = None,
         anthropic_pages: dict[str, bytes] | None = None,
@@ -59,10 +59,10 @@ class Forwarder:
         """Know what is told at some paths as long as the server runs: JSON, for two APIs."""
         self._pages = pages or {}
         self._anthropic_pages = anthropic_pages or {}
-        self._exchanges = exchanges
+        self._open_requests = open_requests
         self._links = links
         self._slot = slot
-        self._door = door
+        self._gate = gate
         self._max_body_bytes = max_body_bytes
         self._long_bodies = BodyThrottle(links)
         self._too_large = too_large(max_body_bytes)
@@ -75,49 +75,51 @@ class Forwarder:
         self._slot.add(Field.REQUESTS)
         row = self._counts.row(request.method, request.path)
         row.begin()
-        refusal = self._door.enter(request.method, head)
-        if refusal is not None:
-            length = request.refuse(refusal)
+        rejection = self._gate.enter(request.method, head)
+        if rejection is not None:
+            length = request.refuse(rejection)
             duration_ns = time.monotonic_ns() - request.received_at
-            row.end(refusal.status, duration_ns, head.length, length)
+            row.end(rejection.status, duration_ns, head.length, length)
             return
         page = self._page(request, head)
         if page is not None:
             request.answer(200, [(b"content-type", JSON.encode())], page)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(page))
             return
-        passage = RequestProxy(
+        proxy = RequestProxy(
             request,
-            self._exchanges.open(head.wants_timing),
+            self._open_requests.open(head.wants_timing),
             self._links,
             self._slot,
-            streams=self._exchanges.streams,
-            retry_after_s=lambda: self._door.retry_after_s,
+            streams=self._open_requests.streams,
+            retry_after_s=lambda: self._gate.retry_after_s,
             on_end=partial(self._end, row, head.length),
         )
         key = 0 if head.key is None else share_key(head.key)
         body = request.take_body() if head.length < LONG_BODY_BYTES else None
         if body is None:
-            self._begin_reading(self._read(request, head.length, passage, key))
+            self._begin_reading(self._read(request, head.length, proxy, key))
         else:
-            self._enter(passage, body, key)
+            self._enter(proxy, body, key)
 
     def _page(self, request: HttpExchange, head: RequestHead) -> bytes | None:
         """Return what is told at a path as long as the server runs, or None."""
         pages = self._anthropic_pages if head.is_anthropic else self._pages
         return pages.get(request.path) if request.method in READS else None
 
-    def _enter(self, passage: RequestProxy, body: bytes, key: int) -> None:
+    def _enter(self, proxy: RequestProxy, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:
-            passage.refuse(self._too_large)
+            proxy.refuse(self._too_large)
         else:
-            passage.enter(body, key)
+            proxy.enter(body, key)
 
-    def _end(self, row: HttpRow, length: int, request: HttpExchange, exchange: OpenRequest) -> None:
+    def _end(
+        self, row: HttpRow, length: int, request: HttpExchange, open_request: OpenRequest
+    ) -> None:
         """Take note that a request has been answered, or given up."""
-        self._exchanges.close(exchange)
+        self._open_requests.close(open_request)
         duration_ns = time.monotonic_ns() - request.received_at
-        row.end(exchange.status, duration_ns, length, exchange.declared_length)
+        row.end(open_request.status, duration_ns, length, open_request.declared_length)
 
     def _begin_reading(self, reading: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(reading)
@@ -125,7 +127,7 @@ class Forwarder:
         task.add_done_callback(self._reading.discard)
 
     async def _read(
-        self, request: HttpExchange, length: int, passage: RequestProxy, key: int
+        self, request: HttpExchange, length: int, proxy: RequestProxy, key: int
     ) -> None:
         """Wait for a body that is on its way; a long one waits for its turn."""
         try:
@@ -135,16 +137,16 @@ class Forwarder:
             else:
                 body = await self._body_of(request.receive)
         except ClientLeft:
-            passage.end()
+            proxy.end()
         except BodyRefused as refused:
-            passage.refuse(refused.refusal)
+            proxy.refuse(refused.rejection)
         else:
-            refusal = self._door.refuse_late(request.method, len(body))
-            if refusal is None:
-                self._enter(passage, body, key)
+            rejection = self._gate.refuse_late(request.method, len(body))
+            if rejection is None:
+                self._enter(proxy, body, key)
                 self._links.flush()
             else:
-                passage.refuse(refusal)
+                proxy.refuse(rejection)
 
     async def _body_of(self, receive: Receive) -> bytes:
         """Receive a body, which counts as held until it is whole, and not beyond what it may be."""
@@ -161,15 +163,15 @@ class Forwarder:
                 body.write(chunk)
                 if size > self._max_body_bytes or not message.get("more_body"):
                     return body.getvalue()
-                refusal = self._door.refuse_more(size)
-                if refusal is not None:
-                    raise BodyRefused(refusal)
+                rejection = self._gate.refuse_more(size)
+                if rejection is not None:
+                    raise BodyRefused(rejection)
         finally:
             self._slot.add(Field.HELD_BYTES, -size)
 
     def resend(self) -> None:
         """Send again what processes had that have died and been replaced."""
-        self._links.resend(self._exchanges.sent, self._exchanges.renumber, self._give_up)
+        self._links.resend(self._open_requests.sent, self._open_requests.renumber, self._give_up)
 
     def _give_up(self, sent: InflightRequest) -> None:
         """Answer a request at which processes die, whichever it is sent to."""
@@ -179,4 +181,4 @@ class Forwarder:
         else:
             body = error_body(DEADLY)
             event = b"data: " + body + b"\n\ndata: [DONE]\n\n"
-        self._exchanges.fail(sent, Head(DEADLY.status, JSON), body, event)
+        self._open_requests.fail(sent, Head(DEADLY.status, JSON), body, event)

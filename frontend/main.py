@@ -72,29 +72,29 @@ class Frontend:
             context.tee,
         )
         self._links = Router(config.run_dir, config.num_tokenizers, context.board, context.slot)
-        self._exchanges = OpenRequests(context.index, context.slot)
+        self._open_requests = OpenRequests(context.index, context.slot)
         limits = AdmissionLimits(
             num_requests=config.max_num_requests,
             num_waiting_tokens=config.max_queued_tokens,
             num_body_bytes=config.max_kept_bytes,
         )
-        keyring = ApiKeyAuth(config.api_key_digests)
-        self._door = Gate(
-            keyring,
+        key_auth = ApiKeyAuth(config.api_key_digests)
+        self._gate = Gate(
+            key_auth,
             Admission(limits),
             config.max_body_bytes,
             context.board,
             context.slot,
         )
         self._forwarder = Forwarder(
-            *(self._exchanges, self._links, context.slot, self._door, config.max_body_bytes),
+            *(self._open_requests, self._links, context.slot, self._gate, config.max_body_bytes),
             *(config.pages, config.anthropic_pages),
         )
         admins = ApiKeyAuth(config.admin_key_digests)
         admin = Admin(admins, context.board, context.slot, context.parent, config.profiles)
         cors = Cors(config.allowed_origins) if config.allowed_origins else None
         self._awake = WakeClock()
-        app = App(context.board, self._awake, self._forwarder, self._door, admin, cors)
+        app = App(context.board, self._awake, self._forwarder, self._gate, admin, cors)
         self._deadlines: Deadlines[Connection] = Deadlines(PATIENCE_S)
         self._readers: Deadlines[Connection] = Deadlines(READER_PATIENCE_S)
         self._server = uvicorn.Server(self._uvicorn_config(app))
@@ -132,12 +132,12 @@ class Frontend:
     async def serve(self) -> None:
         """Take connections from the socket the supervisor has bound."""
         loop = asyncio.get_running_loop()
-        delivery = Dispatcher(loop, self._exchanges, self._slot)
-        self._inbox.attach(loop, delivery.take)
-        lag = LoopLag(loop, self._slot, lambda: len(self._exchanges) > 0)
+        dispatcher = Dispatcher(loop, self._open_requests, self._slot)
+        self._inbox.attach(loop, dispatcher.take)
+        lag = LoopLag(loop, self._slot, lambda: len(self._open_requests) > 0)
         with socket.socket(fileno=self._config.listen_fd) as listener:
             async with asyncio.TaskGroup() as tasks:  # where one fails, both end
-                beating = tasks.create_task(self._beat(loop, delivery))
+                beating = tasks.create_task(self._beat(loop, dispatcher))
                 lag.start()
                 loop.add_signal_handler(DRAIN, self._drain)
                 loop.add_signal_handler(LEAVE, self._leave)
@@ -147,13 +147,13 @@ class Frontend:
         self._inbox.close()
         self._links.close()
 
-    async def _beat(self, loop: asyncio.AbstractEventLoop, delivery: Dispatcher) -> None:
+    async def _beat(self, loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> None:
         """Keep the board current; retry what a full link has refused; look at the clock."""
         backlog = frontend_backlog(self._context.board, self._context.index)
         backlog.settle()
         num_taken = -1
         while True:
-            if num_taken == self._slot[Field.MESSAGES_TAKEN] and not delivery:
+            if num_taken == self._slot[Field.MESSAGES_TAKEN] and not dispatcher:
                 backlog.settle_idle()
             num_taken = self._slot[Field.MESSAGES_TAKEN]
             self._forwarder.resend()
@@ -163,12 +163,12 @@ class Frontend:
             self._awake.look(time.monotonic_ns())
             self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
             self._slot[Field.ANSWERED] = self._server.server_state.total_requests
-            self._slot.open_ids = (exchange.id for exchange in self._exchanges)
-            self._exchanges.cut_slowest()
-            self._slot[Field.UNSENT_BYTES] = self._exchanges.num_unsent_bytes
-            self._door.observe(loop.time())
+            self._slot.open_ids = (open_request.id for open_request in self._open_requests)
+            self._open_requests.cut_slowest()
+            self._slot[Field.UNSENT_BYTES] = self._open_requests.num_unsent_bytes
+            self._gate.observe(loop.time())
             self._links.flush()
-            self._links.renew(exchange.id for exchange in self._exchanges)
+            self._links.renew(open_request.id for open_request in self._open_requests)
             for connection in self._deadlines.passed(loop.time()):
                 connection.on_deadline()
             for connection in self._readers.passed(loop.time()):
@@ -177,7 +177,7 @@ class Frontend:
 
     def _drain(self) -> None:
         """Take no more requests; the supervisor waits until those there are have been answered."""
-        self._door.is_closed = True
+        self._gate.is_closed = True
         self._slot[Field.IS_CLOSED] = 1
 
     def _leave(self) -> None:
@@ -205,5 +205,5 @@ class Frontend:
     def _end_streams(self) -> None:
         """End what still runs when the server stops: on purpose, so nothing to complain of."""
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-        for exchange in self._exchanges:
-            exchange.drop()
+        for open_request in self._open_requests:
+            open_request.drop()

@@ -93,7 +93,7 @@ class OpenRequests:
     @property
     def num_unsent_bytes(self) -> int:
         """Bytes that have come and not been taken."""
-        return sum(exchange.num_unsent_bytes for exchange in self._open.values())
+        return sum(open_request.num_unsent_bytes for open_request in self._open.values())
 
     def cut_slowest(self) -> None:
         """Drop requests until what waits is bounded: first whose clients last read longest ago.
@@ -101,19 +101,19 @@ class OpenRequests:
         One response is always kept: its request has been bounded.
         """
         excess = self.num_unsent_bytes - MAX_TOTAL_UNSENT_BYTES
-        waiting = [exchange for exchange in self._open.values() if exchange.unsent]
-        for exchange in sorted(waiting, key=lambda exchange: exchange.written_at)[:-1]:
+        waiting = [open_request for open_request in self._open.values() if open_request.unsent]
+        for open_request in sorted(waiting, key=lambda open_request: open_request.written_at)[:-1]:
             if excess <= 0:
                 return
-            excess -= len(exchange.unsent)
-            exchange.drop()
+            excess -= len(open_request.unsent)
+            open_request.drop()
 
     def open(self, wants_timing: bool = False) -> OpenRequest:
         """Draw an id and wait for its answer."""
-        exchange = OpenRequest(self._next_id(), wants_timing)
-        self._open[exchange.id] = exchange
+        open_request = OpenRequest(self._next_id(), wants_timing)
+        self._open[open_request.id] = open_request
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
-        return exchange
+        return open_request
 
     def _next_id(self) -> int:
         self._counter += 1
@@ -122,33 +122,33 @@ class OpenRequests:
     def sent(self) -> list[InflightRequest]:
         """Return the requests that have been sent."""
         return [
-            exchange.sent
-            for exchange in self._open.values()
-            if exchange.sent is not None and not exchange.complete
+            open_request.sent
+            for open_request in self._open.values()
+            if open_request.sent is not None and not open_request.complete
         ]
 
     def renumber(self, sent: InflightRequest) -> int:
         """Draw a new id for a request; what comes for the old one is dropped."""
-        exchange = self._open.pop(sent.request.id)
-        sent.num_delivered |= self.streams.num_delivered(exchange.id)
-        self.streams.close(exchange.id)
-        exchange.id = self._next_id()
-        self._open[exchange.id] = exchange
-        return exchange.id
+        open_request = self._open.pop(sent.request.id)
+        sent.num_delivered |= self.streams.num_delivered(open_request.id)
+        self.streams.close(open_request.id)
+        open_request.id = self._next_id()
+        self._open[open_request.id] = open_request
+        return open_request.id
 
     def fail(self, sent: InflightRequest, head: Head, data: bytes, event: bytes) -> None:
         """Answer a request with an error, or end a stream that has begun with an event."""
-        exchange = self._open[sent.request.id]
-        if exchange.has_begun or exchange.unsent:
-            exchange.deliver(event, True)
+        open_request = self._open[sent.request.id]
+        if open_request.has_begun or open_request.unsent:
+            open_request.deliver(event, True)
         else:
-            exchange.head = head
-            exchange.deliver(data, True)
+            open_request.head = head
+            open_request.deliver(data, True)
 
-    def close(self, exchange: OpenRequest) -> None:
+    def close(self, open_request: OpenRequest) -> None:
         """Stop waiting."""
-        self._open.pop(exchange.id, None)
-        self.streams.close(exchange.id)
+        self._open.pop(open_request.id, None)
+        self.streams.close(open_request.id)
         self._slot[Field.OPEN_REQUESTS] = len(self._open)
 
     def deliver(
@@ -161,15 +161,15 @@ class OpenRequests:
         num_written: int = 0,
     ) -> None:
         """Hand an entry of a message to the request it is for, as in `OpenRequest.deliver`."""
-        exchange = self._open.get(request_of(id))
-        if exchange is None:
+        open_request = self._open.get(request_of(id))
+        if open_request is None:
             return
-        if head is not None and not exchange.has_begun:
-            exchange.head = head
+        if head is not None and not open_request.has_begun:
+            open_request.head = head
         piece = [data]
-        if exchange.sent is not None:
-            piece = exchange.sent.take(id % MAX_SEQUENCES, data, last, num_delivered)
+        if open_request.sent is not None:
+            piece = open_request.sent.take(id % MAX_SEQUENCES, data, last, num_delivered)
         for before in piece[:-1]:
-            exchange.unsent.append(before)
+            open_request.unsent.append(before)
         if piece:
-            exchange.deliver(data, bool(last), num_written)
+            open_request.deliver(data, bool(last), num_written)

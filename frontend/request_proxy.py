@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.board.board import Field, Slot, Timing
 from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Rejection
-from headrace.frontend.http.request import HttpExchange, nobody
+from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.streams import Streams
 from headrace.frontend.open_requests import OpenRequest
 from headrace.frontend.request_timings import RequestTimings
@@ -30,7 +30,7 @@ class RequestProxy:
     def __init__(
         self,
         request: HttpExchange,
-        exchange: OpenRequest,
+        open_request: OpenRequest,
         links: Router,
         slot: Slot,
         *,
@@ -46,7 +46,7 @@ class RequestProxy:
             on_end: is told when it has been answered, or given up.
         """
         self._request = request
-        self._exchange = exchange
+        self._open_request = open_request
         self._links = links
         self._slot = slot
         self._streams = streams
@@ -58,68 +58,68 @@ class RequestProxy:
 
     def enter(self, body: bytes, key: int) -> None:
         """Send the request into the ring; `key` is whose part it has of the engine."""
-        request, exchange, slot = self._request, self._exchange, self._slot
+        request, open_request, slot = self._request, self._open_request, self._slot
         slot.add(Field.BYTES_IN, len(body))
-        message = HttpRequest(exchange.id, request.method, request.path, time.time(), key)
+        message = HttpRequest(open_request.id, request.method, request.path, time.time(), key)
         sent = InflightRequest(message, body)
         if not self._links.forward(sent):
             self.refuse(OVERLOADED)
             return
-        exchange.sent = sent
+        open_request.sent = sent
         self._num_kept = len(body)
         self._has_place = request.method == POST
         slot.add(Field.KEPT_BYTES, self._num_kept)
         slot.add(Field.ADMITTED, self._has_place)
-        exchange.on_news = request.on_writable = self._write_news
-        request.on_lost = exchange.drop
+        open_request.on_news = request.on_writable = self._write_news
+        request.on_lost = open_request.drop
 
-    def refuse(self, refusal: Rejection) -> None:
+    def refuse(self, rejection: Rejection) -> None:
         """Answer with an error instead."""
-        self._exchange.status = refusal.status
-        self._exchange.declared_length = self._request.refuse(refusal)
+        self._open_request.status = rejection.status
+        self._open_request.declared_length = self._request.refuse(rejection)
         self.end()
 
     def end(self) -> None:
         """Let go of the request."""
         self._give_up_place()
-        self._exchange.on_news = self._exchange.write = None  # else it would be in a cycle
-        self._request.on_lost = self._request.on_writable = nobody
-        self._on_end(self._request, self._exchange)
+        self._open_request.on_news = self._open_request.write = None  # else it would be in a cycle
+        self._request.on_lost = self._request.on_writable = ignore
+        self._on_end(self._request, self._open_request)
 
     def _give_up_place(self) -> None:
         """Let go of the body, and of the place at the door: the answer is here."""
         self._slot.add(Field.KEPT_BYTES, -self._num_kept)
         self._slot.add(Field.ADMITTED, -self._has_place)
         self._num_kept, self._has_place = 0, False
-        if self._exchange.sent is not None:
-            self._exchange.sent.body = b""
+        if self._open_request.sent is not None:
+            self._open_request.sent.body = b""
 
     def _write_news(self) -> None:
         """Write what has come, if the client reads; it may be the last."""
-        request, exchange = self._request, self._exchange
-        if exchange.complete:
+        request, open_request = self._request, self._open_request
+        if open_request.complete:
             self._give_up_place()
-        if exchange.dropped:
+        if open_request.dropped:
             self._slot.add(Field.DISCONNECTS)
-            if not exchange.complete:
-                assert exchange.sent is not None
-                self._links.abort(exchange.sent)
+            if not open_request.complete:
+                assert open_request.sent is not None
+                self._links.abort(open_request.sent)
             if not request.is_given_up:
                 request.break_off()
             self.end()
             return
-        if exchange.head is None or not request.is_writable:
+        if open_request.head is None or not request.is_writable:
             return
-        if not exchange.has_begun:
-            self._begin(len(exchange.unsent))
-        exchange.written_at = time.monotonic()
-        if exchange.complete and not self._write_most():
+        if not open_request.has_begun:
+            self._begin(len(open_request.unsent))
+        open_request.written_at = time.monotonic()
+        if open_request.complete and not self._write_most():
             return
-        data = exchange.unsent.take(len(exchange.unsent))
+        data = open_request.unsent.take(len(open_request.unsent))
         self._slot.add(Field.BYTES_OUT, len(data))
-        if not exchange.complete:
+        if not open_request.complete:
             request.write(data)
-            exchange.write = self._write_piece
+            open_request.write = self._write_piece
             return
         request.end(data)
         self._slot.add(Field.RESPONSES)
@@ -134,7 +134,7 @@ class RequestProxy:
         Where the client does not read it is written when it does, and what is left after some
         pieces in the next turn of the event loop.
         """
-        request, unsent = self._request, self._exchange.unsent
+        request, unsent = self._request, self._open_request.unsent
         for _ in range(MAX_PIECES):
             if len(unsent) <= PIECE_BYTES:
                 return True
@@ -148,7 +148,7 @@ class RequestProxy:
 
     def _go_on(self) -> None:
         """Write more, unless that has been done or the request has ended meanwhile."""
-        if self._exchange.on_news is not None:
+        if self._open_request.on_news is not None:
             self._write_news()
 
     def _write_piece(self, data: Frame, num_written: int) -> bool:
@@ -159,31 +159,31 @@ class RequestProxy:
         self._slot.add(Field.BYTES_OUT, len(data))
         # There may be many more pieces. Where this one waits none may overtake it, though one of
         # another sequence may have gone through a moment ago.
-        self._streams.open(self._exchange.id, self._request.clear_socket)
+        self._streams.open(self._open_request.id, self._request.clear_socket)
         return True
 
     def _begin(self, length: int) -> None:
         """Begin the answer, with its length where that is known."""
-        exchange = self._exchange
-        head = exchange.head
+        open_request = self._open_request
+        head = open_request.head
         assert head is not None
-        exchange.has_begun = True
-        exchange.status = head.status
+        open_request.has_begun = True
+        open_request.status = head.status
         headers = [(b"content-type", head.content_type.encode())]
         headers += [(name.encode(), value.encode()) for name, value in head.headers]
         if head.status == TOO_MANY:
             headers.append((b"retry-after", b"%d" % self._retry_after_s()))
-        if exchange.complete:
-            exchange.declared_length = length
+        if open_request.complete:
+            open_request.declared_length = length
         else:
             headers.append((b"cache-control", b"no-cache"))
         if head.times is not None:
             self._is_timed = True
-            hops = RequestTimings(self._request.received_at, head.times)
-            hops.observe(self._slot)
-            if not exchange.complete:
+            timings = RequestTimings(self._request.received_at, head.times)
+            timings.observe(self._slot)
+            if not open_request.complete:
                 written_ns = time.monotonic_ns() - head.times.rendered
                 self._slot.histogram(Timing.WRITE).observe(written_ns)
-            if exchange.wants_timing:
-                headers.append((b"server-timing", hops.header()))
-        self._request.begin(head.status, headers, length if exchange.complete else None)
+            if open_request.wants_timing:
+                headers.append((b"server-timing", timings.header()))
+        self._request.begin(head.status, headers, length if open_request.complete else None)

@@ -1,11 +1,13 @@
-"""The rules of the tree: who imports whom, what files are called, how long they get."""
+"""The rules of the tree: imports, names, lengths and words."""
 
 import ast
 import dataclasses
 import functools
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,13 @@ WITHIN = {
 }
 SEES_ROOT = {"engine_proc.mock"}  # packages that import modules of the process's own folder
 MAX_MODULES = 20
+MAX_TEST_NAME = 60
+MAX_COLUMNS = 100
+# A program imports the one, `/openapi.json` names the other.
+SHARED_CLASS_NAMES = {"SamplingParams"}
+# Words for people, where the component is to be named.
+PERSONS = re.compile(r"(?<![a-z])(who|whoever|whom|nobody|somebody|he|him|his)(?![a-z])", re.I)
+DEBT = Path(__file__).with_name("prose_debt.json")  # what is yet to be rewritten; it only shrinks
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
 HEAVY = {"torch", "transformers", "tokenizers", "fastokens", "llguidance"}
@@ -136,18 +145,25 @@ def package_of(path: Path) -> str:
     return folder.removeprefix("headrace").removeprefix(".")
 
 
+@functools.cache
+def packages() -> set[str]:
+    """Return all packages of headrace."""
+    return {package_of(path) for path in sources()}
+
+
+@functools.cache
 def imported_packages(path: Path) -> set[str]:
     """Return the packages of headrace that a file imports; not its own, nor headrace itself."""
-    packages = {package_of(other) for other in sources()}
     found = set()
     for name in imports(path):
         parts = name.split(".")
         if parts[0] == "headrace":
             prefixes = (".".join(parts[1:end]) for end in range(len(parts), 0, -1))
-            found.add(next((prefix for prefix in prefixes if prefix in packages), ""))
+            found.add(next((prefix for prefix in prefixes if prefix in packages()), ""))
     return found - {"", package_of(path)}
 
 
+@functools.cache
 def sources() -> list[Path]:
     """Return the Python files of the product."""
     return [path for folder in ("headrace", *PROCESSES) for path in python_files(folder)]
@@ -195,7 +211,7 @@ def test_process_imports_no_other_process(folder: str) -> None:
 
 def test_shared_vocabulary_imports_nothing_heavy_and_no_process() -> None:
     for path in python_files("headrace"):
-        if path.name != "grammar_compiler.py":  # which only those import who need it
+        if path.name != "grammar_compiler.py":  # imported only where grammars are compiled
             assert not {name.split(".")[0] for name in imports(path)} & HEAVY, path
         assert not imported_processes(path), path
 
@@ -233,7 +249,7 @@ def test_a_vision_worker_loads_torch_when_it_has_begun() -> None:
     assert not {"torch", "transformers"} & set(result.stdout.split())
 
 
-def test_who_may_never_see_a_grammar_does_not_load_llguidance() -> None:
+def test_processes_without_grammars_load_no_llguidance() -> None:
     for main in ("engine_proc.main", "tokenizer_proc.main", "tokenizer_proc.service"):
         code = f"import headrace.{main}, sys; print(*sys.modules)"
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -308,6 +324,57 @@ def test_files_and_functions_stay_short() -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 assert length <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {length} lines"
+
+
+def test_class_names_are_unique() -> None:
+    names = [
+        node.name
+        for path in sources()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} <= SHARED_CLASS_NAMES
+
+
+def test_names_of_tests_are_short() -> None:
+    for path in tracked("tests/*.py"):
+        for node in parsed(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                is_long = node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
+                assert not is_long, f"{path}: {node.name} has {len(node.name)} characters"
+
+
+def persons_in(path: Path) -> int:
+    """Return how many lines of a file have a word for a person."""
+    return sum(PERSONS.search(line) is not None for line in path.read_text().splitlines())
+
+
+def wide_lines_in(path: Path) -> int:
+    """Return how many lines of prose are too wide: not tables, not code, not one long word."""
+    count, is_code = 0, False
+    for line in path.read_text().splitlines():
+        is_code ^= line.startswith("```")
+        is_prose = not is_code and not line.startswith(("|", "    "))
+        count += is_prose and len(line) > MAX_COLUMNS and " " in line[:MAX_COLUMNS].strip()
+    return count
+
+
+@pytest.mark.parametrize(
+    ("kind", "patterns", "count"),
+    [
+        ("persons", ("*.py", "*.cpp", "*.h", "*.cuh"), persons_in),
+        ("wide lines", ("*.md",), wide_lines_in),
+    ],
+)
+def test_prose_keeps_its_rules(
+    kind: str, patterns: tuple[str, ...], count: Callable[[Path], int]
+) -> None:
+    debt = json.loads(DEBT.read_text())[kind]
+    paths = {path for pattern in patterns for path in tracked(pattern)} - {Path(__file__)}
+    found = {str(path.relative_to(ROOT)): count(path) for path in paths}
+    more = {name: number for name, number in found.items() if number > debt.get(name, 0)}
+    assert not more, f"{kind}: reword these, by file; {DEBT.name} may only shrink"
+    assert debt.keys() <= found.keys(), f"{DEBT.name} names files that are not there"
 
 
 def test_every_file_has_a_noun() -> None:

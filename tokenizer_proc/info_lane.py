@@ -7,14 +7,14 @@ from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
 from headrace.ipc.sockets import Inbox
 from headrace.runtime.process import Context
-from headrace.tokenizer_proc.info_routes import AboutRoutes
+from headrace.tokenizer_proc.info_routes import InfoRoutes
 from headrace.tokenizer_proc.jobs.job import Job
 from headrace.tokenizer_proc.jobs.stages import Answer, Body
 
 IDLE_MS = 500
 
 
-class AboutLane:
+class InfoLane:
     """Requests of an inbox, answered one by one."""
 
     def __init__(
@@ -22,7 +22,7 @@ class AboutLane:
     ) -> None:
         self._slot = context.slot
         self._inbox = inbox
-        self._routes = AboutRoutes(config, context.board)
+        self._routes = InfoRoutes(config, context.board)
         self._backlog = tokenizer_backlog(context.board, context.index)
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot

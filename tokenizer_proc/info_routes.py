@@ -15,7 +15,7 @@ from headrace.tokenizer_proc.openapi.docs_page import docs_page
 from headrace.tokenizer_proc.openapi.openapi import openapi
 
 
-class AboutRoutes:
+class InfoRoutes:
     """The paths that take GET, but for `/health` and its kin. HEAD is answered as GET is."""
 
     def __init__(self, config: TokenizerConfig, board: Board) -> None:

@@ -68,9 +68,9 @@ def serve_about(
     config: TokenizerConfig, context: Context, inbox: Inbox[ToTokenizer], aborts: Aborts
 ) -> None:
     """Answer GETs. It has little to do, and a core at once where tokenizers have all of them."""
-    from headrace.tokenizer_proc.info_lane import AboutLane
+    from headrace.tokenizer_proc.info_lane import InfoLane
 
-    lane = AboutLane(config, context, inbox)
+    lane = InfoLane(config, context, inbox)
     context.ready()
     while True:
         context.slot.beat()
@@ -82,7 +82,7 @@ def serve_long(
 ) -> None:
     """Handle long requests one by one. What they need is loaded when the first one comes."""
     os.nice(LONG_NICENESS)
-    heart = context.keep_beating()
+    heartbeat = context.keep_beating()
     context.ready()
     while not inbox.wait(IDLE_MS):
         pass
@@ -90,9 +90,9 @@ def serve_long(
     service.load_fast()
     was_busy = False
     while True:
-        heart.begin()
+        heartbeat.begin()
         is_busy = service.handle(IDLE_MS)
-        heart.end()
+        heartbeat.end()
         if was_busy and not is_busy:
             give_back()
         was_busy = is_busy
@@ -106,18 +106,18 @@ def serve_images(
 
     os.nice(LONG_NICENESS)
     take_long_turns()
-    heart = context.keep_beating()
-    heart.begin(context.progress)
+    heartbeat = context.keep_beating()
+    heartbeat.begin(context.progress)
     service = load_service(config, context, inbox, aborts, num_threads(), 1, 0, load_images)
-    heart.end()
+    heartbeat.end()
     context.ready()
     service.load_fast()
     keep_freed()
     was_busy = False
     while True:
-        heart.begin()
+        heartbeat.begin()
         is_busy = service.handle(IDLE_MS)
-        heart.end()
+        heartbeat.end()
         service.show_images()
         if was_busy and not is_busy:
             give_back()

@@ -7,7 +7,7 @@ from headrace.errors import MethodNotAllowed, RouteNotFound
 from headrace.ipc.messages import HttpRequest
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
-from headrace.tokenizer_proc.info_routes import AboutRoutes
+from headrace.tokenizer_proc.info_routes import InfoRoutes
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
 
@@ -23,7 +23,7 @@ class Routes:
         embedding: EmbeddingPlanner,
         tokens: TokenRoutes,
     ) -> None:
-        self._about = about = AboutRoutes(config, board)
+        self._about = about = InfoRoutes(config, board)
         self.handlers: dict[str, dict[str, Handler]] = {
             "/v1/chat/completions": {"POST": generation.chat},
             "/v1/completions": {"POST": generation.completion},

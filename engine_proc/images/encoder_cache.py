@@ -21,7 +21,7 @@ class Held:
     is_filled: bool = False  # the embedding is there
 
 
-class EmbeddingPool:
+class EncoderCache:
     """Every row is free or an image's, and an image is needed by someone or idle."""
 
     def __init__(self, num_rows: int) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine_proc.images.encoder_batch import can_join
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
-from headrace.engine_proc.sequence.image_placeholder import PlacedImage
-from headrace.engine_proc.sequence.mrope import RopePositions
+from headrace.engine_proc.images.encoder_cache import EncoderCache
+from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
+from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import Encode, Encoded, Image, Tensor
 
@@ -28,7 +28,7 @@ class EncoderJob:
 
     key: bytes
     num_deaths: int = 0
-    needed_by: list[tuple[Sequence, PlacedImage]] = field(default_factory=list)
+    needed_by: list[tuple[Sequence, ImagePlaceholder]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class EncoderQueue:
 
     def __init__(
         self,
-        pool: EmbeddingPool,
+        pool: EncoderCache,
         image_token: int,
         release: Callable[[Tensor], None],
         are_whole: bool = False,
@@ -86,12 +86,12 @@ class EncoderQueue:
     def enter(self, sequence: Sequence) -> None:
         """Begin to see to the images of a sequence."""
         sequence.images = [
-            PlacedImage.of(image, sequence.tokens, self._image_token, self._are_whole)
+            ImagePlaceholder.of(image, sequence.tokens, self._image_token, self._are_whole)
             for image in sequence.request.images
         ]
         grids = [(p.places[0], p.image.grid) for p in sequence.images if p.image.grid]
         if grids:
-            sequence.rope = RopePositions(grids)
+            sequence.rope = MRopePositions(grids)
         insort(self._waiting, sequence, key=self._importance)
         self._admit()
 
@@ -111,7 +111,7 @@ class EncoderQueue:
                 else:
                     self._jobs.setdefault(key, EncoderJob(key)).needed_by.append((sequence, placed))
 
-    def _take(self, placed: PlacedImage) -> None:
+    def _take(self, placed: ImagePlaceholder) -> None:
         placed.is_ready = True
         self.dismiss([placed.image])
 

@@ -7,7 +7,7 @@ from headrace.engine_proc.sequence.chunk import Chunk
 
 
 @dataclass(slots=True)
-class OpenStep:
+class InflightStep:
     """Its chunks, and pages that were given up since: it, or one before it, may write to them."""
 
     chunks: list[Chunk]

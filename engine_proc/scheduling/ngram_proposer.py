@@ -17,7 +17,7 @@ MAX_LENGTH = 15
 TOKENS_PER_STEP = 16  # of all running sequences; beyond, tokens no longer come nearly for free
 
 
-class PromptLookup:
+class NgramProposer:
     """Guesses, fewer the more sequences run and the more often they were wrong."""
 
     def propose(self, sequence: Sequence, num_running: int) -> "array[int]":

@@ -4,7 +4,7 @@ HOLD_STEPS = 64  # that work before a larger one is tried
 MAX_HOLD_STEPS = 4096
 
 
-class StepLimit:
+class OomBackoff:
     """Half of what failed, and half of that; twice as much each time many steps have worked.
 
     A size that fails again soon is tried less and less often.

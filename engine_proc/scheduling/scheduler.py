@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.scheduling.crash_suspects import CrashSuspects
 from headrace.engine_proc.scheduling.fair_share import FairShare
-from headrace.engine_proc.scheduling.inflight_step import OpenStep
-from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, PromptLookup
+from headrace.engine_proc.scheduling.inflight_step import InflightStep
+from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH, NgramProposer
 from headrace.engine_proc.scheduling.page_pool import NO_MARKS, PagePool, chain_digests
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.waiting_queue import Policy, WaitingQueue, make_turn
@@ -86,7 +86,7 @@ class Scheduler:
         pool: PagePool,
         limits: SchedulerLimits,
         policy: Policy = Policy.FCFS,
-        speculation: PromptLookup | None = None,
+        speculation: NgramProposer | None = None,
         reuses_prefixes: bool = True,
         images: EncoderQueue | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class Scheduler:
         self._by_id: dict[int, Sequence] = {}
         self._by_request: dict[int, list[int]] = {}
         self._num_requests = self._num_sequences = 0  # that have come
-        self._open: list[OpenStep] = []  # the oldest first; one, or two with the next
+        self._open: list[InflightStep] = []  # the oldest first; one, or two with the next
         self._suspects = CrashSuspects()
         self.counts = SchedulerStats()
         self._spare = 0  # tokens that a step has room for beyond its budget
@@ -185,7 +185,7 @@ class Scheduler:
         if chunks:
             self.counts.steps += 1
             self.counts.steps_ahead += bool(self._open)
-            self._open.append(OpenStep(chunks))
+            self._open.append(InflightStep(chunks))
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.num_computed = chunk.start + chunk.count
@@ -452,7 +452,7 @@ class Scheduler:
         else:
             self._pool.free(pages)
 
-    def _close(self, step: OpenStep) -> None:
+    def _close(self, step: InflightStep) -> None:
         for pages in step.given_up:
             self._pool.free(pages)
 

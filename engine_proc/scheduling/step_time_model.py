@@ -21,7 +21,7 @@ class Sums(NamedTuple):
 NOTHING = Sums(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class StepTime:
+class StepTimeModel:
     """Fits seconds = base + slope * tokens by least squares, old steps fading.
 
     One with prompts fades behind others of the kind: so it is known what a prompt takes, however

@@ -3,13 +3,13 @@
 from array import array
 from typing import TYPE_CHECKING
 
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
-class Matcher:
+class GrammarMatcher:
     """A grammar and the generated tokens it has seen.
 
     It looks at tokens when a mask is wanted and not before, so that nothing is done between steps.
@@ -36,7 +36,7 @@ class Matcher:
         return self._inner.get_error().partition("\n")[0]
 
     def fill(
-        self, generated: "array[int]", drafts: "array[int]", area: MaskArea, first: int
+        self, generated: "array[int]", drafts: "array[int]", area: GrammarBitmask, first: int
     ) -> None:
         """Write the masks of the token after `generated` and of those after each of `drafts`.
 

@@ -13,7 +13,7 @@ MARK_BYTES = 16
 
 
 @dataclass(eq=False, slots=True)
-class PlacedImage:
+class ImagePlaceholder:
     """An image of one sequence."""
 
     image: Image
@@ -25,7 +25,7 @@ class PlacedImage:
     @classmethod
     def of(
         cls, image: Image, tokens: "array[int]", image_token: int, is_whole: bool = False
-    ) -> "PlacedImage":
+    ) -> "ImagePlaceholder":
         """Find an image's rows in a prompt."""
         span = tokens[image.start : image.start + image.num_tokens]
         places = array("i", [image.start + i for i, t in enumerate(span) if t == image_token])
@@ -50,7 +50,7 @@ class PlacedImage:
         return None if first == cut else (self.places[first], self.places[last] + 1)
 
 
-def first_unready(images: Iterable[PlacedImage], num_computed: int) -> int:
+def first_unready(images: Iterable[ImagePlaceholder], num_computed: int) -> int:
     """Return the first token that cannot be computed yet, for want of an embedding."""
     for placed in images:
         if not placed.is_ready and placed.places[-1] >= num_computed:
@@ -58,7 +58,7 @@ def first_unready(images: Iterable[PlacedImage], num_computed: int) -> int:
     return UNLIMITED
 
 
-def whole_end(images: Iterable[PlacedImage], start: int, end: int, room: int) -> int:
+def whole_end(images: Iterable[ImagePlaceholder], start: int, end: int, room: int) -> int:
     """Return where a chunk ends that computes all of an image's adjacent tokens, or none.
 
     Args:
@@ -74,7 +74,7 @@ def whole_end(images: Iterable[PlacedImage], start: int, end: int, room: int) ->
     return end
 
 
-def page_marks(images: Iterable[PlacedImage], page_tokens: int) -> dict[int, bytes]:
+def page_marks(images: Iterable[ImagePlaceholder], page_tokens: int) -> dict[int, bytes]:
     """Return what pages hold besides tokens: which images begin there, and where."""
     marks: dict[int, bytes] = {}
     for placed in images:

@@ -11,7 +11,7 @@ from itertools import product
 Grid = Sequence[int]  # frames, rows, columns
 
 
-class RopePositions:
+class MRopePositions:
     """Those of one sequence."""
 
     def __init__(self, images: Iterable[tuple[int, Grid]] = ()) -> None:

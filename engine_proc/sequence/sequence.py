@@ -4,9 +4,9 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headrace.engine_proc.sequence.grammar_matcher import Matcher
-from headrace.engine_proc.sequence.image_placeholder import PlacedImage, first_unready
-from headrace.engine_proc.sequence.mrope import RopePositions
+from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
+from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder, first_unready
+from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.ipc.messages import GenerateRequest, Sampling
 
 PLAIN = Sampling()
@@ -45,16 +45,16 @@ class Sequence:
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are told
     draft_length: int = 0  # tokens to guess next, see `speculation.py`
-    sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingRows`
+    sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingMetadata`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step
     first_token_ns: int = 0  # kept by `SequenceStats`, as the next
     last_token_ns: int = 0
     num_preemptions: int = 0
     has_started: bool = False  # its plan has gone to the detokenizer
-    matcher: Matcher | None = None  # where it has a grammar, see `MatcherQueue`
-    images: list[PlacedImage] = field(default_factory=list)  # see `EncoderQueue`
-    rope: RopePositions | None = None  # where an image makes them others than positions
+    matcher: GrammarMatcher | None = None  # where it has a grammar, see `MatcherQueue`
+    images: list[ImagePlaceholder] = field(default_factory=list)  # see `EncoderQueue`
+    rope: MRopePositions | None = None  # where an image makes them others than positions
     is_masked: bool = False  # only some tokens may be drawn
     has_no_token: bool = False  # none that its grammar and its request both allow
 

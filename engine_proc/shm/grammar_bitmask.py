@@ -11,7 +11,7 @@ import os
 WORD_BYTES, WORD_BITS = 4, 32
 
 
-class MaskArea:
+class GrammarBitmask:
     """One end of the area; which end is a matter of use.
 
     Args:
@@ -27,7 +27,7 @@ class MaskArea:
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
 
     @classmethod
-    def create(cls, num_masks: int, vocab_size: int) -> "MaskArea":
+    def create(cls, num_masks: int, vocab_size: int) -> "GrammarBitmask":
         """Make an area of `num_masks`. It takes only the memory that is written."""
         fd = os.memfd_create("headrace-masks", os.MFD_CLOEXEC)
         os.ftruncate(fd, num_masks * WORD_BYTES * -(-vocab_size // WORD_BITS))

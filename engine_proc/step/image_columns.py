@@ -3,10 +3,10 @@
 from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
-from headrace.engine_proc.sequence.mrope import RopePositions
+from headrace.engine_proc.sequence.mrope import MRopePositions
 
 NONE = -1
-OF_TEXT = RopePositions()
+OF_TEXT = MRopePositions()
 
 
 class ImageColumns:

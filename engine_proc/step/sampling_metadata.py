@@ -12,7 +12,7 @@ BAN = float("-inf")
 POSITION, POSITION_AT = struct.Struct("<Q"), 8  # in a `SAMPLING_ROW`
 
 
-class SamplingRows:
+class SamplingMetadata:
     """Collects the sampling columns of a `worker_messages.Step`."""
 
     def __init__(self) -> None:

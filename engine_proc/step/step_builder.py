@@ -4,9 +4,9 @@ from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.step.image_columns import ImageColumns
-from headrace.engine_proc.step.sampling_metadata import SamplingRows
+from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
 from headrace.ipc.worker_messages import Step
 
 UNKNOWN = 0  # a token
@@ -18,7 +18,7 @@ def build_step(chunks: list[Chunk]) -> Step:
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
     token_sources: dict[int, int] = {}  # rows of the step before, by token
-    sampling = SamplingRows()
+    sampling = SamplingMetadata()
     max_bytes = 4 * max(len(chunk.sequence.pages) for chunk in chunks)
     table = []
     for row, chunk in enumerate(chunks):
@@ -92,7 +92,7 @@ def token_types(chunks: list[Chunk]) -> bytes:
     return types.tobytes()
 
 
-def fill_masks(chunks: list[Chunk], area: MaskArea) -> None:
+def fill_masks(chunks: list[Chunk], area: GrammarBitmask) -> None:
     """Write the masks of a step's `masked_rows`."""
     first = 0
     for chunk in chunks:
@@ -110,7 +110,7 @@ def fill_masks(chunks: list[Chunk], area: MaskArea) -> None:
         first = rows.stop
 
 
-def restrict(sequence: Sequence, rows: range, area: MaskArea) -> None:
+def restrict(sequence: Sequence, rows: range, area: GrammarBitmask) -> None:
     """Leave in the masks of a sequence only the tokens that its request allows.
 
     A mask that loses all its tokens bans nothing. If it is the first, the sequence is stuck.

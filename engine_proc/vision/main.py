@@ -8,7 +8,7 @@ from headrace.config.config import VisionConfig
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.vision.encoder import encode
-from headrace.engine_proc.vision.placement import berth_of
+from headrace.engine_proc.vision.placement import placement_of
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context
@@ -26,10 +26,10 @@ def main(config: VisionConfig, context: Context) -> None:
     answers: StepChannel[FromVision] = StepChannel(config.answer_fd, FromVision)
     arena = Arena(config.arena_fd, config.num_arena_regions)
     area = EmbeddingArea(config.embedding_fd, config.image_row_size)
-    heart = context.keep_beating()  # a batch may be long
-    heart.begin(context.progress)
+    heartbeat = context.keep_beating()  # a batch may be long
+    heartbeat.begin(context.progress)
     tower, ready = open_tower(config)
-    heart.end()
+    heartbeat.end()
     context.ready()
     answers.send(ready)
     keep_freed()
@@ -40,9 +40,9 @@ def main(config: VisionConfig, context: Context) -> None:
             give_back()
         was_busy = message is not None
         if message is not None:
-            heart.begin()
+            heartbeat.begin()
             answer = encode(message, tower, arena, area.rows)
-            heart.end()
+            heartbeat.end()
             num_lost = len(answer.gone) + len(answer.failed)
             context.slot.add(Field.ENCODER_BATCHES)
             context.slot.add(Field.ENCODED_IMAGES, len(message.images) - num_lost)
@@ -58,9 +58,9 @@ def open_tower(config: VisionConfig) -> tuple["Tower", TowerReady]:
     """
     from headrace.engine_proc.vision.tower import Tower, load, move_to_gpu  # and torch
 
-    berth = berth_of(config)
-    module = load(config.model_path, berth.dtype)
+    placement = placement_of(config)
+    module = load(config.model_path, placement.dtype)
     gpu_bytes = 0
-    if berth.call_bytes:
-        gpu_bytes = move_to_gpu(module, berth.device, berth.call_bytes)
-    return Tower(module, berth.device), TowerReady(berth.max_numbers, gpu_bytes)
+    if placement.call_bytes:
+        gpu_bytes = move_to_gpu(module, placement.device, placement.call_bytes)
+    return Tower(module, placement.device), TowerReady(placement.max_numbers, gpu_bytes)

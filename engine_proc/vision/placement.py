@@ -28,7 +28,7 @@ class Placement:
     call_bytes: int = 0  # of a GPU, for calls
 
 
-def berth_of(config: VisionConfig) -> Placement:
+def placement_of(config: VisionConfig) -> Placement:
     """Choose. With `--dtype float32` each image goes alone, and its rows depend on nothing else."""
     is_exact = config.dtype == "float32"
     if not runs_on_gpus(config):

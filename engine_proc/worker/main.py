@@ -10,13 +10,13 @@ from headrace.board.board import Field
 from headrace.config.config import WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.sampler import Masks
 from headrace.engine_proc.worker.loader import load
-from headrace.engine_proc.worker.profiler import Profiles
+from headrace.engine_proc.worker.profiler import Profiler
 from headrace.engine_proc.worker.result_sender import ResultSender
 from headrace.engine_proc.worker.step_runner import StepRunner
 from headrace.ipc.worker_messages import FromWorker, Resume, Step, ToWorker, WorkerReady
@@ -35,7 +35,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     """
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
-    area = MaskArea(config.mask_fd, config.vocab_size)
+    area = GrammarBitmask(config.mask_fd, config.vocab_size)
 
     def progress(done: int, total: int) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
@@ -47,16 +47,16 @@ def main(config: WorkerConfig, context: Context) -> None:
         masks = np.frombuffer(area.buffer, np.uint32, num_rows * area.num_words)
         return masks.reshape(num_rows, area.num_words)
 
-    heart = context.keep_beating()  # a step may be long
-    heart.begin(context.progress)
+    heartbeat = context.keep_beating()  # a step may be long
+    heartbeat.begin(context.progress)
     group = join(config, context.index)
     loaded = load(config, progress, group, embeddings(config))
     can_rejoin = group if loaded.can_rejoin else None
     attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
     answers = ResultSender(results.send)
-    wishes = AdminRequests(context.board, PROFILE)
-    profiles = Profiles(config.profile_dir, f"worker-{context.index}", wishes)
-    heart.end()
+    admin_requests = AdminRequests(context.board, PROFILE)
+    profiles = Profiler(config.profile_dir, f"worker-{context.index}", admin_requests)
+    heartbeat.end()
     context.ready()
     results.send(
         WorkerReady(loaded.num_pages, PAGE_TOKENS, loaded.whole_prompts, loaded.looks_ahead)
@@ -67,7 +67,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         if isinstance(step, Resume):
             attempts.resume()
         elif isinstance(step, Step):  # masks are those of a step that has failed
-            heart.begin()
+            heartbeat.begin()
             profiles.began()
             answers.add(attempts.run(step, masks_of))
             context.slot.add(Field.COMPUTED_STEPS)
@@ -75,7 +75,7 @@ def main(config: WorkerConfig, context: Context) -> None:
         elif answers.is_due:
             answers.flush()
         if not answers.is_open:
-            heart.end()
+            heartbeat.end()
 
 
 def embeddings(config: WorkerConfig) -> Floats | None:

@@ -73,7 +73,7 @@ def record() -> Recorder:
     return TorchProfile()
 
 
-class Profiles:
+class Profiler:
     """What a worker does about them.
 
     Args:
@@ -85,12 +85,12 @@ class Profiles:
         self,
         directory: str | None,
         name: str,
-        wishes: AdminRequests,
+        admin_requests: AdminRequests,
         record: Callable[[], Recorder] = record,
     ) -> None:
         self._directory = directory and Path(directory)
         self._name = name
-        self._wishes = wishes
+        self._admin_requests = admin_requests
         self._record = record
         self._recorder: Recorder | None = None
         self._num_steps = 0
@@ -99,8 +99,8 @@ class Profiles:
     def look(self) -> None:
         """Begin or end a profile, if somebody has asked for that since the last look."""
         if self._directory:
-            for wish in self._wishes.take():
-                self._begin() if wish == START_PROFILE else self._end()
+            for admin_request in self._admin_requests.take():
+                self._begin() if admin_request == START_PROFILE else self._end()
 
     def _begin(self) -> None:
         if self._recorder is None:

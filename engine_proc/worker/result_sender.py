@@ -19,17 +19,17 @@ class ResultSender:
 
     def __init__(self, send: Callable[[StepResult | StepFailed], None]) -> None:
         self._send = send
-        self._promise: PendingResult | None = None
+        self._pending: PendingResult | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether a result is awaited."""
-        return self._promise is not None
+        return self._pending is not None
 
     @property
     def is_due(self) -> bool:
         """Whether it is there."""
-        return self._promise is not None and self._promise.is_there
+        return self._pending is not None and self._pending.is_there
 
     def add(self, result: StepResult | StepFailed | PendingResult) -> None:
         """Send what there was to be sent before, and take the next."""
@@ -37,7 +37,7 @@ class ResultSender:
         if isinstance(result, StepResult | StepFailed):
             self._send(result)
         else:
-            self._promise = result
+            self._pending = result
 
     def flush(self) -> None:
         """Wait for the result that is awaited, if there is one, and send it.
@@ -45,6 +45,6 @@ class ResultSender:
         Raises:
             CollectiveFailed: another worker is gone.
         """
-        promise, self._promise = self._promise, None
-        if promise is not None:
-            self._send(promise.wait())
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            self._send(pending.wait())

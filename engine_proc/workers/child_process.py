@@ -32,7 +32,7 @@ class WorkerDied(HeadraceError):
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 
-class Child(Generic[Ask, Answer]):
+class ChildProcess(Generic[Ask, Answer]):
     """One process, from its start to its end.
 
     Args:
@@ -50,7 +50,7 @@ class Child(Generic[Ask, Answer]):
         stuck_s: float,
     ) -> None:
         self._slot = slot
-        self._vigil = HangWatchdog(stuck_s)
+        self._hang_watchdog = HangWatchdog(stuck_s)
         self._asks, self._answers = channels
         slot.exit_reason = ""
         pass_fds = (self._asks.fd, self._answers.fd, *fds)
@@ -83,7 +83,7 @@ class Child(Generic[Ask, Answer]):
             but_for_peers: and not since another has ended.
         """
         rank, is_chaos = self._slot.seat.index, self._slot[Field.HARMED_PID] == self._process.pid
-        if self._vigil.stuck([self._slot], time.monotonic_ns()):
+        if self._hang_watchdog.stuck([self._slot], time.monotonic_ns()):
             write_last(self._slot)
             raise WorkerDied(f"{self._slot.seat} is stuck", rank, is_chaos=is_chaos)
         code = self._process.poll()
@@ -93,10 +93,12 @@ class Child(Generic[Ask, Answer]):
             message = f"{self._slot.seat} {how}{f': {why}' if why else ''}"
             raise WorkerDied(message, rank, code, is_chaos)
 
-    def make_capsule(self, capsules: CrashReports, death: WorkerDied, requests: list[int]) -> None:
+    def make_crash_report(
+        self, crash_reports: CrashReports, death: WorkerDied, requests: list[int]
+    ) -> None:
         """Keep what is known of its death."""
         self._slot[Field.STATE] = State.DEAD
-        capsules.make(self._slot, str(death), self._process.stacks.take(), requests)
+        crash_reports.make(self._slot, str(death), self._process.stacks.take(), requests)
 
     def stop(self) -> None:
         """End it at once: it holds nothing that is not rebuilt."""

@@ -13,7 +13,7 @@ from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context
@@ -34,7 +34,7 @@ def num_area_rows(config: EngineConfig) -> int:
     return max(config.max_model_len, config.image_memory_bytes // row_bytes)
 
 
-class VisionWorker:
+class VisionClient:
     """The vision worker, or none while one that died is to be replaced.
 
     Args:
@@ -56,13 +56,13 @@ class VisionWorker:
         self._area = area
         self._clock = clock
         self._restarts = RestartBackoff()
-        self._capsules = CrashReports(config.crash, context.board)
+        self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while there is none
         self._has_served = False
         self._ready: TowerReady | None = None
-        self._child: Child[ToVision, FromVision] | None = self._start()
+        self._child: ChildProcess[ToVision, FromVision] | None = self._start()
 
-    def _start(self) -> Child[ToVision, FromVision]:
+    def _start(self) -> ChildProcess[ToVision, FromVision]:
         asks: StepChannel[ToVision] = StepChannel.create(
             ToVision, num_area_rows(self._config) * ROW_NUMBER_BYTES + MAX_IMAGES * IMAGE_BYTES
         )
@@ -88,7 +88,7 @@ class VisionWorker:
         )
         slot = self._context.board.slot("vision")
         fds = (self._arena.fd, self._area.fd)
-        return Child(
+        return ChildProcess(
             self._context, slot, config, (asks, answers), fds, self._config.watchdog_timeout
         )
 
@@ -127,7 +127,7 @@ class VisionWorker:
         try:
             self._child.check()
         except WorkerDied as death:
-            self._child.make_capsule(self._capsules, death, images.in_progress)
+            self._child.make_crash_report(self._crash_reports, death, images.in_progress)
             self.stop()
             return self._schedule_restart(death, images)
         return Losses()
@@ -137,7 +137,7 @@ class VisionWorker:
         is_hopeless = death.has_said_why and not self._has_served
         delay_s = None if is_hopeless else self._restarts.delay_s()
         if delay_s is None:
-            self._capsules.close()
+            self._crash_reports.close()
             raise death
         log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
         self._start_at = self._clock() + delay_s

@@ -15,9 +15,9 @@ from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.scheduling.ngram_proposer import FIRST_LENGTH, TOKENS_PER_STEP
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
 from headrace.ipc.messages import MAX_BIASES, MAX_LOGPROBS
 from headrace.ipc.worker_messages import (
     SAMPLING_ROW,
@@ -38,7 +38,7 @@ WAIT_S = 0.2  # between looks at whether a silent worker is alive
 MIN_PAGE_TOKENS = 16  # of any executor; bounds the page table in a step
 MAX_HIDDEN_SIZE = 1 << 15  # of any embedding model
 
-Worker = Child[ToWorker, FromWorker]
+Worker = ChildProcess[ToWorker, FromWorker]
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def start_worker(
     config: EngineConfig,
     context: Context,
     rank: int,
-    masks: MaskArea,
+    masks: GrammarBitmask,
     embeddings: EmbeddingArea | None,
     group_fd: int | None,
     control_fd: int | None,
@@ -112,10 +112,12 @@ def start_worker(
     shared = (masks.fd, group_fd, control_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
     slot = context.board.slot("worker", rank)
-    return Child(context, slot, worker_config, (steps, results), fds, config.watchdog_timeout)
+    return ChildProcess(
+        context, slot, worker_config, (steps, results), fds, config.watchdog_timeout
+    )
 
 
-class Workers:
+class WorkerGroup:
     """All workers: they start together, and end together when one dies.
 
     Args:
@@ -136,10 +138,10 @@ class Workers:
         self._context = context
         self._clock = clock
         self._restarts = RestartBackoff()
-        self._capsules = CrashReports(config.crash, context.board)
+        self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
         self._num_computing = 0  # steps
-        self.masks = MaskArea.create(max_draws(config), config.vocab_size)
+        self.masks = GrammarBitmask.create(max_draws(config), config.vocab_size)
         self._page: ControlPage | None = None  # of the GPUs of several workers
         self._group: ShmAllReduce | None = None  # where they meet, to watch
         self._all: list[Worker] = []
@@ -270,14 +272,14 @@ class Workers:
         Raises:
             WorkerDied: it is not the first in a row, and no work was done in between.
         """
-        self._all[death.rank].make_capsule(self._capsules, death, requests)
+        self._all[death.rank].make_crash_report(self._crash_reports, death, requests)
         was_idle = not self._loading and not self._num_computing  # nothing they do was the reason
         if is_explained or was_idle:
             self._restarts.worked()
         self._num_computing = 0
         delay_s = self._restarts.delay_s()
         if delay_s is None:
-            self._capsules.close()
+            self._crash_reports.close()
             raise death
         log.warning("%s; starting again%s", death, f" in {delay_s:g} s" if delay_s else "")
         self.stop()

@@ -16,13 +16,13 @@ class Gate:
 
     def __init__(
         self,
-        keyring: ApiKeyAuth,
+        key_auth: ApiKeyAuth,
         admission: Admission,
         max_body_bytes: int,
         board: Board,
         slot: Slot,
     ) -> None:
-        self._keyring = keyring
+        self._key_auth = key_auth
         self._admission = admission
         self._max_body_bytes = max_body_bytes
         self._slot = slot
@@ -32,7 +32,7 @@ class Gate:
 
     def enter(self, method: str, head: RequestHead) -> Rejection | None:
         """Let a request in, or return why not; all that is known of it is its head."""
-        if not self._keyring.admits(head.key):
+        if not self._key_auth.admits(head.key):
             self._slot.add(Field.UNAUTHORIZED)
             return UNAUTHORIZED
         fault = body_fault(method, head)
@@ -55,22 +55,22 @@ class Gate:
 
     def _refuse(self, length: int) -> Rejection | None:
         """Return why there is no room for a request with a body of `length` bytes, or None."""
-        refusal = self._admission.refuse(self._load(), length)
-        if refusal is not None:
+        rejection = self._admission.refuse(self._load(), length)
+        if rejection is not None:
             self._slot.add(Field.OVERLOADS)
-            if refusal.limit in LIMITS:
-                self._slot.add(LIMITS[refusal.limit])
-        return refusal
+            if rejection.limit in LIMITS:
+                self._slot.add(LIMITS[rejection.limit])
+        return rejection
 
     def refuse_more(self, size: int) -> Rejection | None:
         """Return why a body of which `size` bytes have come is not read on, or None.
 
         What it will come to may not have been declared, and others have grown meanwhile.
         """
-        refusal = self._admission.refuse_body(self._num_body_bytes - size, size)
-        if refusal is not None:
+        rejection = self._admission.refuse_body(self._num_body_bytes - size, size)
+        if rejection is not None:
             self._slot.add(Field.OVERLOADS)
-        return refusal
+        return rejection
 
     @property
     def retry_after_s(self) -> int:

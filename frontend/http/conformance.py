@@ -30,14 +30,16 @@ def framing_fault(method: str, version: str, headers: Headers) -> Rejection | No
     if version not in VERSIONS:
         return NOT_SERVED
     if method == "CONNECT":
-        return refusal(405, "this server is no proxy; CONNECT is not served", "method_not_allowed")
+        return rejection(
+            405, "this server is no proxy; CONNECT is not served", "method_not_allowed"
+        )
     codings = [value for name, value in headers if name == b"transfer-encoding"]
     if not codings:
         return None
     if version == "1.0":
-        return refusal(400, "Transfer-Encoding needs HTTP/1.1", "invalid_http")
+        return rejection(400, "Transfer-Encoding needs HTTP/1.1", "invalid_http")
     if b",".join(codings).strip().lower() != b"chunked":
-        return refusal(501, "Transfer-Encoding must be chunked", "transfer_encoding")
+        return rejection(501, "Transfer-Encoding must be chunked", "transfer_encoding")
     return None
 
 
@@ -45,12 +47,14 @@ def head_fault(version: str, head: RequestHead) -> Rejection | None:
     """Return why a head that ends where it says is refused, or None."""
     hosts = head.hosts
     if len(hosts) != 1 and (hosts or version != "1.0"):
-        return refusal(400, f"the request has {len(hosts)} Host headers; send one", "invalid_host")
+        return rejection(
+            400, f"the request has {len(hosts)} Host headers; send one", "invalid_host"
+        )
     if hosts and HOST.fullmatch(hosts[0]) is None:
-        return refusal(400, "the Host header is not HOST or HOST:PORT", "invalid_host")
+        return rejection(400, "the Host header is not HOST or HOST:PORT", "invalid_host")
     if head.num_authorizations > 1:
         message = f"the request has {head.num_authorizations} Authorization headers; send one"
-        return refusal(400, message, "repeated_header")
+        return rejection(400, message, "repeated_header")
     return None
 
 
@@ -61,11 +65,11 @@ def body_fault(method: str, head: RequestHead) -> Rejection | None:
     """
     if method != POST or not head.has_body or head.media_type == JSON:
         return None
-    return refusal(
+    return rejection(
         415, "the body must be JSON: send Content-Type: application/json", "unsupported_media_type"
     )
 
 
-def refusal(status: int, message: str, code: str) -> Rejection:
+def rejection(status: int, message: str, code: str) -> Rejection:
     """Return the refusal of a request that breaks a rule."""
     return Rejection(status, message, "invalid_request_error", code)

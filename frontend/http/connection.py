@@ -20,7 +20,7 @@ from headrace.frontend.http.conformance import NOT_SERVED, framing_fault
 from headrace.frontend.http.deadlines import Deadlines
 from headrace.frontend.http.half_closed import HalfClosed
 from headrace.frontend.http.rejections import Rejection, error_body
-from headrace.frontend.http.request import HttpExchange, nobody
+from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.request_head import REQUEST_ID, new_request_id
 from headrace.frontend.http.start_queue import StartQueue
 
@@ -45,10 +45,10 @@ class Connection(HttpToolsProtocol):
         self,
         deadlines: "Deadlines[Connection]",
         readers: "Deadlines[Connection]",
-        arrivals: StartQueue,
+        start_queue: StartQueue,
         max_connections: int,
         is_leaving: Callable[[], bool] = lambda: False,
-        on_parting: Callable[[], None] = nobody,
+        on_parting: Callable[[], None] = ignore,
         **uvicorn: Any,
     ) -> None:
         """Be a connection of a server that takes `max_connections`, and may be about to end.
@@ -62,7 +62,7 @@ class Connection(HttpToolsProtocol):
         self._deadlines = deadlines
         self._readers = readers
         self._half_closed: HalfClosed | None = None
-        self._arrivals = arrivals
+        self._start_queue = start_queue
         self._max_connections = max_connections
         self._on_parting = on_parting
         self._awaits_head = True
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
         self._num_ignored = 0
         self._num_unread = 0  # bytes of answers, at the last look
         self._holds_next = False  # the next request waits until answers have been read
-        self._refusal: Rejection | None = None  # comes behind the answers that are still due
+        self._rejection: Rejection | None = None  # comes behind the answers that are still due
         self._is_leaving = False  # all is said; what comes is read so that the answer arrives
         self._served: HttpExchange | None = (
             None  # the one being answered; uvicorn has the last to come
@@ -109,7 +109,7 @@ class Connection(HttpToolsProtocol):
         """
         if self._served is None or self._is_leaving or not self.transport.can_write_eof():
             return False
-        if self._refusal is None and not self._end_with_last(self._served):
+        if self._rejection is None and not self._end_with_last(self._served):
             return False
         socket = self.transport.get_extra_info("socket")
         if self._half_closed is None:
@@ -148,7 +148,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and refuse a head or a trailer that is too long."""
-        if self._is_leaving or self._refusal is not None:
+        if self._is_leaving or self._rejection is not None:
             self._ignore(data)
             return
         self._num_bytes += len(data)
@@ -265,7 +265,7 @@ class Connection(HttpToolsProtocol):
                 self.cut()  # nobody will answer
                 raise
 
-        self._arrivals.add(begin, is_first=request.method != "POST")
+        self._start_queue.add(begin, is_first=request.method != "POST")
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body; of one that has been refused, not without end."""
@@ -295,7 +295,7 @@ class Connection(HttpToolsProtocol):
             self._await_reader()
         elif self.flow.write_paused:
             self._holds_next = True
-            if self._refusal is None:  # else what comes is not kept
+            if self._rejection is None:  # else what comes is not kept
                 self.flow.pause_reading()
             return
         self._serve_next()
@@ -304,8 +304,8 @@ class Connection(HttpToolsProtocol):
         """Serve the next request, or send the refusal behind the last answer."""
         is_last = not self.pipeline
         super().on_response_complete()
-        if is_last and self._refusal is not None:
-            self._part(self._refusal)
+        if is_last and self._rejection is not None:
+            self._part(self._rejection)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close when nothing more has come, and what there is has been read."""
@@ -379,32 +379,32 @@ class Connection(HttpToolsProtocol):
         if self._num_ignored > MAX_IGNORED_BYTES:
             self.cut()
 
-    def _refuse(self, refusal: Rejection) -> None:
+    def _refuse(self, rejection: Rejection) -> None:
         """Refuse the request that comes, behind all answers before (RFC 9112, 9.3.2), and part.
 
         Where its own answer has begun, part in the middle of that. Where its own answer is
         complete, part without another.
         """
-        if self.transport.is_closing() or self._is_leaving or self._refusal is not None:
+        if self.transport.is_closing() or self._is_leaving or self._rejection is not None:
             return
         own = None if self._awaits_head else self.cycle
         if own is not None and not self.pipeline:  # those before it have been answered
             if own.response_started and not own.response_complete:
                 self.cut()
             else:
-                self._part(None if own.response_complete else refusal)
+                self._part(None if own.response_complete else rejection)
             return
         if own is not None:
             self.pipeline.popleft()
         served = self._served
         if self._holds_next or (served is not None and not served.is_complete):
-            self._refusal = refusal
+            self._rejection = rejection
             self._deadlines.stop(self)
             self.flow.resume_reading()  # so that a client that leaves is noticed
         else:
-            self._part(refusal)
+            self._part(rejection)
 
-    def _part(self, refusal: Rejection | None) -> None:
+    def _part(self, rejection: Rejection | None) -> None:
         """Send the last answer, if there is one, and close when the client does.
 
         To close while bytes come would reset the connection, and the client would lose the answer:
@@ -416,8 +416,8 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._holds_next = False
         self._on_parting()
-        if refusal is not None:
-            self.transport.write(whole_response(refusal))
+        if rejection is not None:
+            self.transport.write(whole_response(rejection))
         if self._half_closed is not None or not self.transport.can_write_eof():  # TLS
             self.transport.close()
             self._await_reader()
@@ -436,11 +436,11 @@ def too_long(part: str) -> Rejection:
     return Rejection(431, message, "invalid_request_error", "head_too_large")
 
 
-def whole_response(refusal: Rejection) -> bytes:
+def whole_response(rejection: Rejection) -> bytes:
     """Return a response after which the connection closes."""
-    body = error_body(refusal)
+    body = error_body(rejection)
     head = (
-        f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}\r\n"
+        f"HTTP/1.1 {rejection.status} {http.HTTPStatus(rejection.status).phrase}\r\n"
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
         f"{REQUEST_ID.decode()}: {new_request_id().decode()}\r\n"
         "connection: close\r\n\r\n"

@@ -18,20 +18,20 @@ class Rejection:
     allow: str = ""  # the method that is right
 
 
-def error_body(refusal: Rejection) -> bytes:
+def error_body(rejection: Rejection) -> bytes:
     """Return the body of an error response in OpenAI's shape."""
     return (
-        f'{{"error":{{"message":"{refusal.message}","type":"{refusal.type}","param":null,'
-        f'"code":"{refusal.code}"}}}}'
+        f'{{"error":{{"message":"{rejection.message}","type":"{rejection.type}","param":null,'
+        f'"code":"{rejection.code}"}}}}'
     ).encode("ascii")
 
 
-def anthropic_body(refusal: Rejection) -> bytes:
+def anthropic_body(rejection: Rejection) -> bytes:
     """Return the same in Anthropic's shape."""
-    kind = anthropic_type(refusal.status)
-    return (f'{{"type":"error","error":{{"type":"{kind}","message":"{refusal.message}"}}}}').encode(
-        "ascii"
-    )
+    kind = anthropic_type(rejection.status)
+    return (
+        f'{{"type":"error","error":{{"type":"{kind}","message":"{rejection.message}"}}}}'
+    ).encode("ascii")
 
 
 UNAUTHORIZED = Rejection(

@@ -24,8 +24,8 @@ LEADING_ZERO = b"0"  # of the size of a chunk; RFC 9112, 7.1 allows any number o
 MAX_ZEROS = 8  # h11 takes 20 digits at most
 
 
-def nobody() -> None:
-    """Be told of something."""
+def ignore() -> None:
+    """A callback that does nothing."""
 
 
 class HttpExchange:
@@ -56,8 +56,8 @@ class HttpExchange:
         self.id = request_id_of(self.headers)
         self.received_at = time.monotonic_ns()
         self.common: Headers = ()
-        self.on_lost: Callable[[], None] = nobody
-        self.on_writable: Callable[[], None] = nobody
+        self.on_lost: Callable[[], None] = ignore
+        self.on_writable: Callable[[], None] = ignore
         self._head = b""  # of the answer, until something is written
         self._is_chunked = False
         self._num_zeros = 0
@@ -176,7 +176,7 @@ class HttpExchange:
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
-        on_response, cycle.on_response = cycle.on_response, nobody
+        on_response, cycle.on_response = cycle.on_response, ignore
         on_response()
 
     def answer(self, status: int, headers: Headers, body: bytes) -> None:
@@ -184,18 +184,18 @@ class HttpExchange:
         self.begin(status, headers, len(body))
         self.end(body)
 
-    def refuse(self, refusal: Rejection) -> int:
+    def refuse(self, rejection: Rejection) -> int:
         """Answer with an error, in the form of the API; return the length of its body."""
         is_anthropic = self.path.startswith(ANTHROPIC_PATHS)
-        body = anthropic_body(refusal) if is_anthropic else error_body(refusal)
+        body = anthropic_body(rejection) if is_anthropic else error_body(rejection)
         headers = [(b"content-type", JSON)]
-        if refusal.retry_after_s is not None:
-            headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
-        if refusal.allow:
-            headers.append((b"allow", refusal.allow.encode()))
-        if refusal.status == 401:
+        if rejection.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % rejection.retry_after_s))
+        if rejection.allow:
+            headers.append((b"allow", rejection.allow.encode()))
+        if rejection.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        self.answer(refusal.status, headers, body)
+        self.answer(rejection.status, headers, body)
         return len(body)
 
     def break_off(self) -> None:

@@ -98,7 +98,7 @@ class BenchConnection(asyncio.Protocol):
         self._done: asyncio.Future[None] | None = None
         self.is_open = False
 
-    async def exchange(self, request: bytes, record: Record) -> None:
+    async def open_request(self, request: bytes, record: Record) -> None:
         """Send a request and fill its record; an error is an entry of the record too."""
         assert self._transport is not None
         self._record = record

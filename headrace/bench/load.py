@@ -103,7 +103,7 @@ class LoadSender:
             try:
                 connection = await self._connect()
                 data = b"%s%d\r\n\r\n%s" % (self._head, len(request.body), request.body)
-                await connection.exchange(data, record)
+                await connection.open_request(data, record)
                 if connection.is_open:
                     self._idle.append(connection)
             except OSError as error:

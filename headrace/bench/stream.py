@@ -35,7 +35,7 @@ COLUMNS = ("", "unit", *(f"p{p}" for p in PERCENTILES))
 SPREAD = "p50 from least to most"
 
 
-def hops(records: list[Record], *names: str) -> Floats:
+def timings(records: list[Record], *names: str) -> Floats:
     """Return the sums of some spans that the server tells, ms; nothing where it tells none."""
     known = [[r.timing[name] for name in names if name in r.timing] for r in records]
     return np.array([sum(spans) for spans in known if spans], np.float64)
@@ -49,10 +49,10 @@ def rows(records: list[Record]) -> list[tuple[str, str, Floats]]:
         speed = np.array([1e3 * r.output_tokens for r in records]) / times.e2el
     return [
         ("submit lag", "ms", lag),
-        ("add request", "ms", hops(records, *ADDING)),
-        ("tokenize", "ms", hops(records, "tokenize")),
-        ("queue wait", "ms", hops(records, "queue")),
-        ("prefill -> first token", "ms", hops(records, "prefill")),
+        ("add request", "ms", timings(records, *ADDING)),
+        ("tokenize", "ms", timings(records, "tokenize")),
+        ("queue wait", "ms", timings(records, "queue")),
+        ("prefill -> first token", "ms", timings(records, "prefill")),
         ("TTFT", "ms", times.ttft),
         ("TPOT", "ms", times.tpot[~np.isnan(times.tpot)]),
         ("ITL", "ms", times.itl),

@@ -14,7 +14,7 @@ PROFILE = (START_PROFILE, STOP_PROFILE)
 WISHES = (*SUPERVISED, *PROFILE)
 
 
-def wish(slot: Slot, what: str) -> None:
+def admin_request(slot: Slot, what: str) -> None:
     """Note one of `WISHES`; for the slot's owner."""
     slot.add(Field.WISHES + WISHES.index(what))
 

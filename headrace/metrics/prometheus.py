@@ -196,14 +196,14 @@ class BoardCollector(Collector):
             family = HistogramMetricFamily(f"headrace:{name}", help, labels=LABELS)
             self._add(family, span)
             yield family
-        hops = HistogramMetricFamily(
+        timings = HistogramMetricFamily(
             "headrace:request_hop_seconds",
             "How long requests take from each part of the ring to the next",
             labels=[*LABELS, "hop"],
         )
         for span in HOPS:
-            self._add(hops, span, span.name.lower())
-        yield hops
+            self._add(timings, span, span.name.lower())
+        yield timings
 
     def _add(self, family: HistogramMetricFamily, span: Timing, *labels: str) -> None:
         for slot in self._board.of("frontend"):

@@ -163,14 +163,14 @@ class Engine:
     ) -> list[A]:
         news: queue.SimpleQueue[News] = queue.SimpleQueue()
         with (
-            contextlib.closing(RequestWindow(self._ring, news.put, calls, kind)) as flight,
+            contextlib.closing(RequestWindow(self._ring, news.put, calls, kind)) as window,
             contextlib.closing(Bar(total, use_tqdm and total > 1)) as bar,
         ):
-            while flight.fill():
-                answer = flight.take(news.get())
+            while window.fill():
+                answer = window.take(news.get())
                 if answer is not None:
                     bar.add(answer.usage)
-            return flight.answers()
+            return window.answers()
 
     def _stream(
         self, call: RingRequest, kind: type[ChatChunk] | type[Completion]
@@ -294,14 +294,14 @@ class AsyncEngine:
         news: asyncio.Queue[News] = asyncio.Queue()
         put = put_from_afar(news)
         with (
-            contextlib.closing(RequestWindow(self._started, put, calls, kind)) as flight,
+            contextlib.closing(RequestWindow(self._started, put, calls, kind)) as window,
             contextlib.closing(Bar(total, use_tqdm and total > 1)) as bar,
         ):
-            while flight.fill():
-                answer = flight.take(await news.get())
+            while window.fill():
+                answer = window.take(await news.get())
                 if answer is not None:
                     bar.add(answer.usage)
-            return flight.answers()
+            return window.answers()
 
     async def _stream(
         self, call: RingRequest, kind: type[ChatChunk] | type[Completion]

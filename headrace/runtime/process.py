@@ -95,9 +95,9 @@ class Context:
 
     def keep_beating(self) -> Heartbeat:
         """Say that the process is alive, beside the thread that works."""
-        heart = Heartbeat(self.slot)
-        heart.start()
-        return heart
+        heartbeat = Heartbeat(self.slot)
+        heartbeat.start()
+        return heartbeat
 
     def progress(self) -> list[tuple[int, int]]:
         """Return what changes as long as this process or one that starts with it loads something.

@@ -65,7 +65,7 @@ class CrashReports:
         if stacks:
             found[slot.seat] = stacks
         now, now_ns = time.time(), time.monotonic_ns()
-        capsule = {
+        crash_report = {
             "process": str(slot.seat),
             "ended": how,
             "last_words": slot.exit_reason,
@@ -78,7 +78,7 @@ class CrashReports:
             "python": platform.python_version(),
             "system": platform.platform(),
         }
-        data = msgspec.json.format(msgspec.json.encode(capsule), indent=2)
+        data = msgspec.json.format(msgspec.json.encode(crash_report), indent=2)
         stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03}"
         name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
         if self._writer is None:
@@ -92,8 +92,8 @@ class CrashReports:
             log.warning("no crash capsule of %s: those before are still being written", slot.seat)
 
     def _write_all(self, directory: Path) -> None:
-        while (capsule := self._unwritten.get()) is not None:
-            write(directory, *capsule)
+        while (crash_report := self._unwritten.get()) is not None:
+            write(directory, *crash_report)
 
     def _reading(self, slot: Slot, stacks: dict[Seat, str], now_ns: int) -> dict[str, Any]:
         """Return what the board says of a process, and what it was at."""

@@ -141,14 +141,14 @@ class Supervisor:
         self._directory = RunDirectory()
         self.run_dir = self._directory.path
         self._children: list[SeatedProcess] = []
-        self._wishes = AdminRequests(self.board)
+        self._admin_requests = AdminRequests(self.board)
         self._is_up = False  # all have been ready
-        self._vigil = HangWatchdog(config.watchdog_timeout)
-        self._ceilings = MemoryWatchdog(memory_limit())
-        self._toil = SpinWatchdog()
+        self._hang_watchdog = HangWatchdog(config.watchdog_timeout)
+        self._memory_watchdog = MemoryWatchdog(memory_limit())
+        self._spin_watchdog = SpinWatchdog()
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
-        self._capsules = CrashReports(self._crash, self.board)
+        self._crash_reports = CrashReports(self._crash, self.board)
         self._chaos = Chaos(parse_chaos(config.chaos), random.Random())
         self._selector = selectors.DefaultSelector()
         self._wakeup_r, wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -187,7 +187,7 @@ class Supervisor:
 
     def _apply_admin_requests(self) -> None:
         """Do what operators have asked for."""
-        for what in self._wishes.take():
+        for what in self._admin_requests.take():
             log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
             if what == STOP:
                 self._drain()
@@ -273,11 +273,11 @@ class Supervisor:
         """End whoever is stuck, or takes too much of the machine; another takes the seat."""
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
-        stuck = self._vigil.stuck(slots, time.monotonic_ns())
+        stuck = self._hang_watchdog.stuck(slots, time.monotonic_ns())
         if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
             slots += [*self.board.of("worker"), *self.board.of("vision")]
-        passed = self._ceilings.passed(slots, own_bytes)
-        passed += self._toil.passed(slots, busy_seconds, time.monotonic())
+        passed = self._memory_watchdog.passed(slots, own_bytes)
+        passed += self._spin_watchdog.passed(slots, busy_seconds, time.monotonic())
         for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
             log.warning("%s %s; killing it", slot.seat, why)
             write_last(slot)
@@ -496,7 +496,7 @@ class Supervisor:
             hands = {"tokenizer": Field.AT_HAND, "detokenizer": Field.REPLY_AT_HAND}
             role = child.seat.role
             in_progress = [slot[hands[role]]] if role in hands else []
-            self._capsules.make(slot, ending(code), child.process.stacks.take(), in_progress)
+            self._crash_reports.make(slot, ending(code), child.process.stacks.take(), in_progress)
         child.process.stacks.close()
         if delay_s is None:
             raise death
@@ -514,7 +514,7 @@ class Supervisor:
             child.process.wait()
         if self._listeners is not None:
             self._listeners.close()
-        self._capsules.close()
+        self._crash_reports.close()
         self._directory.remove()
 
     def _told_to_end(

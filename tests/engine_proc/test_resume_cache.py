@@ -8,25 +8,25 @@ from headrace.ipc.messages import GeneratedTokens, GenerateRequest, Sampling
 
 
 def make_legacy() -> ResumeCache:
-    legacy = ResumeCache()
+    resume_cache = ResumeCache()
     said = GeneratedTokens(array("Q", [5, 6]).tobytes(), array("I", [2, 1]).tobytes())
-    legacy.keep(said, array("I", [1, 2, 3]).tobytes(), now=100.0)
-    return legacy
+    resume_cache.keep(said, array("I", [1, 2, 3]).tobytes(), now=100.0)
+    return resume_cache
 
 
 def test_each_sequence_has_its_own_once() -> None:
-    legacy = make_legacy()
-    assert legacy.take(6).tolist() == [3]
-    assert legacy.take(5).tolist() == [1, 2]
-    assert legacy.take(5).tolist() == legacy.take(7).tolist() == []
+    resume_cache = make_legacy()
+    assert resume_cache.take(6).tolist() == [3]
+    assert resume_cache.take(5).tolist() == [1, 2]
+    assert resume_cache.take(5).tolist() == resume_cache.take(7).tolist() == []
 
 
 def test_what_nobody_takes_up_is_forgotten() -> None:
-    legacy = make_legacy()
-    legacy.forget_old(100.0 + KEEP_S, are_serving=True)
-    assert legacy.take(5).tolist() == [1, 2]
-    legacy.forget_old(100.5 + KEEP_S, are_serving=True)
-    assert legacy.take_ended(6) is None
+    resume_cache = make_legacy()
+    resume_cache.forget_old(100.0 + KEEP_S, are_serving=True)
+    assert resume_cache.take(5).tolist() == [1, 2]
+    resume_cache.forget_old(100.5 + KEEP_S, are_serving=True)
+    assert resume_cache.take_ended(6) is None
 
 
 def ended(id: int) -> Sequence:
@@ -37,23 +37,23 @@ def ended(id: int) -> Sequence:
 
 
 def test_what_has_ended_is_there_until_its_end_has_been_told() -> None:
-    legacy = ResumeCache()
+    resume_cache = ResumeCache()
     five, six = ended(5), ended(6)
-    legacy.keep_ended(five, 100.0)
-    legacy.keep_ended(six, 101.0)
-    legacy.forget_old(100.5 + KEEP_ENDED_S, are_serving=True)
-    assert legacy.take_ended(5) is None
-    assert legacy.take_ended(6) is six
-    assert legacy.take_ended(6) is None
+    resume_cache.keep_ended(five, 100.0)
+    resume_cache.keep_ended(six, 101.0)
+    resume_cache.forget_old(100.5 + KEEP_ENDED_S, are_serving=True)
+    assert resume_cache.take_ended(5) is None
+    assert resume_cache.take_ended(6) is six
+    assert resume_cache.take_ended(6) is None
 
 
 def test_results_outlive_the_absence_of_a_detokenizer() -> None:
-    legacy = ResumeCache()
+    resume_cache = ResumeCache()
     five = ended(5)
-    legacy.keep_ended(five, 100.0)
-    legacy.forget_old(100.0 + 10 * KEEP_ENDED_S, are_serving=False)
-    legacy.forget_old(100.0 + 11 * KEEP_ENDED_S - 0.5, are_serving=True)
-    assert legacy.take_ended(5) is five
-    legacy.keep_ended(ended(6), 100.0)
-    legacy.forget_old(100.5 + 11 * KEEP_ENDED_S, are_serving=True)
-    assert legacy.take_ended(6) is None
+    resume_cache.keep_ended(five, 100.0)
+    resume_cache.forget_old(100.0 + 10 * KEEP_ENDED_S, are_serving=False)
+    resume_cache.forget_old(100.0 + 11 * KEEP_ENDED_S - 0.5, are_serving=True)
+    assert resume_cache.take_ended(5) is five
+    resume_cache.keep_ended(ended(6), 100.0)
+    resume_cache.forget_old(100.5 + 11 * KEEP_ENDED_S, are_serving=True)
+    assert resume_cache.take_ended(6) is None

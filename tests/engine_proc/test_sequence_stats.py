@@ -47,13 +47,13 @@ PARTS = (Timing.WAITED, Timing.PREFILLED, Timing.DECODED, Timing.RAN, Timing.PER
 
 
 def test_a_sequence_is_waited_for_prefilled_and_decoded(slot: Slot) -> None:
-    accounts, s = SequenceStats(slot), sequence(num_cached=4)
+    sequence_stats, s = SequenceStats(slot), sequence(num_cached=4)
     s.num_preemptions = 2
-    accounts.take([news(s)], 10 * MS)
-    accounts.take([news(s, 2)], 16 * MS)
-    accounts.take([news(s, 1, FinishReason.LENGTH)], 19 * MS)
+    sequence_stats.take([news(s)], 10 * MS)
+    sequence_stats.take([news(s, 2)], 16 * MS)
+    sequence_stats.take([news(s, 1, FinishReason.LENGTH)], 19 * MS)
     assert num(slot, Timing.WAITED) == 0, "it is counted when there is time"
-    accounts.settle()
+    sequence_stats.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0.009, 0.016, 0.003])
     counts = (Timing.PROMPT, Timing.COMPUTED, Timing.GENERATED, Timing.MAX_TOKENS, Timing.PREEMPTED)
     assert sums(slot, *counts) == [10, 6, 4, 50, 2]
@@ -63,46 +63,46 @@ def test_a_sequence_is_waited_for_prefilled_and_decoded(slot: Slot) -> None:
 
 
 def test_sequences_of_a_step_have_their_own_last_tokens(slot: Slot) -> None:
-    accounts, one, other = SequenceStats(slot), sequence(), sequence()
-    accounts.take([news(one), news(other)], 10 * MS)
-    accounts.take([news(one)], 20 * MS)
-    accounts.take([news(one), news(other)], 30 * MS)
-    accounts.settle()
-    accounts.settle()
+    sequence_stats, one, other = SequenceStats(slot), sequence(), sequence()
+    sequence_stats.take([news(one), news(other)], 10 * MS)
+    sequence_stats.take([news(one)], 20 * MS)
+    sequence_stats.take([news(one), news(other)], 30 * MS)
+    sequence_stats.settle()
+    sequence_stats.settle()
     assert num(slot, Timing.BETWEEN) == 3
     assert sums(slot, Timing.BETWEEN) == pytest.approx([0.010 + 0.010 + 0.020])
 
 
 def test_a_text_of_one_token_has_no_time_per_token(slot: Slot) -> None:
-    accounts, s = SequenceStats(slot), sequence()
-    accounts.take([news(s, 1, FinishReason.STOP)], 10 * MS)
-    accounts.settle()
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([news(s, 1, FinishReason.STOP)], 10 * MS)
+    sequence_stats.settle()
     assert (num(slot, Timing.DECODED), num(slot, Timing.PER_TOKEN)) == (1, 0)
 
 
 def test_who_leaves_tells_nothing_but_its_prompt(slot: Slot) -> None:
-    accounts, s = SequenceStats(slot), sequence()
-    accounts.take([news(s)], 10 * MS)
-    accounts.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)
-    accounts.settle()
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([news(s)], 10 * MS)
+    sequence_stats.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)
+    sequence_stats.settle()
     assert not any(num(slot, span) for span in Timing)
     assert slot[Field.PREFILLED_TOKENS] == 10
     assert [slot[Field.ENDED + why] for why in range(2)] == [0, 0]
 
 
 def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
-    accounts, s = SequenceStats(slot), sequence()
-    accounts.take([news(s)], 10 * MS)
-    accounts.take([news(s)], 15 * MS)
-    accounts.stop(s)
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([news(s)], 10 * MS)
+    sequence_stats.take([news(s)], 15 * MS)
+    sequence_stats.stop(s)
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0.005, 0.012, 0.005])
     assert slot[Field.ENDED + FinishReason.STOP] == 1
 
 
 def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
-    accounts, s = SequenceStats(slot), sequence()
-    accounts.take([SequenceOutput(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
-    accounts.settle()
+    sequence_stats, s = SequenceStats(slot), sequence()
+    sequence_stats.take([SequenceOutput(s, [], FinishReason.STOP, None, b"\0\0\0\0")], 10 * MS)
+    sequence_stats.settle()
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0, 0.007, 0])
     assert sums(slot, Timing.GENERATED) == [0]
 
@@ -119,13 +119,13 @@ def test_token_rate_covers_the_last_second_or_longer(slot: Slot) -> None:
 
 
 def test_accounts_tell_how_fast_tokens_come(slot: Slot) -> None:
-    accounts, s = SequenceStats(slot), sequence()
+    sequence_stats, s = SequenceStats(slot), sequence()
     for second in (1, 2):
         slot.add(Field.GENERATED_TOKENS, 40)
-        accounts.take([news(s)], second * 1000 * MS)
-    accounts.settle()
+        sequence_stats.take([news(s)], second * 1000 * MS)
+    sequence_stats.settle()
     assert slot[Field.TOKENS_PER_SECOND] == 0, "all came before it was looked at"
     slot.add(Field.GENERATED_TOKENS, 40)
-    accounts.take([news(s)], 4000 * MS)
-    accounts.settle()
+    sequence_stats.take([news(s)], 4000 * MS)
+    sequence_stats.settle()
     assert slot[Field.TOKENS_PER_SECOND] == 20

@@ -21,9 +21,9 @@ class Rig:
     def __init__(self, *keys: bytes, profiles: bool = True) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("worker", 0)])
         self.slot = self.board.slot("frontend")
-        self.wishes = AdminRequests(self.board, WISHES)
-        keyring = ApiKeyAuth(map(digest, keys))
-        self._admin = Admin(keyring, self.board, self.slot, os.getppid(), profiles)
+        self.admin_requests = AdminRequests(self.board, WISHES)
+        key_auth = ApiKeyAuth(map(digest, keys))
+        self._admin = Admin(key_auth, self.board, self.slot, os.getppid(), profiles)
 
     def ask(
         self, method: str, path: str, query: bytes = b"", key: bytes | None = KEY
@@ -41,11 +41,11 @@ def test_nobody_comes_in_without_the_key(
     rig = Rig(*keys)
     for path in (PROCESSES, RESTART, DRAIN, "/admin/x"):
         assert rig.ask(METHODS.get(path, "GET"), path, key=key).status == status
-    assert not rig.wishes.take()
+    assert not rig.admin_requests.take()
 
 
 @pytest.mark.parametrize(
-    ("path", "query", "wishes"),
+    ("path", "query", "admin_requests"),
     [
         (RESTART, b"", RENEWABLE),
         (RESTART, b"role=tokenizer", ("tokenizer",)),
@@ -55,12 +55,14 @@ def test_nobody_comes_in_without_the_key(
         ("/stop_profile", b"", ("stop_profile",)),
     ],
 )
-def test_what_is_asked_for_is_noted(path: str, query: bytes, wishes: tuple[str, ...]) -> None:
+def test_what_is_asked_for_is_noted(
+    path: str, query: bytes, admin_requests: tuple[str, ...]
+) -> None:
     rig = Rig(KEY)
     answer = rig.ask("POST", path, query)
     assert isinstance(answer, AdminResponse)
-    assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(wishes)})
-    assert set(rig.wishes.take()) == set(wishes)
+    assert (answer.status, json.loads(answer.body)) == (202, {"accepted": list(admin_requests)})
+    assert set(rig.admin_requests.take()) == set(admin_requests)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_what_cannot_be_asked_is_refused(method: str, path: str, query: bytes, s
     answer = rig.ask(method, path, query)
     assert isinstance(answer, Rejection)
     assert (answer.status, bool(answer.allow)) == (status, status == 405)
-    assert not rig.wishes.take()
+    assert not rig.admin_requests.take()
 
 
 def test_a_server_without_a_place_for_profiles_says_so() -> None:
@@ -88,7 +90,7 @@ def test_a_server_without_a_place_for_profiles_says_so() -> None:
     answer = rig.ask("POST", "/start_profile")
     assert isinstance(answer, Rejection)
     assert (answer.status, "--profile-dir" in answer.message) == (404, True)
-    assert not rig.wishes.take()
+    assert not rig.admin_requests.take()
 
 
 def test_each_process_is_told_of() -> None:

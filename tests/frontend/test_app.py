@@ -20,7 +20,7 @@ from headrace.frontend.admission.gate import Gate
 from headrace.frontend.app import App
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.cors import Cors
-from headrace.frontend.http.request import Headers, HttpExchange, nobody
+from headrace.frontend.http.request import Headers, HttpExchange, ignore
 from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequests
 from headrace.ipc.messages import Head, HttpRequest, Times
 from headrace.ipc.sockets import Frame
@@ -54,7 +54,7 @@ class Client(HttpExchange):
         self.headers = (*headers, *fields, *hosts)
         self.received_at = time.monotonic_ns()
         self.common = ()
-        self.on_lost = self.on_writable = nobody
+        self.on_lost = self.on_writable = ignore
         self.status = 0
         self.head: dict[bytes, bytes] = {}
         self.length: int | None = None
@@ -151,15 +151,15 @@ class Site:
 
     def __init__(self, *keys: bytes, cors: Cors | None = None) -> None:
         self.board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
-        self.exchanges = OpenRequests(0, self.slot)
+        self.open_requests = OpenRequests(0, self.slot)
         self.links = FakeLinks()
         admission = Admission(AdmissionLimits(MAX_REQUESTS, 1000, 10 * LIMIT))
-        keyring = ApiKeyAuth(map(digest, keys))
-        door = Gate(keyring, admission, LIMIT, self.board, self.slot)
-        forwarder = Forwarder(self.exchanges, self.links, self.slot, door, LIMIT)
-        self.door = door
+        key_auth = ApiKeyAuth(map(digest, keys))
+        gate = Gate(key_auth, admission, LIMIT, self.board, self.slot)
+        forwarder = Forwarder(self.open_requests, self.links, self.slot, gate, LIMIT)
+        self.gate = gate
         admin = Admin(ApiKeyAuth([digest(b"admin")]), self.board, self.slot, os.getpid(), False)
-        self.app = App(self.board, WakeClock(), forwarder, door, admin, cors)
+        self.app = App(self.board, WakeClock(), forwarder, gate, admin, cors)
 
     @property
     def slot(self) -> Slot:
@@ -173,7 +173,7 @@ class Site:
         return await asyncio.wait_for(self.links.forwarded.get(), DEADLINE_S)
 
     def answer(self, id: int, data: bytes, last: bool, head: Head | None = None) -> None:
-        self.exchanges.deliver(id, head, data, last, 0)
+        self.open_requests.deliver(id, head, data, last, 0)
 
 
 JSON = Head(200, "application/json")
@@ -230,7 +230,7 @@ async def test_a_whole_answer_has_its_status_type_and_length(site: Site) -> None
     assert client.is_complete
     client.leave()
     assert site.links.aborted == []
-    assert len(site.exchanges) == 0
+    assert len(site.open_requests) == 0
 
 
 async def test_a_stream_is_written_as_it_comes(site: Site) -> None:
@@ -273,10 +273,10 @@ async def test_response_that_ends_unread_waits_for_the_client(site: Site, last: 
     site.answer(request.id, b"one", False, EVENTS)
     site.answer(request.id, b"two", False)
     site.answer(request.id, last, True)
-    assert (client.pieces, len(site.exchanges)) == ([], 1)
+    assert (client.pieces, len(site.open_requests)) == ([], 1)
     client.read_on()
     assert client.pieces == [b"onetwo" + last]
-    assert (client.is_complete, len(site.exchanges)) == (True, 0)
+    assert (client.is_complete, len(site.open_requests)) == (True, 0)
 
 
 async def test_a_client_that_reads_too_slowly_is_cut_off(site: Site) -> None:
@@ -300,7 +300,7 @@ async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[
         site.answer(request.id, piece, False, EVENTS)
     client.leave()
     assert site.links.aborted == [request.id]
-    assert len(site.exchanges) == 0
+    assert len(site.open_requests) == 0
     assert site.slot[Field.DISCONNECTS] == 1
     assert site.slot[Field.RESPONSES] == site.slot[Field.KEPT_BYTES] == 0
     client.leave()
@@ -310,8 +310,8 @@ async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[
 async def test_a_server_that_stops_parts_from_its_clients(site: Site) -> None:
     client = site.ask(Client(b"{}"))
     await site.forwarded()
-    for exchange in site.exchanges:
-        exchange.drop()
+    for open_request in site.open_requests:
+        open_request.drop()
     assert client.is_broken
 
 
@@ -354,7 +354,7 @@ def test_full_links_are_answered_with_try_again(site: Site) -> None:
     assert (client.status, answered(site)) == (503, {503: 1})
     assert client.head[b"retry-after"] == b"1"
     assert json.loads(client.body)["error"]["code"] == "overloaded"
-    assert len(site.exchanges) == 0
+    assert len(site.open_requests) == 0
 
 
 async def test_traffic_is_counted(site: Site) -> None:
@@ -415,7 +415,7 @@ async def test_who_stops_answers_what_is_open_and_takes_no_more(site: Site) -> N
         slot.enter(State.READY)
     early = site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
-    site.door.is_closed = True
+    site.gate.is_closed = True
     late = site.ask(Client(b"{}"))
     assert (late.status, late.head[b"retry-after"]) == (503, b"1")
     assert json.loads(late.body)["error"]["code"] == "stopping"

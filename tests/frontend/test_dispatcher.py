@@ -16,14 +16,14 @@ HEAD = Head(200, "text/plain")
 
 async def test_a_large_message_is_delivered_in_turns() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
-    exchanges = OpenRequests(0, slot)
-    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
-    waiting = [exchanges.open() for _ in range(2 * TURN + 1)]
-    ids = [exchange.id for exchange in waiting]
+    open_requests = OpenRequests(0, slot)
+    dispatcher = Dispatcher(asyncio.get_running_loop(), open_requests, slot)
+    waiting = [open_requests.open() for _ in range(2 * TURN + 1)]
+    ids = [open_request.id for open_request in waiting]
     first = ResponseFrames.of(dict.fromkeys(ids, HEAD), ids, [1] * len(ids), [False] * len(ids))
-    delivery.take(first, b"a" * len(ids))
-    delivery.take(ResponseFrames.of({}, ids[:1], [1], [True]), b"b")
-    has_come = [bool(exchange.unsent) for exchange in waiting]
+    dispatcher.take(first, b"a" * len(ids))
+    dispatcher.take(ResponseFrames.of({}, ids[:1], [1], [True]), b"b")
+    has_come = [bool(open_request.unsent) for open_request in waiting]
     assert sum(has_come) == TURN
     assert slot[Field.MESSAGES_TAKEN] == 0
     assert bytes(waiting[0].unsent) == b"a", "what came later is later"
@@ -33,34 +33,34 @@ async def test_a_large_message_is_delivered_in_turns() -> None:
         turns += 1
     assert turns >= 3
     assert bytes(waiting[0].unsent) == b"ab"
-    assert all(exchange.unsent and exchange.head == HEAD for exchange in waiting)
+    assert all(open_request.unsent and open_request.head == HEAD for open_request in waiting)
 
 
 async def test_a_message_of_just_one_turn_ends() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
-    exchanges = OpenRequests(0, slot)
-    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
-    ids = [exchanges.open().id for _ in range(TURN)]
-    delivery.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
+    open_requests = OpenRequests(0, slot)
+    dispatcher = Dispatcher(asyncio.get_running_loop(), open_requests, slot)
+    ids = [open_requests.open().id for _ in range(TURN)]
+    dispatcher.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
     while not slot[Field.MESSAGES_TAKEN]:
         await asyncio.sleep(0)
-    assert all(exchange.complete for exchange in exchanges)
+    assert all(open_request.complete for open_request in open_requests)
 
 
 async def test_a_message_that_cannot_be_handed_over_ends_the_process() -> None:
     slot = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
-    exchanges = OpenRequests(0, slot)
-    delivery = Dispatcher(asyncio.get_running_loop(), exchanges, slot)
-    exchange = exchanges.open()
+    open_requests = OpenRequests(0, slot)
+    dispatcher = Dispatcher(asyncio.get_running_loop(), open_requests, slot)
+    open_request = open_requests.open()
 
     def fail() -> None:
         raise LookupError("not foreseen")
 
-    exchange.on_news = fail
-    wrong = ResponseFrames.of({}, [exchange.id], [2], [True])
-    unforeseen = ResponseFrames.of({}, [exchange.id], [1], [True])
+    open_request.on_news = fail
+    wrong = ResponseFrames.of({}, [open_request.id], [2], [True])
+    unforeseen = ResponseFrames.of({}, [open_request.id], [1], [True])
     for frames, words in ((wrong, "AssertionError()"), (unforeseen, "LookupError('not foreseen')")):
         with pytest.raises(SystemExit) as end:
-            delivery.take(frames, b"a")
+            dispatcher.take(frames, b"a")
         assert end.value.code == ExitStatus.FAILED
         assert slot.exit_reason == words

@@ -10,11 +10,12 @@ from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
-from headrace.engine_proc.main import EngineCore, make_pool, make_scheduler
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.main import make_pool, make_scheduler
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.workers.child_process import WorkerDied
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (
@@ -44,7 +45,7 @@ class Sevens:
     def __init__(self, lives: int = 100, is_chaos: bool = False) -> None:
         self.lives = lives
         self.is_chaos = is_chaos
-        self.masks = MaskArea.create(4, 8)
+        self.masks = GrammarBitmask.create(4, 8)
         self.events: list[str] = []
         self.steps: list[Step] = []  # without a result
         self.blamed: tuple[list[int], bool] = [], False
@@ -180,7 +181,7 @@ class Rig:
         pool = make_pool(ready, self.config)
         self.released: list[int] = []  # places in the arena
         self.images = images or EncoderQueue(
-            EmbeddingPool(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
+            EncoderCache(32), IMAGE_TOKEN, lambda tensor: self.released.append(tensor.offset)
         )
         self.scheduler = make_scheduler(pool, ready, self.config, self.images)
         self.eyes = Eyes()

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.engine_proc.scheduling.oom_backoff import StepLimit
+from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceOutput
@@ -137,7 +137,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.worker = FakeWorker(self.pool)
-        self.limit = StepLimit()
+        self.limit = OomBackoff()
         self.said: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.open: list[tuple[list[Chunk], Step]] = []

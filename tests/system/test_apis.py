@@ -414,16 +414,16 @@ def test_recorded_requests_to_sglang(server: RunningServer) -> None:
 
 
 def test_generate_batch_has_logprobs_of_each_prompt(server: RunningServer) -> None:
-    wishes = [(True, 1, 2), (False, 0, 1), (True, -1, 0)]
+    admin_requests = [(True, 1, 2), (False, 0, 1), (True, -1, 0)]
     names = ("return_logprob", "logprob_start_len", "top_logprobs_num")
     prompts = [[504, 3575, 282], [504, 3575], [282, 504]]
     params = {"temperature": 0, "max_new_tokens": 3, "ignore_eos": True}
-    lists = dict(zip(names, map(list, zip(*wishes, strict=True)), strict=True))
+    lists = dict(zip(names, map(list, zip(*admin_requests, strict=True)), strict=True))
     batch = {"input_ids": prompts, "sampling_params": params, "rid": "r"}
     told = post(server, "/generate", batch | lists)
-    for prompt, wish, one in zip(prompts, wishes, told, strict=True):
+    for prompt, admin_request, one in zip(prompts, admin_requests, told, strict=True):
         body = {"input_ids": prompt, "sampling_params": params} | dict(
-            zip(names, wish, strict=True)
+            zip(names, admin_request, strict=True)
         )
         alone = post(server, "/generate", body)
         assert (one["text"], one["output_ids"]) == (alone["text"], alone["output_ids"])

@@ -114,7 +114,7 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
     return answers
 
 
-def capsule_of(crashes: Path, process: psutil.Process) -> Any:
+def crash_report_of(crashes: Path, process: psutil.Process) -> Any:
     """Return what is kept of the end of a process."""
     whole = f"[!.]*-{process.pid}.json"
     wait_until(lambda: any(crashes.glob(whole)), "a crash capsule")
@@ -137,11 +137,11 @@ def test_streams_go_on_when_a_process_dies(
     wait_until(
         lambda: httpx.get(f"{own_server.url}/health").status_code == 200, "good health again"
     )
-    capsule = capsule_of(crashes, killer.killed[0])
-    assert capsule["process"].startswith(victim)
-    assert capsule["ended"].endswith("was killed by SIGKILL")
-    assert any("most recent call first" in " ".join(p["stacks"]) for p in capsule["processes"])
-    assert sum(process.get("open_requests", 0) for process in capsule["processes"]) > 0
+    crash_report = crash_report_of(crashes, killer.killed[0])
+    assert crash_report["process"].startswith(victim)
+    assert crash_report["ended"].endswith("was killed by SIGKILL")
+    assert any("most recent call first" in " ".join(p["stacks"]) for p in crash_report["processes"])
+    assert sum(process.get("open_requests", 0) for process in crash_report["processes"]) > 0
 
 
 def test_an_engine_that_is_stuck_is_replaced(
@@ -308,14 +308,14 @@ def test_requests_at_which_processes_die_fail_alone(undisturbed: list[Any], tmp_
     assert server.wait() == 0
     assert "detokenizer 0 has used 1 s of processor time for nothing; killing it" in server.log
     paths = sorted(tmp_path.glob("*-worker-0-*.json"))
-    hanging, *capsules = [json.loads(path.read_text()) for path in paths]
+    hanging, *crash_reports = [json.loads(path.read_text()) for path in paths]
     assert hanging["ended"] == "worker 0 is stuck"
-    assert 3 <= len(capsules) <= 6
-    assert sum(len(capsule["requests_at_hand"]) == 1 for capsule in capsules) >= 4
-    worker = next(p for p in capsules[0]["processes"] if p["process"] == "worker 0")
+    assert 3 <= len(crash_reports) <= 6
+    assert sum(len(crash_report["requests_at_hand"]) == 1 for crash_report in crash_reports) >= 4
+    worker = next(p for p in crash_reports[0]["processes"] if p["process"] == "worker 0")
     assert worker["stacks"][0] == "Fatal Python error: Segmentation fault"
-    (deadly,) = capsules[-1]["requests_at_hand"]
-    assert deadly in capsules[-1]["processes"][0]["requests"], "the frontend knows it, too"
+    (deadly,) = crash_reports[-1]["requests_at_hand"]
+    assert deadly in crash_reports[-1]["processes"][0]["requests"], "the frontend knows it, too"
     server.close()
 
 
@@ -329,11 +329,11 @@ def test_memory_hog_is_killed_and_unreplaceable_one_ends_server(
     assert server.log.endswith(
         "detokenizer 0 exited with 1 (RuntimeError('once and never again'))\n"
     )
-    capsules = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
-    assert [capsule["ended"] for capsule in capsules] == ["was killed by SIGKILL"] + 3 * [
-        "exited with 1"
-    ]
-    assert capsules[-1]["log"][-1] == "RuntimeError: once and never again"
+    crash_reports = [json.loads(path.read_text()) for path in sorted(tmp_path.iterdir())]
+    assert [crash_report["ended"] for crash_report in crash_reports] == [
+        "was killed by SIGKILL"
+    ] + 3 * ["exited with 1"]
+    assert crash_reports[-1]["log"][-1] == "RuntimeError: once and never again"
     server.close()
 
 
@@ -370,7 +370,7 @@ def test_the_server_ends_when_no_worker_can_start_again(tmp_path: Path) -> None:
     last = server.log.splitlines()[-1]
     assert "error: engine 0 exited with 3 (worker 0 could not start: " in last
     assert str(model) in last
-    capsule = capsule_of(tmp_path / "crashes", engine)
-    assert capsule["ended"] == "exited with 3"
-    assert sum("starting again" in line for line in capsule["log"]) == 3
+    crash_report = crash_report_of(tmp_path / "crashes", engine)
+    assert crash_report["ended"] == "exited with 3"
+    assert sum("starting again" in line for line in crash_report["log"]) == 3
     server.close()

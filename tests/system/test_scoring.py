@@ -106,14 +106,16 @@ def test_allowed_token_ids_hold_beside_a_grammar(server: RunningServer) -> None:
 
 
 def test_tokens_are_told_as_their_ids(server: RunningServer) -> None:
-    wish = {"return_tokens_as_token_ids": True, "return_token_ids": True, "temperature": 0}
-    text = post(server, TEXT, {"prompt": "Hi", "max_tokens": 3, "logprobs": 2} | wish)["choices"][0]
+    admin_request = {"return_tokens_as_token_ids": True, "return_token_ids": True, "temperature": 0}
+    text = post(server, TEXT, {"prompt": "Hi", "max_tokens": 3, "logprobs": 2} | admin_request)[
+        "choices"
+    ][0]
     names = [f"token_id:{id}" for id in text["token_ids"]]
     assert text["logprobs"]["tokens"] == names
     assert all(
         name in top for name, top in zip(names, text["logprobs"]["top_logprobs"], strict=True)
     )
-    body = {"messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 1} | wish
+    body = {"messages": HELLO, "max_tokens": 3, "logprobs": True, "top_logprobs": 1} | admin_request
     chat = post(server, CHAT, body)["choices"][0]
     content = chat["logprobs"]["content"]
     assert [one["token"] for one in content] == [f"token_id:{id}" for id in chat["token_ids"]]

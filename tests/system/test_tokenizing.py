@@ -45,23 +45,26 @@ def some_words(number: int, seed: int) -> str:
 
 def complete(client: httpx.Client, fields: dict[str, Any]) -> tuple[str, int]:
     """Return the text, the end of the prompt before it, and how many tokens that has."""
-    wishes = {"max_tokens": 1, "temperature": 0, "echo": True} | fields
-    answer = post(client, "/v1/completions", **wishes)
+    admin_requests = {"max_tokens": 1, "temperature": 0, "echo": True} | fields
+    answer = post(client, "/v1/completions", **admin_requests)
     return answer["choices"][0]["text"], answer["usage"]["prompt_tokens"]
 
 
 def test_prompts_that_are_cut_and_others_do_not_mix(client: httpx.Client) -> None:
     texts = [some_words(12, seed) for seed in range(8)]
-    wishes = [
+    admin_requests = [
         {"prompt": text} | ({"truncate_prompt_tokens": 3 + i % 4} if cut else {})
         for i, text in enumerate(texts)
         for cut in (False, True)
     ]
-    alone = [complete(client, wish) for wish in wishes]
+    alone = [complete(client, admin_request) for admin_request in admin_requests]
     assert {number for _, number in alone[1::2]} == {3, 4, 5, 6}
     assert min(number for _, number in alone[::2]) >= 12
     with ThreadPoolExecutor(CONCURRENT) as pool:
-        jobs = [pool.submit(complete, client, wish) for wish in wishes * (CONCURRENT // 16)]
+        jobs = [
+            pool.submit(complete, client, admin_request)
+            for admin_request in admin_requests * (CONCURRENT // 16)
+        ]
         assert [job.result() for job in jobs] == alone * (CONCURRENT // 16)
 
 

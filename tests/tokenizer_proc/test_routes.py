@@ -303,8 +303,8 @@ def test_tokenize_tells_the_tokens_of_a_text() -> None:
 def test_tokenize_tells_the_tokens_of_a_conversation() -> None:
     messages = [{"role": "user", "content": "Hi"}]
     assert bytes(post("/tokenize", messages=messages)[1]["tokens"]) == b"Hi:"
-    wishes = {"add_generation_prompt": False, "chat_template_kwargs": {"tail": "!"}}
-    assert bytes(post("/tokenize", messages=messages, **wishes)[1]["tokens"]) == b"Hi!"
+    admin_requests = {"add_generation_prompt": False, "chat_template_kwargs": {"tail": "!"}}
+    assert bytes(post("/tokenize", messages=messages, **admin_requests)[1]["tokens"]) == b"Hi!"
     special = post("/tokenize", messages=messages, add_special_tokens=True)[1]
     assert special["tokens"] == [1, *b"Hi:"]
 

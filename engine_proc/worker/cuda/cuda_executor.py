@@ -96,7 +96,7 @@ class CudaExecutor:
         progress: Callable[[int, int], None] = lambda done, total: None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
-        self.team = ShardGroup(spec, peers)
+        self.shard_group = ShardGroup(spec, peers)
         if peers is not None:
             spec, weights = peers.share_of(spec, weights)
         self.spec = spec
@@ -127,7 +127,7 @@ class CudaExecutor:
         self.take_pages(num_pages)
         self.multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype)
         max_pages = -(-(max_model_len or spec.max_position) // page_tokens)
-        self.buffers = StepBuffers(largest, max_pages, self.team.num_tokens, self.device)
+        self.buffers = StepBuffers(largest, max_pages, self.shard_group.num_tokens, self.device)
         self.draws = RowDraws(self.buffers)
         self.buckets, self.graphs = Buckets(()), dict[Sizes, Graph]()
         self.prompts: FlashInferAttention | None = None  # attends where there are many
@@ -148,7 +148,7 @@ class CudaExecutor:
     def forward(self, batch: Batch) -> Floats:
         """Write the batch's keys and values; return the logits of its rows, [rows, vocab_size]."""
         logits = self.logits(batch).to("cpu", copy=True).numpy()
-        self.team.check()
+        self.shard_group.check()
         return logits
 
     @torch.inference_mode()
@@ -159,7 +159,7 @@ class CudaExecutor:
         prompts = self.planned(batch, sizes)
         step = self.step_of(sizes, int(batch.positions.max()) + 1, images, prompts)
         vectors = self.hidden(step).float().cpu().numpy()
-        self.team.check()
+        self.shard_group.check()
         return vectors
 
     @torch.inference_mode()
@@ -192,7 +192,7 @@ class CudaExecutor:
         spec = self.spec
         step = self.step_of(sizes, max_keys, images, prompts)
         own = self.matrices["head"].apply(self.hidden(step))
-        logits = self.buffers.logits_of(sizes.num_rows).copy_(self.team.all_logits(own))
+        logits = self.buffers.logits_of(sizes.num_rows).copy_(self.shard_group.all_logits(own))
         if spec.logit_multiplier != 1:
             logits *= spec.logit_multiplier
         if spec.logit_softcap is not None:
@@ -267,7 +267,7 @@ class CudaExecutor:
 
     def hidden(self, step: DeviceStep) -> Tensor:
         """Run all layers and the last norm, [rows, hidden_size]."""
-        x = self.team.embed(step.token_ids, self.weights["embed"])
+        x = self.shard_group.embed(step.token_ids, self.weights["embed"])
         if self.spec.embedding_multiplier != 1:
             x = x * self.multiplier
         if step.images is not None and len(step.images.tokens):
@@ -341,16 +341,16 @@ class CudaExecutor:
                 tiling=self.tiling,
                 turns=self.turns,
             )
-        return self.team.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
+        return self.shard_group.sum(self.matrices[f"{name}.o"].apply(attended.flatten(1)))
 
     def norm_heads(self, name: str, qkv: Tensor) -> None:
         """Norm queries and keys over all heads, in place."""
         spec = self.spec
         num_q, num_k = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         q, k = qkv[:, :num_q], qkv[:, num_q:][:, :num_k]
-        if self.team.peers is not None:
+        if self.shard_group.peers is not None:
             weights = self.weights[f"{name}.q_norm"], self.weights[f"{name}.k_norm"]
-            self.team.norm_heads(q, k, weights, self.scaling, spec.norm_eps)
+            self.shard_group.norm_heads(q, k, weights, self.scaling, spec.norm_eps)
             return
         self.norm(f"{name}.q_norm", q, out=q)
         self.norm(f"{name}.k_norm", k, out=k)
@@ -362,7 +362,7 @@ class CudaExecutor:
         else:
             inner = act_mul(gate_up.apply(x), activation)
         down = self.matrices[f"{name}.down"].apply(inner)
-        return self.team.sum(down)
+        return self.shard_group.sum(down)
 
     def norm(self, name: str, x: Tensor, out: Tensor | None = None) -> Tensor:
         weight = self.weights[name]

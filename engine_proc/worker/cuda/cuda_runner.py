@@ -19,8 +19,8 @@ from headrace.ipc.worker_messages import Step, StepResult
 class Copied:
     """A `PendingResult`: what a step has drawn, on its way to the host."""
 
-    def __init__(self, drawn: Drawn, team: ShardGroup) -> None:
-        self._team, self._num_tops = team, drawn.num_tops
+    def __init__(self, drawn: Drawn, shard_group: ShardGroup) -> None:
+        self._shard_group, self._num_tops = shard_group, drawn.num_tops
         self._tokens = to_host(drawn.tokens)
         self._reports = None if drawn.reports is None else to_host(drawn.reports)
         self._event = torch.cuda.Event() if drawn.tokens.is_cuda else None
@@ -40,7 +40,7 @@ class Copied:
         """
         if self._event is not None:
             self._event.synchronize()
-        self._team.check()
+        self._shard_group.check()
         return StepResult(self._tokens.numpy().tobytes(), self.logprobs())
 
     def logprobs(self) -> bytes:
@@ -89,4 +89,4 @@ class CudaRunner:
         with self._phase("sampling"):
             drawn = self._sampler.sample(logits, step, masks_of)
         with self._phase("copy"):
-            return Copied(drawn, self._executor.team)
+            return Copied(drawn, self._executor.shard_group)

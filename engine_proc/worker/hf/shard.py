@@ -47,19 +47,19 @@ def take_share(
         raise ModelError(
             f"{model.architecture} has no plan for tensor parallelism in transformers; use --tp 1"
         )
-    scissors = ModuleSharder(group, model.layers)
+    sharder = ModuleSharder(group, model.layers)
     for name, module in list(model.module.named_modules()):
         style = plan.get(starred(name))
         if style == "moe_tp_experts":
             module.register_forward_hook(partial(summed, group))
         elif style in CUT_LAYERS:
-            scissors.cut_layer(style, name, module, model.module)
+            sharder.cut_layer(style, name, module, model.module)
         elif style is not None and style not in EVERYBODY_S:
             raise unknown(name, style)
     for name, parameter in list(model.module.named_parameters()):
         style = plan.get(starred(name))
         if style is not None:
-            scissors.cut_experts(style, name, parameter)
+            sharder.cut_experts(style, name, parameter)
     return TransformersModel(model.module, probe(model.module, max_model_len), model.pooling)
 
 

@@ -8,7 +8,7 @@ from headrace.errors import ModelError
 REQUIRED: Any = object()
 
 
-class Fields:
+class ConfigFields:
     """The fields of one config. Every field read is remembered, so that the rest can be refused.
 
     A field that is present as null counts as absent.

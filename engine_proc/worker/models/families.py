@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headrace.engine_proc.worker.models.config_fields import Fields
+from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import (
     Activation,
     DecoderSpec,
@@ -75,14 +75,14 @@ def lower_config(config: Mapping[str, Any]) -> DecoderSpec:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ModelError(f"model_type {model_type!r} is not supported by Headrace's own modules")
-    fields = Fields(config, f"a {model_type} model")
+    fields = ConfigFields(config, f"a {model_type} model")
     spec = FAMILIES[model_type](fields)
     fields.refuse_unread(INERT)
     return spec
 
 
 def decoder(
-    fields: Fields,
+    fields: ConfigFields,
     *,
     rope_theta: float = 10_000.0,
     head_dim: int | None = None,
@@ -126,13 +126,13 @@ def decoder(
     return spec
 
 
-def split_head_dim(fields: Fields) -> int:
+def split_head_dim(fields: ConfigFields) -> int:
     """Return the head_dim of a config that gives none: its share of the hidden size."""
     return fields.integer("hidden_size") // fields.integer("num_attention_heads")
 
 
 def rope(
-    fields: Fields,
+    fields: ConfigFields,
     head_dim: int,
     theta: float,
     partial: float | None = None,
@@ -151,24 +151,24 @@ def rope(
     )
 
 
-def biases(fields: Fields) -> dict[str, Any]:
+def biases(fields: ConfigFields) -> dict[str, Any]:
     """Lower `attention_bias`, which most families apply to all four projections."""
     bias = fields.flag("attention_bias", False)
     return {"qkv_bias": bias, "output_bias": bias}
 
 
-def window(fields: Fields) -> int | None:
+def window(fields: ConfigFields) -> int | None:
     """Lower `sliding_window`: tokens attended to, the newest included, as in transformers."""
     return None if fields.get("sliding_window", None) is None else fields.integer("sliding_window")
 
 
-def optional_window(fields: Fields) -> int | None:
+def optional_window(fields: ConfigFields) -> int | None:
     """Lower `sliding_window` where it counts only if `use_sliding_window` says so."""
     size = window(fields)
     return size if fields.flag("use_sliding_window", False) else None
 
 
-def layer_types(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
+def layer_types(fields: ConfigFields, default: Callable[[int], bool]) -> list[bool]:
     """Say of each layer whether it slides; `default` does so by index if the config does not."""
     num_layers = fields.integer("num_hidden_layers")
     types = fields.one_per_layer("layer_types", num_layers)
@@ -180,7 +180,7 @@ def layer_types(fields: Fields, default: Callable[[int], bool]) -> list[bool]:
 
 
 def ropes_by_type(
-    fields: Fields, *, head_dim: int, thetas: tuple[float, float]
+    fields: ConfigFields, *, head_dim: int, thetas: tuple[float, float]
 ) -> tuple[RopeTable, ...]:
     """Lower the RoPE of full layers and that of sliding ones: newer configs nest them by type.
 
@@ -188,7 +188,7 @@ def ropes_by_type(
         head_dim: the family's default.
         thetas: the bases, where the tables have none of their own.
     """
-    nested = Fields(fields.table("rope_parameters"), f"the RoPE of {fields.owner}")
+    nested = ConfigFields(fields.table("rope_parameters"), f"the RoPE of {fields.owner}")
     old_full = fields.table("rope_scaling")
     tables = tuple(
         rope_table(
@@ -206,7 +206,7 @@ def ropes_by_type(
     return tables
 
 
-def sliding(fields: Fields, default: Callable[[int], bool]) -> tuple[LayerSpec, ...]:
+def sliding(fields: ConfigFields, default: Callable[[int], bool]) -> tuple[LayerSpec, ...]:
     """Lower layers that differ in nothing but whether they slide."""
     size = window(fields)
     return tuple(
@@ -214,26 +214,26 @@ def sliding(fields: Fields, default: Callable[[int], bool]) -> tuple[LayerSpec, 
     )
 
 
-def llama(fields: Fields) -> DecoderSpec:
+def llama(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, **biases(fields), mlp_bias=fields.flag("mlp_bias", False))
 
 
-def mistral(fields: Fields) -> DecoderSpec:
+def mistral(fields: ConfigFields) -> DecoderSpec:
     """Every layer slides, if any does."""
     layers = (LayerSpec(window=window(fields)),) * fields.integer("num_hidden_layers")
     return decoder(fields, layers=layers, num_kv_heads=fields.integer("num_key_value_heads"))
 
 
-def ministral(fields: Fields) -> DecoderSpec:
+def ministral(fields: ConfigFields) -> DecoderSpec:
     """`layer_types` says which layers slide; without it, all do."""
     return decoder(fields, layers=sliding(fields, lambda i: True))
 
 
-def qwen2(fields: Fields) -> DecoderSpec:
+def qwen2(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, layers=qwen_layers(fields), qkv_bias=True)
 
 
-def qwen2_5_vl(fields: Fields) -> DecoderSpec:
+def qwen2_5_vl(fields: ConfigFields) -> DecoderSpec:
     """Qwen 2 with M-RoPE: `mrope_section` says how many pairs turn by time, height and width."""
     params = {**(fields.table("rope_scaling") or fields.table("rope_parameters"))}
     sections = params.pop("mrope_section", [16, 24, 24])
@@ -257,7 +257,7 @@ def qwen2_5_vl(fields: Fields) -> DecoderSpec:
     )
 
 
-def qwen3(fields: Fields) -> DecoderSpec:
+def qwen3(fields: ConfigFields) -> DecoderSpec:
     return decoder(
         fields,
         layers=qwen_layers(fields),
@@ -267,7 +267,7 @@ def qwen3(fields: Fields) -> DecoderSpec:
     )
 
 
-def qwen_layers(fields: Fields) -> tuple[LayerSpec, ...]:
+def qwen_layers(fields: ConfigFields) -> tuple[LayerSpec, ...]:
     """The layers from `max_window_layers` on slide, if `use_sliding_window` says so at all."""
     first = fields.get("max_window_layers", 0)
     size = optional_window(fields)
@@ -275,14 +275,14 @@ def qwen_layers(fields: Fields) -> tuple[LayerSpec, ...]:
     return tuple(LayerSpec(window=size if slide else None) for slide in slides)
 
 
-def gemma(fields: Fields) -> DecoderSpec:
+def gemma(fields: ConfigFields) -> DecoderSpec:
     """`hidden_act: gelu` has always meant the tanh approximation here."""
     fields.choice("hidden_activation", {"gelu_pytorch_tanh": None}, "gelu_pytorch_tanh")
     fields.choice("hidden_act", {"gelu": None, "gelu_pytorch_tanh": None})
     return decoder(fields, head_dim=256, **gemma_common(fields), activation=Activation.GELU_TANH)
 
 
-def gemma2(fields: Fields) -> DecoderSpec:
+def gemma2(fields: ConfigFields) -> DecoderSpec:
     fields.get("sliding_window_size", None)  # the original releases say it twice
     return decoder(
         fields,
@@ -297,7 +297,7 @@ def gemma2(fields: Fields) -> DecoderSpec:
     )
 
 
-def gemma3(fields: Fields) -> DecoderSpec:
+def gemma3(fields: ConfigFields) -> DecoderSpec:
     """Sliding layers have a RoPE of their own. `attn_logit_softcapping` is not applied, so refused.
 
     Older configs give one layer in `sliding_window_pattern` the full window and global RoPE.
@@ -328,7 +328,7 @@ def gemma3(fields: Fields) -> DecoderSpec:
     )
 
 
-def gemma_common(fields: Fields) -> dict[str, Any]:
+def gemma_common(fields: ConfigFields) -> dict[str, Any]:
     """Lower what all Gemmas share. Those with `hidden_activation` ignore `hidden_act`."""
     fields.get("hidden_act", None)
     return {
@@ -340,7 +340,7 @@ def gemma_common(fields: Fields) -> dict[str, Any]:
     }
 
 
-def phi3(fields: Fields) -> DecoderSpec:
+def phi3(fields: ConfigFields) -> DecoderSpec:
     """Only the short-context models: the others use LongRoPE, under several names."""
     for name in ("rope_scaling", "rope_parameters"):
         params = fields.table(name)
@@ -356,7 +356,7 @@ def phi3(fields: Fields) -> DecoderSpec:
     )
 
 
-def smollm3(fields: Fields) -> DecoderSpec:
+def smollm3(fields: ConfigFields) -> DecoderSpec:
     """Every fourth layer is NoPE, or those that `no_rope_layers` marks with 0."""
     fields.get("max_window_layers", None)  # published, but `layer_types` is what counts
     interval = fields.integer("no_rope_layer_interval", 4)
@@ -381,11 +381,11 @@ def smollm3(fields: Fields) -> DecoderSpec:
     )
 
 
-def olmo2(fields: Fields) -> DecoderSpec:
+def olmo2(fields: ConfigFields) -> DecoderSpec:
     return decoder(fields, placement=NormPlacement.POST, qk_norm=QKNorm.FULL, **biases(fields))
 
 
-def olmo3(fields: Fields) -> DecoderSpec:
+def olmo3(fields: ConfigFields) -> DecoderSpec:
     """OLMo 2 with sliding layers, whose RoPE is never scaled."""
     slides = layer_types(fields, lambda i: (i + 1) % 4 != 0)
     size, theta = window(fields), fields.number("rope_theta", 500_000.0)
@@ -401,7 +401,7 @@ def olmo3(fields: Fields) -> DecoderSpec:
     )
 
 
-def exaone4(fields: Fields) -> DecoderSpec:
+def exaone4(fields: ConfigFields) -> DecoderSpec:
     """Where some layers slide, the others are NoPE."""
     fields.get("sliding_window_pattern", None)  # may be letters, beside `layer_types`
     size = window(fields)
@@ -422,7 +422,7 @@ def exaone4(fields: Fields) -> DecoderSpec:
     )
 
 
-def granite(fields: Fields) -> DecoderSpec:
+def granite(fields: ConfigFields) -> DecoderSpec:
     return decoder(
         fields,
         **biases(fields),
@@ -434,7 +434,7 @@ def granite(fields: Fields) -> DecoderSpec:
     )
 
 
-def granite_swa(fields: Fields) -> DecoderSpec:
+def granite_swa(fields: ConfigFields) -> DecoderSpec:
     """Granite with windows and sinks. `layer_rope_theta` has a RoPE base per layer; 0 is NoPE."""
     head_dim, num_layers = split_head_dim(fields), fields.integer("num_hidden_layers")
     bases = fields.one_per_layer("layer_rope_theta", num_layers) or [None] * num_layers
@@ -459,7 +459,7 @@ def granite_swa(fields: Fields) -> DecoderSpec:
     return replace(granite(fields), layers=layers, ropes=ropes, attention_sinks=True)
 
 
-def cohere(fields: Fields) -> DecoderSpec:
+def cohere(fields: ConfigFields) -> DecoderSpec:
     """`use_qk_norm` has a weight for each head and dimension, so it is refused."""
     head_dim = fields.integer("head_dim", split_head_dim(fields))
     return decoder(
@@ -485,7 +485,7 @@ COHERE2_BUILT_IN = {
 }
 
 
-def cohere2(fields: Fields) -> DecoderSpec:
+def cohere2(fields: ConfigFields) -> DecoderSpec:
     """Cohere with layers that slide and rotate, and every fourth that does neither."""
     for name, built_in in COHERE2_BUILT_IN.items():
         if fields.get(name, built_in) != built_in:
@@ -499,7 +499,7 @@ def cohere2(fields: Fields) -> DecoderSpec:
     return replace(cohere(fields), layers=layers)
 
 
-def seed_oss(fields: Fields) -> DecoderSpec:
+def seed_oss(fields: ConfigFields) -> DecoderSpec:
     return decoder(
         fields,
         head_dim=128,
@@ -509,7 +509,7 @@ def seed_oss(fields: Fields) -> DecoderSpec:
     )
 
 
-def helium(fields: Fields) -> DecoderSpec:
+def helium(fields: ConfigFields) -> DecoderSpec:
     """`attention_bias` is for queries, keys and values only."""
     return decoder(
         fields,
@@ -520,7 +520,7 @@ def helium(fields: Fields) -> DecoderSpec:
     )
 
 
-def ernie4_5(fields: Fields) -> DecoderSpec:
+def ernie4_5(fields: ConfigFields) -> DecoderSpec:
     bias = fields.flag("use_bias", False)
     return decoder(
         fields,
@@ -533,7 +533,7 @@ def ernie4_5(fields: Fields) -> DecoderSpec:
     )
 
 
-FAMILIES: dict[str, Callable[[Fields], DecoderSpec]] = {
+FAMILIES: dict[str, Callable[[ConfigFields], DecoderSpec]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.engine_proc.worker.checkpoints.weights import Weights
-from headrace.engine_proc.worker.models.config_fields import Fields
+from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import (
     DecoderSpec,
     LayerSpec,
@@ -59,13 +59,13 @@ def lower_gguf(metadata: Mapping[str, Any], tensors: Weights) -> DecoderSpec:
         raise ModelError("tensor 'token_embd.weight' is missing")
     prefix = f"{architecture}."
     values = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
-    fields = Fields(values, f"a GGUF {architecture} model")
+    fields = ConfigFields(values, f"a GGUF {architecture} model")
     spec = decoder(fields, architecture, tensors)
     fields.refuse_unread(INERT)
     return spec
 
 
-def decoder(fields: Fields, architecture: str, tensors: Weights) -> DecoderSpec:
+def decoder(fields: ConfigFields, architecture: str, tensors: Weights) -> DecoderSpec:
     hidden_size = fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
     num_kv_heads = fields.integer("attention.head_count_kv", num_heads)
@@ -98,7 +98,7 @@ def decoder(fields: Fields, architecture: str, tensors: Weights) -> DecoderSpec:
     return replace(spec, **ARCHITECTURES[architecture])
 
 
-def rope(fields: Fields, head_dim: int, interleaved: bool, tensors: Weights) -> RopeTable:
+def rope(fields: ConfigFields, head_dim: int, interleaved: bool, tensors: Weights) -> RopeTable:
     """Lower RoPE. Llama 3's scaling comes as a tensor of divisors, one for each pair."""
     kind = fields.choice("rope.scaling.type", {"none": "default", "linear": "linear"}, "none")
     params: dict[str, Any] = {"rope_type": kind}

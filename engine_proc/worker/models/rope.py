@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine_proc.worker.models.config_fields import Fields
+from headrace.engine_proc.worker.models.config_fields import ConfigFields
 from headrace.engine_proc.worker.models.decoder_spec import RopeTable
 
 Floats = npt.NDArray[np.float32]
@@ -38,7 +38,7 @@ def rope_table(
         ModelError: a kind of scaling, or a field of it, that is not known here. `dynamic` and
             `longrope` depend on the length of the sequence, so no table can hold them.
     """
-    fields = Fields(params, f"the RoPE of {owner}")
+    fields = ConfigFields(params, f"the RoPE of {owner}")
     fields.read |= {"type", "rope_type"}
     kind = "rope_type" if params.get("rope_type") is not None else "type"
     scaling: Scaling = fields.choice(kind, SCALINGS, "default")
@@ -75,20 +75,20 @@ class Base:
         return np.float32(1) / self.powers()
 
 
-Scaling = Callable[[Fields, Base], tuple[Floats, float]]
+Scaling = Callable[[ConfigFields, Base], tuple[Floats, float]]
 
 
-def default(fields: Fields, base: Base) -> tuple[Floats, float]:
+def default(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """The original, unscaled."""
     return base.inv_freq(), 1.0
 
 
-def linear(fields: Fields, base: Base) -> tuple[Floats, float]:
+def linear(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Positions are divided by a factor."""
     return base.inv_freq() / np.float32(fields.number("factor")), 1.0
 
 
-def llama3(fields: Fields, base: Base) -> tuple[Floats, float]:
+def llama3(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Long wavelengths are stretched by a factor, short ones kept, those between blended."""
     factor = fields.number("factor")
     low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
@@ -99,7 +99,7 @@ def llama3(fields: Fields, base: Base) -> tuple[Floats, float]:
     return ((1 - kept) * inv_freq / factor + kept * inv_freq).astype(np.float32), 1.0
 
 
-def yarn(fields: Fields, base: Base) -> tuple[Floats, float]:
+def yarn(fields: ConfigFields, base: Base) -> tuple[Floats, float]:
     """Pairs that turn rarely within the trained length are stretched, fast ones kept."""
     factor = fields.number("factor")
     trained = fields.number("original_max_position_embeddings", base.max_position)
@@ -122,7 +122,7 @@ def yarn(fields: Fields, base: Base) -> tuple[Floats, float]:
     return inv_freq.astype(np.float32), yarn_scale(fields, factor)
 
 
-def yarn_scale(fields: Fields, factor: float) -> float:
+def yarn_scale(fields: ConfigFields, factor: float) -> float:
     """The scale of cos and sin: given outright, or from the factor, or as DeepSeek derives it."""
 
     def grown(mscale: float) -> float:

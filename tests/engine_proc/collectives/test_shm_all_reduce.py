@@ -22,10 +22,10 @@ from ranks import (
 )
 from servers import wait_until
 
+from headrace.engine_proc.collectives.base import CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import (
     WATCHER,
     CollectiveFailed,
-    Outcome,
     ShmAllReduce,
 )
 from headrace.errors import HeadraceError
@@ -251,7 +251,7 @@ def test_a_process_that_is_no_rank_ends_all_waits() -> None:
     with as_processes(3, "one_late_sum", 1) as (ranks, watcher):
         for rank in ranks:
             assert line_of(rank) == "ready\n"
-        watcher.abort(Outcome.PEER_DIED, 1)
+        watcher.abort(CollectiveOutcome.PEER_DIED, 1)
         for number in (0, 2, 1):  # the last had not begun to wait
             _, errors = ranks[number].communicate("go on\n", timeout=DEADLINE_S)
             assert "CollectiveFailed: rank 1 died" in errors
@@ -294,7 +294,7 @@ def test_a_rank_that_has_left_is_not_waited_for() -> None:
     second.close()
     with pytest.raises(CollectiveFailed) as failure:
         first.broadcast(np.ones(1))
-    assert (failure.value.outcome, failure.value.rank) == (Outcome.PEER_DIED, 1)
+    assert (failure.value.outcome, failure.value.rank) == (CollectiveOutcome.PEER_DIED, 1)
     first.close()
     os.close(fd)
 
@@ -330,14 +330,14 @@ def test_who_leaves_after_the_last_collective_breaks_nothing() -> None:
 def test_a_mismatch_is_an_error_of_both(first: str, second: str, texts: tuple[str, str]) -> None:
     errors = failures(2, {0: first, 1: second})
     for rank, error in enumerate(errors):
-        assert (error.outcome, error.rank) == (Outcome.MISMATCH, 1 - rank)
+        assert (error.outcome, error.rank) == (CollectiveOutcome.MISMATCH, 1 - rank)
         theirs, own = texts[1 - rank], texts[rank]
         assert re.fullmatch(rf"rank {1 - rank} called .*{theirs}, rank {rank} .*{own}", str(error))
 
 
 def test_all_others_hear_of_a_mismatch() -> None:
     errors = failures(3, {0: "float32", 1: "larger", 2: "float32"})
-    assert {error.outcome for error in errors} == {Outcome.MISMATCH}
+    assert {error.outcome for error in errors} == {CollectiveOutcome.MISMATCH}
     assert errors[1].rank in (0, 2)
     for error in errors:
         assert "rank 1 all_reduce of 9" in str(error) or "rank 1 called all_reduce of 9" in str(

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_cache import EncoderCache
 
 CAT, DOG, OWL = b"cat", b"dog", b"owl"
 
 
 def test_images_have_rows_of_their_own() -> None:
-    pool = EmbeddingPool(8)
+    pool = EncoderCache(8)
     pool.hold({CAT: 3, DOG: 5})
     assert sorted([*pool.rows(CAT), *pool.rows(DOG)]) == list(range(8))
     assert pool.rows(CAT).tolist() == [0, 1, 2]
@@ -20,7 +20,7 @@ def test_images_have_rows_of_their_own() -> None:
 
 
 def test_an_image_that_two_need_is_there_once() -> None:
-    pool = EmbeddingPool(8)
+    pool = EncoderCache(8)
     pool.hold({CAT: 8})
     assert pool.can_hold({CAT: 8})
     pool.hold({CAT: 8})
@@ -31,7 +31,7 @@ def test_an_image_that_two_need_is_there_once() -> None:
 
 
 def test_unneeded_embedding_is_kept_for_later_requests() -> None:
-    pool = EmbeddingPool(8)
+    pool = EncoderCache(8)
     pool.hold({CAT: 4})
     pool.fill(CAT)
     pool.let_go([CAT])
@@ -42,14 +42,14 @@ def test_unneeded_embedding_is_kept_for_later_requests() -> None:
 
 
 def test_an_image_that_was_not_encoded_is_forgotten() -> None:
-    pool = EmbeddingPool(8)
+    pool = EncoderCache(8)
     pool.hold({CAT: 4})
     pool.let_go([CAT])
     assert not pool.is_known(CAT)
 
 
 def test_what_is_unused_for_longest_goes_first() -> None:
-    pool = EmbeddingPool(6)
+    pool = EncoderCache(6)
     for key in (CAT, DOG, OWL):
         pool.hold({key: 2})
         pool.fill(key)
@@ -61,7 +61,7 @@ def test_what_is_unused_for_longest_goes_first() -> None:
 
 
 def test_images_needed_together_never_evict_each_other() -> None:
-    pool = EmbeddingPool(6)
+    pool = EncoderCache(6)
     pool.hold({CAT: 4})
     pool.fill(CAT)
     pool.let_go([CAT])
@@ -72,7 +72,7 @@ def test_images_needed_together_never_evict_each_other() -> None:
 
 
 def test_who_lets_go_twice_is_noticed() -> None:
-    pool = EmbeddingPool(4)
+    pool = EncoderCache(4)
     pool.hold({CAT: 2})
     pool.fill(CAT)
     pool.let_go([CAT])
@@ -93,7 +93,7 @@ EVENTS = st.one_of(
 def test_no_embedding_goes_while_it_is_needed_and_no_row_leaks(
     events: list[tuple[str, object]],
 ) -> None:
-    pool = EmbeddingPool(16)
+    pool = EncoderCache(16)
     users: list[dict[bytes, int]] = []
     area = [b""] * 16  # whose embedding is in each row
     for event, argument in events:

@@ -9,14 +9,14 @@ from engine_configs import engine_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.sequence.chunk import Chunk
-from headrace.engine_proc.sequence.image_placeholder import PlacedImage
+from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.step_builder import build_step
 from headrace.engine_proc.workers.vision_client import num_area_rows
@@ -80,7 +80,7 @@ class Rig:
         depth: int = 1,
         policy: Policy = Policy.FCFS,
     ) -> None:
-        self.embeddings = EmbeddingPool(num_rows)
+        self.embeddings = EncoderCache(num_rows)
         self.released: Counter[int] = Counter()  # by offset
         self.images = EncoderQueue(self.embeddings, IMAGE, self._release, whole, policy.importance)
         self.pool = PagePool(num_pages, 4)
@@ -556,7 +556,7 @@ def test_batch_fatal_to_two_vision_workers_loses_one_image() -> None:
 
 def test_rows_are_those_of_the_image_token_between_start_and_end() -> None:
     tokens = array("i", [IMAGE, 1, IMAGE, IMAGE, 2, IMAGE, IMAGE])
-    placed = PlacedImage.of(Image(b"", 2, 4, 3, {}), tokens, IMAGE)
+    placed = ImagePlaceholder.of(Image(b"", 2, 4, 3, {}), tokens, IMAGE)
     assert placed.places.tolist() == [2, 3, 5]
     with pytest.raises(AssertionError, match="3 places for 4 rows"):
-        PlacedImage.of(Image(b"", 2, 4, 4, {}), tokens, IMAGE)
+        ImagePlaceholder.of(Image(b"", 2, 4, 4, {}), tokens, IMAGE)

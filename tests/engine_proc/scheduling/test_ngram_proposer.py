@@ -11,7 +11,7 @@ from headrace.engine_proc.scheduling.ngram_proposer import (
     MATCH_TOKENS,
     MAX_LENGTH,
     TOKENS_PER_STEP,
-    PromptLookup,
+    NgramProposer,
     look_up,
 )
 from headrace.engine_proc.sequence.sequence import Sequence
@@ -73,7 +73,7 @@ def test_look_up_is_the_plain_search(tokens: list[int], length: int) -> None:
 def test_fewer_guesses_the_more_sequences_run() -> None:
     sequence = make_sequence([1, 2] * 20)
     sequence.draft_length = MAX_LENGTH
-    lengths = [len(PromptLookup().propose(sequence, n)) for n in range(1, TOKENS_PER_STEP + 2)]
+    lengths = [len(NgramProposer().propose(sequence, n)) for n in range(1, TOKENS_PER_STEP + 2)]
     assert lengths[0] == MAX_LENGTH
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[-1] == 0
@@ -81,12 +81,12 @@ def test_fewer_guesses_the_more_sequences_run() -> None:
 
 
 def test_no_guess_beyond_max_tokens() -> None:
-    assert len(PromptLookup().propose(make_sequence([1, 2] * 20, max_tokens=3), 1)) == 2
-    assert len(PromptLookup().propose(make_sequence([1, 2] * 20, max_tokens=1), 1)) == 0
+    assert len(NgramProposer().propose(make_sequence([1, 2] * 20, max_tokens=3), 1)) == 2
+    assert len(NgramProposer().propose(make_sequence([1, 2] * 20, max_tokens=1), 1)) == 0
 
 
 def test_guesses_grow_while_they_are_right_and_shrink_when_not() -> None:
-    lookup, sequence = PromptLookup(), make_sequence([1, 2] * 20)
+    lookup, sequence = NgramProposer(), make_sequence([1, 2] * 20)
     lengths = []
     for _ in range(4):
         lengths.append(len(lookup.propose(sequence, 1)))

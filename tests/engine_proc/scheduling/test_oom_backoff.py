@@ -2,24 +2,24 @@
 
 import pytest
 
-from headrace.engine_proc.scheduling.oom_backoff import HOLD_STEPS, MAX_HOLD_STEPS, StepLimit
+from headrace.engine_proc.scheduling.oom_backoff import HOLD_STEPS, MAX_HOLD_STEPS, OomBackoff
 
 
-def work(limit: StepLimit, num_steps: int) -> int | None:
+def work(limit: OomBackoff, num_steps: int) -> int | None:
     for _ in range(num_steps):
         limit.worked()
     return limit.num_tokens
 
 
 def test_without_failures_there_is_no_limit() -> None:
-    limit = StepLimit()
+    limit = OomBackoff()
     assert work(limit, 2 * HOLD_STEPS) is None
     assert limit.within(None) is None
     assert limit.within(7) == 7
 
 
 def test_each_failure_halves_and_many_steps_double() -> None:
-    limit = StepLimit()
+    limit = OomBackoff()
     limit.failed(100)
     assert (limit.num_tokens, limit.within(None), limit.within(7)) == (50, 50, 7)
     assert limit.within(70) == 50
@@ -30,7 +30,7 @@ def test_each_failure_halves_and_many_steps_double() -> None:
 
 
 def test_one_token_is_the_least() -> None:
-    limit = StepLimit()
+    limit = OomBackoff()
     for _ in range(3):
         limit.failed(3)
     assert limit.num_tokens == 1
@@ -38,14 +38,14 @@ def test_one_token_is_the_least() -> None:
 
 @pytest.mark.parametrize("num_tokens", [40, 400])
 def test_what_could_not_be_cut_does_not_raise_the_limit(num_tokens: int) -> None:
-    limit = StepLimit()
+    limit = OomBackoff()
     limit.failed(100)
     limit.failed(num_tokens)
     assert limit.num_tokens == min(num_tokens, 50) // 2
 
 
 def test_what_fails_again_and_again_is_tried_ever_less() -> None:
-    limit = StepLimit()
+    limit = OomBackoff()
     limit.failed(100)
     steps = []
     for _ in range(8):

@@ -19,7 +19,7 @@ from scheduler_rig import (
     next_token,
 )
 
-from headrace.engine_proc.scheduling.ngram_proposer import PromptLookup
+from headrace.engine_proc.scheduling.ngram_proposer import NgramProposer
 from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.scheduling.scheduler import MAX_WATCHED, Scheduler, SchedulerLimits
@@ -116,7 +116,7 @@ class Story:
     max_num_seqs=st.integers(1, 6),
     spare_budget=st.integers(0, 20),
     policy=st.sampled_from(Policy),
-    speculation=st.sampled_from([None, PromptLookup()]),
+    speculation=st.sampled_from([None, NgramProposer()]),
     reuses_prefixes=st.booleans(),
     deaths=st.sets(st.integers(0, LAST_EVENT), max_size=3),
     failures=st.sets(st.integers(0, LAST_EVENT), max_size=3),
@@ -129,7 +129,7 @@ def test_every_sequence_says_what_it_would_say_alone(
     max_num_seqs: int,
     spare_budget: int,
     policy: Policy,
-    speculation: PromptLookup | None,
+    speculation: NgramProposer | None,
     reuses_prefixes: bool,
     deaths: set[int],
     failures: set[int],
@@ -343,7 +343,7 @@ def test_running_sequences_share_the_pages_of_their_prefix() -> None:
 def test_guesses_save_steps_and_change_no_token() -> None:
     prompt = [1, 2, 3, 4] * 4
     steps = []
-    for speculation in (None, PromptLookup()):
+    for speculation in (None, NgramProposer()):
         rig = Rig.make(64, 4, 32, 4, speculation=speculation)
         rig.worker = RepeatingWorker(rig.pool)
         rig.add(make_sequence(prompt, 40, stop_token_ids=[]))
@@ -365,7 +365,7 @@ class RepeatingWorker(FakeWorker):
 
 
 def test_guesses_end_with_the_text() -> None:
-    rig = Rig.make(64, 4, 32, 4, speculation=PromptLookup())
+    rig = Rig.make(64, 4, 32, 4, speculation=NgramProposer())
     rig.worker = RepeatingWorker(rig.pool)
     rig.add(make_sequence([1, 2, 3, 4] * 2, 40, stop_token_ids=[3]))
     rig.run()

@@ -9,21 +9,21 @@ from headrace.engine_proc.scheduling.step_time_model import (
     MIN_CHUNK,
     PATIENCE,
     PATIENCE_S,
-    StepTime,
+    StepTimeModel,
 )
 
 BASE, SLOPE = 0.004, 0.0007
 
 
-def taught(sizes: list[int], base: float = BASE, slope: float = SLOPE) -> StepTime:
-    step_time = StepTime()
+def taught(sizes: list[int], base: float = BASE, slope: float = SLOPE) -> StepTimeModel:
+    step_time = StepTimeModel()
     for size in sizes:
         step_time.observe(size, base + slope * size)
     return step_time
 
 
 def test_nothing_learned_is_no_limit() -> None:
-    assert StepTime().tokens_within(0.1, 512) == 512
+    assert StepTimeModel().tokens_within(0.1, 512) == 512
 
 
 @pytest.mark.parametrize("sizes", [[1, 512], [1, 1, 1, 1, 300], [8, 16, 32, 64, 128] * 4])
@@ -52,7 +52,7 @@ def test_a_slope_next_to_nothing_is_no_limit() -> None:
 
 
 def test_step_may_take_many_times_the_time_of_its_size() -> None:
-    assert StepTime().patience_s(1) is None
+    assert StepTimeModel().patience_s(1) is None
     patience_s = PATIENCE_S + PATIENCE * (BASE + SLOPE * 300)
     assert taught([1, 512]).patience_s(300) == pytest.approx(patience_s)
     falling = taught([1, 512], slope=-1e-6).patience_s(512)
@@ -88,7 +88,7 @@ def test_a_prompt_that_took_long_once_is_forgotten_behind_others() -> None:
 
 
 def test_steps_with_prompts_are_known_apart() -> None:
-    step_time = StepTime()
+    step_time = StepTimeModel()
     assert step_time.mean_s(1, 1) == math.inf
     step_time.observe(4, 0.001, 4)
     step_time.observe(1, 0.003, 1)

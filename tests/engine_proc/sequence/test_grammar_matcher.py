@@ -17,8 +17,8 @@ from schemas import Schema, schemas
 from tokenizers import Tokenizer
 
 from headrace.config.model_card import find_demo_model, read_gguf
-from headrace.engine_proc.sequence.grammar_matcher import Matcher
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.worker.execution.sampler import Masks, Sampler
 from headrace.model.grammar_compiler import GrammarCompiler
 from headrace.model.tokenizer_json import read_tokenizer_json
@@ -50,8 +50,8 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def area() -> MaskArea:
-    return MaskArea.create(8, CARD.vocab_size)
+def area() -> GrammarBitmask:
+    return GrammarBitmask.create(8, CARD.vocab_size)
 
 
 def masks(num_masks: int = 8) -> Masks:
@@ -82,8 +82,8 @@ def schema_grammar(schema: Schema) -> str:
     return grammar_of(of_schema(schema, "[ \n]{1,3}"))
 
 
-def matcher_of(grammar: str) -> Matcher:
-    return Matcher(compiler().compile(grammar).deep_copy(), frozenset([EOS]))
+def matcher_of(grammar: str) -> GrammarMatcher:
+    return GrammarMatcher(compiler().compile(grammar).deep_copy(), frozenset([EOS]))
 
 
 def allowed(row: int) -> set[int]:

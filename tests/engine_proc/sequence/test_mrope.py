@@ -7,7 +7,7 @@ import torch
 import transformers
 from tiny_vision import IMAGE_TOKEN, vision_config
 
-from headrace.engine_proc.sequence.mrope import Grid, RopePositions
+from headrace.engine_proc.sequence.mrope import Grid, MRopePositions
 
 MERGE = 2  # patches of a row, each way
 
@@ -40,14 +40,14 @@ def test_positions_are_those_of_transformers(parts: list[int | Grid], model: Any
     expected, delta = model.get_rope_index(
         tokens, (tokens == IMAGE_TOKEN).int(), image_grid_thw=grids if images else None
     )
-    positions = RopePositions(images)
+    positions = MRopePositions(images)
     assert positions.of(0, len(ids)).tolist() == expected[:, 0].T.flatten().tolist()
     after = len(ids) + int(delta)
     assert positions.of(len(ids), 2).tolist() == [after] * 3 + [after + 1] * 3
 
 
 def test_any_part_is_that_of_the_whole() -> None:
-    positions = RopePositions([(3, (1, 2, 4)), (13, (1, 3, 1))])
+    positions = MRopePositions([(3, (1, 2, 4)), (13, (1, 3, 1))])
     whole = positions.of(0, 30).tolist()
     for start in range(25):
         assert positions.of(start, 5).tolist() == whole[3 * start : 3 * start + 15]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.step.sampling_metadata import BAN, SamplingRows, banned_tokens
+from headrace.engine_proc.step.sampling_metadata import BAN, SamplingMetadata, banned_tokens
 from headrace.ipc.messages import GenerateRequest, Sampling
 from headrace.ipc.worker_messages import SAMPLING_ROW
 
@@ -59,7 +59,7 @@ def test_the_prompt_does_not_begin_a_bad_word() -> None:
 
 
 def columns(sequence: Sequence, drafts: list[int]) -> tuple[list[int], tuple[Any, ...]]:
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     rows.draw(sequence, len(sequence.tokens) + len(drafts), array("i", drafts))
     (row,) = SAMPLING_ROW.iter_unpack(rows.rows)
     return rows.history.tolist(), row[11:14]
@@ -81,7 +81,7 @@ def test_presence_and_frequency_look_at_the_text_alone(name: str) -> None:
 def test_a_token_that_is_being_sampled_is_told_by_its_row(name: str, past: list[int]) -> None:
     sequence = make_sequence([7], **{name: 1.5})
     sequence.row = 4
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     rows.draw(sequence, len(sequence.tokens) + 1, array("i"))
     assert rows.history.tolist() == [*past, -5]
 
@@ -91,7 +91,7 @@ def test_without_penalties_there_is_no_history() -> None:
 
 
 def test_biases_then_bans() -> None:
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     rows.draw(make_sequence([], logit_bias={4: 1.5, 5: -2.0}), len(PROMPT), array("i"))
     rows.draw(make_sequence([], logit_bias={6: 1.0}, min_tokens=1), len(PROMPT), array("i"))
     assert rows.bias_tokens.tolist() == [4, 5, 6, 50, 51]

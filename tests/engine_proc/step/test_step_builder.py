@@ -8,10 +8,10 @@ import numpy as np
 from engine_configs import engine_config
 
 from headrace.engine_proc.sequence.chunk import Chunk
-from headrace.engine_proc.sequence.image_placeholder import PlacedImage
-from headrace.engine_proc.sequence.mrope import RopePositions
+from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
+from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.shm.grammar_bitmask import MaskArea
+from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
 from headrace.engine_proc.workers.worker_group import MIN_PAGE_TOKENS, step_bytes
 from headrace.ipc.messages import (
@@ -143,7 +143,7 @@ class Played:
 
     is_stuck = False
 
-    def fill(self, generated: Any, drafts: Any, area: MaskArea, first: int) -> None:
+    def fill(self, generated: Any, drafts: Any, area: GrammarBitmask, first: int) -> None:
         for place in range(len(drafts) + 1):
             start = (first + place) * area.mask_bytes
             area.buffer[start : start + 4] = (place + 1).to_bytes(4, "little")
@@ -165,7 +165,7 @@ def test_grammar_rows_have_masks_in_row_order() -> None:
     step = build_step(chunks)
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [1, 2, 3, 4, 7]
     assert np.frombuffer(step.masked_rows, np.int32).tolist() == [1, 2, 3, 4]
-    area = MaskArea.create(4, 32)
+    area = GrammarBitmask.create(4, 32)
     fill_masks(chunks, area)
     assert np.frombuffer(area.buffer, np.uint32).tolist() == [1, 2, 3, 2**32 - 1]
 
@@ -178,7 +178,7 @@ def test_scored_prompt_has_watched_rows_alone() -> None:
     step = build_step([chunk])
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1]
     assert step.masked_rows == b""
-    area = MaskArea.create(1, 32)
+    area = GrammarBitmask.create(1, 32)
     fill_masks([chunk], area)
     assert bytes(area.buffer) == bytes(4)
 
@@ -196,7 +196,7 @@ def test_masks_have_what_a_grammar_and_a_request_both_allow() -> None:
     both = allowing(constrained([1, 2], Played()), 0b110)  # the grammar allows 0, and then 1
     chunks = [Chunk.of(free, 1, 1), Chunk.of(both, 1, 1, array("i", [1]))]
     assert np.frombuffer(build_step(chunks).masked_rows, np.int32).tolist() == [0, 1, 2]
-    area = MaskArea.create(3, 32)
+    area = GrammarBitmask.create(3, 32)
     fill_masks(chunks, area)
     assert np.frombuffer(area.buffer, np.uint32).tolist() == [0b1100, 2**32 - 1, 0b10]
     assert (free.is_stuck, both.is_stuck) == (False, True)
@@ -232,11 +232,11 @@ def with_image(
 ) -> Sequence:
     """Put an image into a sequence, whose rows are 100 and following."""
     image = Image(b"", start, num_rows, num_rows, {}, grid or [])
-    placed = PlacedImage(image, array("i", range(start, start + num_rows)))
+    placed = ImagePlaceholder(image, array("i", range(start, start + num_rows)))
     placed.rows = array("i", range(100, 100 + num_rows))
     sequence.images = [placed]
     if grid:
-        sequence.rope = RopePositions([(start, grid)])
+        sequence.rope = MRopePositions([(start, grid)])
     return sequence
 
 

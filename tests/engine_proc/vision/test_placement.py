@@ -13,7 +13,7 @@ from headrace.engine_proc.vision.placement import (
     CPU_NUMBERS,
     GPU_NUMBERS,
     Placement,
-    berth_of,
+    placement_of,
 )
 from headrace.engine_proc.worker import device_selection
 
@@ -48,40 +48,40 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_gpu_it_is_the_cpu_and_fp32(folder: Path) -> None:
-    assert berth_of(config_of(folder, device="cpu")) == CPU
-    assert berth_of(config_of(folder)) == CPU
-    assert berth_of(config_of(folder, dtype="bfloat16")) == CPU
-    assert berth_of(config_of(folder, dtype="float32")) == EXACT
+    assert placement_of(config_of(folder, device="cpu")) == CPU
+    assert placement_of(config_of(folder)) == CPU
+    assert placement_of(config_of(folder, dtype="bfloat16")) == CPU
+    assert placement_of(config_of(folder, dtype="float32")) == EXACT
 
 
 @pytest.mark.usefixtures("gpu")
 def test_with_a_gpu_it_is_the_first_one(folder: Path) -> None:
     expected = Placement("cuda:0", "auto", GPU_NUMBERS, CALL_BYTES)
-    assert berth_of(config_of(folder)) == expected
-    assert berth_of(config_of(folder, device="cuda", tp=2)) == expected
-    assert berth_of(config_of(folder, dtype="float16")).dtype == "float16"
-    assert berth_of(config_of(folder, device="cpu")) == CPU
+    assert placement_of(config_of(folder)) == expected
+    assert placement_of(config_of(folder, device="cuda", tp=2)) == expected
+    assert placement_of(config_of(folder, dtype="float16")).dtype == "float16"
+    assert placement_of(config_of(folder, device="cpu")) == CPU
 
 
 @pytest.mark.usefixtures("gpu")
 def test_where_the_decoder_stays_on_the_cpu_so_does_the_tower(folder: Path, tmp_path: Path) -> None:
     make_vision_folder(tmp_path, "gemma3")
-    assert berth_of(config_of(tmp_path)) == CPU
-    assert berth_of(config_of(folder, quantization="int8")) == CPU
+    assert placement_of(config_of(tmp_path)) == CPU
+    assert placement_of(config_of(folder, quantization="int8")) == CPU
 
 
 @pytest.mark.usefixtures("gpu")
 def test_in_fp32_images_go_alone_and_have_twice_the_memory(folder: Path) -> None:
-    assert berth_of(config_of(folder, dtype="float32")) == Placement(
+    assert placement_of(config_of(folder, dtype="float32")) == Placement(
         "cuda:0", "float32", 0, 2 * CALL_BYTES
     )
 
 
 def test_where_kernels_are_interpreted_the_gpu_is_the_cpu(folder: Path) -> None:
     assert device_selection.is_interpreted()
-    assert berth_of(config_of(folder, device="cuda")) == Placement("cpu", "auto", GPU_NUMBERS)
+    assert placement_of(config_of(folder, device="cuda")) == Placement("cpu", "auto", GPU_NUMBERS)
 
 
 def test_what_nothing_can_run_is_the_workers_to_say(folder: Path, tmp_path: Path) -> None:
-    assert berth_of(config_of(folder, quantization="fp8")) == CPU
-    assert berth_of(config_of(tmp_path)) == CPU
+    assert placement_of(config_of(folder, quantization="fp8")) == CPU
+    assert placement_of(config_of(tmp_path)) == CPU

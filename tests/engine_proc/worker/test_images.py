@@ -25,7 +25,7 @@ from tiny_vision import (
 )
 
 from headrace.config.model_card import read_folder
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
@@ -217,7 +217,7 @@ class Served:
         self.eyes = Eyes(model.tower, max_numbers)
         sampler = Sampler(model.reference.config.text_config.vocab_size, threads=1)
         self.worker = Worker(GenerationRunner(executor, sampler, self.eyes.area.rows))
-        self.pool = EmbeddingPool(NUM_ROWS)
+        self.pool = EncoderCache(NUM_ROWS)
         release = self.eyes.arena.release
         images = EncoderQueue(self.pool, IMAGE_TOKEN, release, model.card.whole_images)
         self.rig = Rig(

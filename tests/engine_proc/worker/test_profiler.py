@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.board.admin_requests import PROFILE, START_PROFILE, STOP_PROFILE, AdminRequests, wish
+from headrace.board.admin_requests import (
+    PROFILE,
+    START_PROFILE,
+    STOP_PROFILE,
+    AdminRequests,
+    admin_request,
+)
 from headrace.board.board import Board, Seat
-from headrace.engine_proc.worker.profiler import MAX_TRACES, Profiles, Recorder, StepTimes
+from headrace.engine_proc.worker.profiler import MAX_TRACES, Profiler, Recorder, StepTimes
 from headrace.engine_proc.worker.torch_profile import TorchProfile
 
 
@@ -21,10 +27,10 @@ class Rig:
         board = Board.create([Seat("frontend", 0)])
         self.slot = board.slot("frontend")
         where = None if directory is None else str(directory)
-        self.profiles = Profiles(where, "worker-0", AdminRequests(board, PROFILE), record)
+        self.profiles = Profiler(where, "worker-0", AdminRequests(board, PROFILE), record)
 
     def ask(self, what: str) -> None:
-        wish(self.slot, what)
+        admin_request(self.slot, what)
         self.profiles.look()
 
     def step(self, num_tokens: int = 1) -> None:

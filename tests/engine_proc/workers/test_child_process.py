@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.board.board import Board, Field, Seat, State
-from headrace.engine_proc.workers.child_process import Child, WorkerDied
+from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
 from headrace.exit_status import ExitStatus
 from headrace.supervision.hang_watchdog import HangWatchdog
 
@@ -20,9 +20,9 @@ def test_who_ends_for_want_of_memory_has_started_or_not(state: State, how: str) 
     slot = Board.create([Seat("worker", 1)]).slot("worker", 1)
     slot.enter(state)
     slot.exit_reason = "no room"
-    child: Child[Any, Any] = Child.__new__(Child)
+    child: ChildProcess[Any, Any] = ChildProcess.__new__(ChildProcess)
     process: Any = SimpleNamespace(poll=lambda: ExitStatus.SHORT_OF.value, pid=5)
-    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+    child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied) as death:
         child.check()
     assert str(death.value) == f"worker 1 {how}"
@@ -34,9 +34,9 @@ def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_cha
     slot = Board.create([Seat("worker", 0)]).slot("worker", 0)
     slot.enter(State.READY)
     slot[Field.HARMED_PID] = harmed
-    child: Child[Any, Any] = Child.__new__(Child)
+    child: ChildProcess[Any, Any] = ChildProcess.__new__(ChildProcess)
     process: Any = SimpleNamespace(poll=lambda: -signal.SIGKILL, pid=5)
-    child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+    child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
     with pytest.raises(WorkerDied, match="worker 0 was killed by SIGKILL") as death:
         child.check()
     assert death.value.is_chaos == is_chaos

@@ -8,13 +8,13 @@ import pytest
 from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
-from headrace.engine_proc.images.encoder_cache import EmbeddingPool
+from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.workers import vision_client as module
 from headrace.engine_proc.workers.child_process import WorkerDied
-from headrace.engine_proc.workers.vision_client import VisionWorker
+from headrace.engine_proc.workers.vision_client import VisionClient
 from headrace.exit_status import ExitStatus
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
@@ -57,12 +57,12 @@ class Told:
     def send(self, message: Encode) -> None:
         self.asked.append(message)
 
-    def make_capsule(self, *_: Any) -> None: ...
+    def make_crash_report(self, *_: Any) -> None: ...
 
     def stop(self) -> None: ...
 
 
-def started(monkeypatch: pytest.MonkeyPatch, told: Told, **flags: Any) -> VisionWorker:
+def started(monkeypatch: pytest.MonkeyPatch, told: Told, **flags: Any) -> VisionClient:
     """Return a vision worker whose process is told what to say, on a machine that may have GPUs."""
     monkeypatch.setattr(module, "Child", told)
     monkeypatch.setattr(module, "has_gpus", lambda: True)
@@ -70,12 +70,12 @@ def started(monkeypatch: pytest.MonkeyPatch, told: Told, **flags: Any) -> Vision
     board = Board.create(seats)
     context = Context(seats[0], board, board.slot("engine"), "error", os.getpid())
     config = engine_config(image_row_size=4, **flags)
-    return VisionWorker(config, context, Arena.create(1, 4096), EmbeddingArea.create(64, 4))
+    return VisionClient(config, context, Arena.create(1, 4096), EmbeddingArea.create(64, 4))
 
 
 def some_images(num: int) -> EncoderQueue:
     """Return images that wait, each of another request."""
-    images = EncoderQueue(EmbeddingPool(64), IMAGE_TOKEN, lambda _: None)
+    images = EncoderQueue(EncoderCache(64), IMAGE_TOKEN, lambda _: None)
     for number in range(num):
         image = Image(bytes([number]), 0, 1, 1, {"pixels": Tensor(0, 1, "f4", [1, 10])})
         id = request_id(0, number)

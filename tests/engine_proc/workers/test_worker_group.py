@@ -16,8 +16,8 @@ from headrace.board.board import Board, Field, Seat, State
 from headrace.config.model_card import find_demo_model
 from headrace.engine_proc.step.sampling_metadata import pack
 from headrace.engine_proc.workers import worker_group as module
-from headrace.engine_proc.workers.child_process import Child, WorkerDied
-from headrace.engine_proc.workers.worker_group import Workers
+from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
+from headrace.engine_proc.workers.worker_group import WorkerGroup
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
@@ -49,10 +49,10 @@ def board() -> Board:
 
 
 @pytest.fixture(scope="module")
-def workers(board: Board) -> Iterator[Workers]:
+def workers(board: Board) -> Iterator[WorkerGroup]:
     engine = Seat("engine", 0)
     context = Context(engine, board, board.slot("engine"), "error", os.getpid())
-    started = Workers(CONFIG, context)
+    started = WorkerGroup(CONFIG, context)
     wait_until(lambda: board.slot("worker", 1)[Field.PID] != 0, "a worker")
     tell(board, 1, signal.SIGKILL)  # while they load: others do
     started.wait_ready()
@@ -61,7 +61,7 @@ def workers(board: Board) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def result(workers: Workers) -> StepResult:
+def result(workers: WorkerGroup) -> StepResult:
     workers.start(STEP)
     return workers.finish()
 
@@ -72,7 +72,7 @@ def tell(board: Board, rank: int, what: signal.Signals) -> None:
 
 
 def test_a_worker_that_is_stopped_is_waited_for(
-    workers: Workers, board: Board, result: StepResult
+    workers: WorkerGroup, board: Board, result: StepResult
 ) -> None:
     tell(board, 1, signal.SIGSTOP)
     workers.start(STEP)
@@ -82,7 +82,7 @@ def test_a_worker_that_is_stopped_is_waited_for(
 
 
 def test_of_workers_that_end_together_the_one_that_died_is_named(
-    workers: Workers, board: Board, result: StepResult
+    workers: WorkerGroup, board: Board, result: StepResult
 ) -> None:
     tell(board, 1, signal.SIGSTOP)  # so that the other waits for it
     workers.start(STEP)
@@ -99,14 +99,14 @@ def test_of_workers_that_end_together_the_one_that_died_is_named(
 
 def test_worker_killed_between_polls_is_named_not_its_peers() -> None:
     board = Board.create([Seat("worker", rank) for rank in range(2)])
-    workers = Workers.__new__(Workers)
+    workers = WorkerGroup.__new__(WorkerGroup)
     workers._all = []
     for slot, code in zip(board.slots, (ExitStatus.PEER_LOST, -signal.SIGKILL), strict=True):
         slot.enter(State.READY)
-        child: Child[Any, Any] = Child.__new__(Child)
+        child: ChildProcess[Any, Any] = ChildProcess.__new__(ChildProcess)
         codes = itertools.chain([None], itertools.repeat(code))
         process: Any = SimpleNamespace(poll=lambda codes=codes: next(codes), pid=5)
-        child._slot, child._vigil, child._process = slot, HangWatchdog(8), process
+        child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process
         workers._all.append(child)
     for _ in range(2):
         with pytest.raises(WorkerDied, match=r"^worker 1 was killed by SIGKILL$"):
@@ -126,7 +126,7 @@ class Dying:
     def check(self, but_for_peers: bool = False) -> None:
         raise WorkerDied("worker 0 was killed")
 
-    def make_capsule(self, *_: object) -> None: ...
+    def make_crash_report(self, *_: object) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -143,7 +143,7 @@ def test_workers_that_disagree_are_an_error_and_not_two_texts(
 
     monkeypatch.setattr(module, "start_worker", lambda _config, _context, rank, *_: Odd(rank))
     context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
-    workers = Workers(CONFIG, context)
+    workers = WorkerGroup(CONFIG, context)
     workers.start(STEP)
     with pytest.raises(AssertionError, match="workers disagree"):
         workers.finish()
@@ -156,7 +156,7 @@ def test_who_is_killed_while_idle_is_replaced_without_end(
     monkeypatch.setattr(module, "start_worker", lambda *_: Dying())
     context = Context(Seat("engine", 0), board, board.slot("engine"), "error", os.getpid())
     clock = itertools.count(step=10)
-    workers = Workers(CONFIG, context, clock=lambda: next(clock))
+    workers = WorkerGroup(CONFIG, context, clock=lambda: next(clock))
 
     def die(computes: bool) -> None:
         assert workers.are_ready()

@@ -33,11 +33,11 @@ def rate(per_s: float) -> DrainRate:
     ],
 )
 def test_limits_are_kept(load: Load, length: int, why: str | None) -> None:
-    refusal = Admission(LIMITS).refuse(load, length)
-    assert (refusal is None) == (why is None)
-    if refusal is not None:
-        assert why is not None and why in refusal.message
-        assert refusal.status == 429
+    rejection = Admission(LIMITS).refuse(load, length)
+    assert (rejection is None) == (why is None)
+    if rejection is not None:
+        assert why is not None and why in rejection.message
+        assert rejection.status == 429
 
 
 def test_zero_is_no_limit() -> None:
@@ -47,10 +47,10 @@ def test_zero_is_no_limit() -> None:
 def test_retry_after_is_when_the_queue_will_be_half_empty() -> None:
     admission = Admission(LIMITS)
     admission.requests, admission.tokens = rate(10.5), rate(260)
-    refusal = admission.refuse(Load(100, 0, 0), 0)
-    assert refusal is not None and refusal.retry_after_s == 5
-    refusal = admission.refuse(Load(0, 1500, 0), 0)
-    assert refusal is not None and refusal.retry_after_s == 4
+    rejection = admission.refuse(Load(100, 0, 0), 0)
+    assert rejection is not None and rejection.retry_after_s == 5
+    rejection = admission.refuse(Load(0, 1500, 0), 0)
+    assert rejection is not None and rejection.retry_after_s == 4
 
 
 def test_rates_follow_the_counter() -> None:

@@ -11,9 +11,9 @@ DEADLINE_S = 120
 async def test_many_requests_begin_in_turns() -> None:
     ends: list[int] = []
     begun: list[int] = []
-    arrivals = StartQueue(after=lambda: ends.append(len(begun)))
+    start_queue = StartQueue(after=lambda: ends.append(len(begun)))
     for number in range(2 * MAX_BEGUN + 1):
-        arrivals.add(partial(begun.append, number))
+        start_queue.add(partial(begun.append, number))
     assert not begun
     sizes = []
     while len(begun) <= 2 * MAX_BEGUN:
@@ -25,11 +25,11 @@ async def test_many_requests_begin_in_turns() -> None:
 
 
 async def test_who_is_first_begins_before_all_that_wait() -> None:
-    arrivals = StartQueue()
+    start_queue = StartQueue()
     begun: list[int] = []
     for number in range(MAX_BEGUN + 1):
-        arrivals.add(partial(begun.append, number))
-    arrivals.add(partial(begun.append, -1), is_first=True)
+        start_queue.add(partial(begun.append, number))
+    start_queue.add(partial(begun.append, -1), is_first=True)
     while not begun:
         await asyncio.sleep(0)
     assert begun == [-1, *range(MAX_BEGUN - 1)]
@@ -41,15 +41,15 @@ async def test_those_behind_one_that_fails_begin() -> None:
     loop.set_exception_handler(lambda _, failed: failures.append(failed["exception"]))
     begun: list[int] = []
     sent: list[int] = []
-    arrivals = StartQueue(after=lambda: sent.extend(begun))
+    start_queue = StartQueue(after=lambda: sent.extend(begun))
     error = ValueError("nobody has foreseen it")
 
     def fail() -> None:
         raise error
 
-    arrivals.add(partial(begun.append, 1))
-    arrivals.add(fail)
-    arrivals.add(partial(begun.append, 2))
+    start_queue.add(partial(begun.append, 1))
+    start_queue.add(fail)
+    start_queue.add(partial(begun.append, 2))
     async with asyncio.timeout(DEADLINE_S):
         while len(begun) < 2:
             await asyncio.sleep(0)
@@ -58,15 +58,15 @@ async def test_those_behind_one_that_fails_begin() -> None:
 
 
 async def test_a_request_that_comes_while_others_begin_is_the_last() -> None:
-    arrivals = StartQueue()
+    start_queue = StartQueue()
     begun: list[str] = []
 
     def begin() -> None:
         begun.append("first")
-        arrivals.add(partial(begun.append, "last"))
+        start_queue.add(partial(begun.append, "last"))
 
-    arrivals.add(begin)
-    arrivals.add(partial(begun.append, "second"))
+    start_queue.add(begin)
+    start_queue.add(partial(begun.append, "second"))
     while len(begun) < 3:
         await asyncio.sleep(0)
     assert begun == ["first", "second", "last"]

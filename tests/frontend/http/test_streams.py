@@ -184,12 +184,12 @@ class Site:
     def __init__(self) -> None:
         self._board = Board.create([Seat("frontend", 0), Seat("engine", 0)])
         slot = self._board.slot("frontend")
-        self.exchanges = OpenRequests(0, slot)
+        self.open_requests = OpenRequests(0, slot)
         self.links = FakeLinks()
         limits = AdmissionLimits(10 * NUM_CLIENTS, 1000, 1 << 20)
-        door = Gate(ApiKeyAuth([]), Admission(limits), 1000, self._board, slot)
-        forwarder = Forwarder(self.exchanges, self.links, slot, door, 1000)
-        self.delivery = Dispatcher(asyncio.get_running_loop(), self.exchanges, slot)
+        gate = Gate(ApiKeyAuth([]), Admission(limits), 1000, self._board, slot)
+        forwarder = Forwarder(self.open_requests, self.links, slot, gate, 1000)
+        self.dispatcher = Dispatcher(asyncio.get_running_loop(), self.open_requests, slot)
         deadlines: Deadlines[Connection] = Deadlines(DEADLINE_S)
         http: Any = partial(Connection, deadlines, deadlines, StartQueue(), 10 * NUM_CLIENTS)
         app: Any = lambda request: forwarder.begin(request, RequestHead.of(request.headers))  # noqa: E731
@@ -213,8 +213,8 @@ class Site:
         return self._clients[-1]
 
     async def deliver(self, frames: ResponseFrames, data: bytes) -> None:
-        self.delivery.take(frames, data)
-        while self.delivery:
+        self.dispatcher.take(frames, data)
+        while self.dispatcher:
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
@@ -321,7 +321,7 @@ async def test_disconnect_aborts_the_open_request_of_a_connection(
     second = await asyncio.wait_for(site.links.forwarded.get(), DEADLINE_S)
     client.leave()
     assert await asyncio.wait_for(site.links.aborted.get(), DEADLINE_S) == second
-    assert [exchange.id for exchange in site.exchanges] == [other.id]
+    assert [open_request.id for open_request in site.open_requests] == [other.id]
     assert site.links.aborted.empty()
 
 
@@ -331,8 +331,8 @@ async def test_a_client_that_reads_late_gets_everything_in_order(site: Site) -> 
     for i, piece in enumerate(pieces):
         heads = {} if i else {client.id: EVENTS}
         await site.deliver(ResponseFrames.of(heads, [client.id], [len(piece)], [False], [i]), piece)
-    (exchange,) = site.exchanges
-    assert exchange.unsent, "it does not read, so much of it waits"
+    (open_request,) = site.open_requests
+    assert open_request.unsent, "it does not read, so much of it waits"
     await site.deliver(ResponseFrames.of({}, [client.id], [3], [True], [25]), b"end")
     assert await client.answer() == b"".join(pieces) + b"end"
 
@@ -348,10 +348,10 @@ async def test_sequences_of_one_request_never_overtake_unsent_bytes(
     await site.deliver(frames, pieces[0])
     told = [1] * 2
     frames = ResponseFrames.of({}, sequences[:2], map(len, pieces[1:3]), [False] * 2, told)
-    site.delivery.take(frames, b"".join(pieces[1:3]))
+    site.dispatcher.take(frames, b"".join(pieces[1:3]))
     begun = client.take()  # there is room again, of which the event loop has not heard
     assert begun
-    site.delivery.take(ResponseFrames.of({}, sequences[2:], [6], [False], [1]), pieces[3])
+    site.dispatcher.take(ResponseFrames.of({}, sequences[2:], [6], [False], [1]), pieces[3])
     await site.deliver(ResponseFrames.of({}, sequences[:1], [0], [True], [1]), b"")
     assert await client.answer() == b"".join(pieces)
 
@@ -362,8 +362,8 @@ async def test_resent_request_keeps_what_clients_have_received(site: Site) -> No
         heads = {client.id: EVENTS} if told == 1 else {}
         frames = ResponseFrames.of(heads, [client.id + 1], [1], [False], [told])
         await site.deliver(frames, b"%d" % told)
-    (sent,) = site.exchanges.sent()
-    client_id = site.exchanges.renumber(sent)
+    (sent,) = site.open_requests.sent()
+    client_id = site.open_requests.renumber(sent)
     assert sent.num_delivered == {1: 3}
     lost = ResponseFrames.of({}, [client.id + 1], [4], [False], [4])
     await site.deliver(lost, b"lost")

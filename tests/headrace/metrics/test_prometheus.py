@@ -109,9 +109,9 @@ def test_every_histogram_shows_its_own_span(board: Board) -> None:
             board.slot("frontend", 1).histogram(span).observe(1_500_000)
     found = families(board)
     shown = {span: found[f"headrace:{name}"].samples for name, _, span in HISTOGRAMS}
-    hops = found["headrace:request_hop_seconds"].samples
+    timings = found["headrace:request_hop_seconds"].samples
     for hop in HOPS:
-        shown[hop] = [s for s in hops if s.labels["hop"] == hop.name.lower()]
+        shown[hop] = [s for s in timings if s.labels["hop"] == hop.name.lower()]
     assert shown.keys() == set(SHOWN)
     for span, samples in shown.items():
         mine = [s for s in samples if s.labels["process"] == "frontend 1"]

@@ -44,39 +44,39 @@ def flight_of(ring: Any, sizes: list[int], made: list[int]) -> RequestWindow[Com
 
 def test_requests_are_made_when_there_are_places_for_them() -> None:
     ring, made = Places(), []
-    flight = flight_of(ring, [1] * 100, made)
-    assert flight.fill()
+    window = flight_of(ring, [1] * 100, made)
+    assert window.fill()
     assert len(ring.sent) == 3
     assert len(made) == 4, "those, and the next"
-    assert flight.take(Piece(2, JSON, BODY, True)) is not None
-    assert flight.fill()
+    assert window.take(Piece(2, JSON, BODY, True)) is not None
+    assert window.fill()
     assert len(ring.sent) == 4
 
 
 def test_a_request_that_is_larger_than_all_places_goes_alone() -> None:
     ring = Places()
-    flight = flight_of(ring, [2, 5, 1], [])
+    window = flight_of(ring, [2, 5, 1], [])
     for id in (1, 2, 3):
-        assert flight.fill()
+        assert window.fill()
         assert len(ring.sent) == id
-        flight.take(Piece(id, JSON, BODY, True))
-    assert not flight.fill()
+        window.take(Piece(id, JSON, BODY, True))
+    assert not window.fill()
 
 
 def test_an_answer_may_come_in_pieces_and_a_refusal_too() -> None:
-    flight = flight_of(Places(), [1, 1], [])
-    assert flight.fill()
-    assert flight.take(Piece(1, JSON, BODY[:9], False)) is None
-    assert flight.take(Piece(2, Head(400, JSON.content_type), b'{"error":{"mess', False)) is None
-    assert flight.take(Piece(1, None, BODY[9:], True)) == flight.answers()[0]
+    window = flight_of(Places(), [1, 1], [])
+    assert window.fill()
+    assert window.take(Piece(1, JSON, BODY[:9], False)) is None
+    assert window.take(Piece(2, Head(400, JSON.content_type), b'{"error":{"mess', False)) is None
+    assert window.take(Piece(1, None, BODY[9:], True)) == window.answers()[0]
     with pytest.raises(ApiError, match=r"^no\nin request 1, counted from 0$"):
-        flight.take(Piece(2, None, b'age":"no"}}', True))
+        window.take(Piece(2, None, b'age":"no"}}', True))
 
 
 def test_only_what_is_out_is_given_up() -> None:
     ring = Places()
-    flight = flight_of(ring, [1] * 5, [])
-    flight.fill()
-    flight.take(Piece(2, JSON, BODY, True))
-    flight.close()
+    window = flight_of(ring, [1] * 5, [])
+    window.fill()
+    window.take(Piece(2, JSON, BODY, True))
+    window.close()
     assert ring.closed == [1, 3]

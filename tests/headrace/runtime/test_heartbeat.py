@@ -13,43 +13,43 @@ from headrace.runtime.heartbeat import MAX_WORK_S, Heartbeat
 def test_a_heart_stops_when_a_piece_of_work_takes_too_long() -> None:
     now = 0.0
     slot = Board.create([Seat("worker", 0)]).slot("worker")
-    heart = Heartbeat(slot, lambda: now)
+    heartbeat = Heartbeat(slot, lambda: now)
     for began_at in (0.0, 5000.0):  # between pieces it may wait for as long as it likes
         now = began_at
-        heart.begin()
+        heartbeat.begin()
         now = began_at + MAX_WORK_S
         before = time.monotonic_ns()
-        assert heart.beat()
+        assert heartbeat.beat()
         assert slot[Field.HEARTBEAT_NS] >= before
-        heart.end()
-    heart.begin()
+        heartbeat.end()
+    heartbeat.begin()
     now += MAX_WORK_S + 1
     last = slot[Field.HEARTBEAT_NS]
-    assert not heart.beat()
+    assert not heartbeat.beat()
     assert slot[Field.HEARTBEAT_NS] == last
 
 
 def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
     now, loaded = 0.0, 0
-    heart = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
-    heart.begin(lambda: loaded)
+    heartbeat = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
+    heartbeat.begin(lambda: loaded)
     for _ in range(3):
         now += MAX_WORK_S
         loaded += 1
-        assert heart.beat()
+        assert heartbeat.beat()
     now += MAX_WORK_S
-    assert heart.beat()
+    assert heartbeat.beat()
     now += 1
-    assert not heart.beat()
+    assert not heartbeat.beat()
     loaded += 1
-    heart.end()
+    heartbeat.end()
     now += 1000
-    assert heart.beat()
+    assert heartbeat.beat()
 
 
 def test_a_heart_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
     times = chain((0.0,), repeat(MAX_WORK_S + 1))
-    heart = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))
-    heart.begin()
-    heart.start()
+    heartbeat = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: next(times))
+    heartbeat.begin()
+    heartbeat.start()
     wait_until(lambda: "its heart stops" in caplog.text, "it says so")

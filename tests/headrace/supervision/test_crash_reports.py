@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import headrace.supervision.crash_reports as capsules_module
+import headrace.supervision.crash_reports as crash_reports_module
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.config import CrashConfig, ServerConfig
 from headrace.supervision.crash_reports import MAX_CAPSULES, CrashReports, crash_directory, write
@@ -32,9 +32,9 @@ def make(directory: Path | None) -> Board:
     dead.keep_line(b"12:00:00 tokenizer 0 INFO one\n12:00:01 tokenizer 0 INFO two\n")
     dead.exit_reason = "no memory"
     dead[Field.STATE] = State.DEAD
-    capsules = CrashReports(CrashConfig.of(config, where), board)
-    capsules.make(dead, "exited with 1", "Thread 1:\n  File x", [0xAB0000, 0])
-    capsules.close()
+    crash_reports = CrashReports(CrashConfig.of(config, where), board)
+    crash_reports.make(dead, "exited with 1", "Thread 1:\n  File x", [0xAB0000, 0])
+    crash_reports.close()
     return board
 
 
@@ -73,15 +73,15 @@ def test_who_dies_while_another_capsule_is_written_has_one_too(
         assert has_room.wait(DEADLINE_S)
         write(*args)
 
-    monkeypatch.setattr(capsules_module, "write", write_late)
+    monkeypatch.setattr(crash_reports_module, "write", write_late)
     board = Board.create(SEATS)
-    capsules = CrashReports(CrashConfig.of(ServerConfig(), str(tmp_path)), board)
+    crash_reports = CrashReports(CrashConfig.of(ServerConfig(), str(tmp_path)), board)
     for slot in board.slots:
-        capsules.make(slot, "exited with 1", "")
+        crash_reports.make(slot, "exited with 1", "")
     has_room.set()
-    assert capsules._writer is not None
-    capsules.close()
-    capsules._writer.join(DEADLINE_S)
+    assert crash_reports._writer is not None
+    crash_reports.close()
+    crash_reports._writer.join(DEADLINE_S)
     found = [json.loads(path.read_text())["process"] for path in sorted(tmp_path.iterdir())]
     assert sorted(found) == sorted(map(str, SEATS))
 

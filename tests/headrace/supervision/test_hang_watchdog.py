@@ -17,10 +17,10 @@ def make_slot() -> Slot:
     return slot
 
 
-def looks(vigil: HangWatchdog, slot: Slot, first: float, last: float) -> list[float]:
+def looks(hang_watchdog: HangWatchdog, slot: Slot, first: float, last: float) -> list[float]:
     """Look twice a second; return at which seconds it was stuck."""
     times = [first + half / 2 for half in range(int((last - first) * 2) + 1)]
-    return [at for at in times if vigil.stuck([slot], int(at * SECOND))]
+    return [at for at in times if hang_watchdog.stuck([slot], int(at * SECOND))]
 
 
 def test_silence_for_long_is_being_stuck() -> None:
@@ -30,10 +30,10 @@ def test_silence_for_long_is_being_stuck() -> None:
 
 
 def test_a_heartbeat_ends_the_silence() -> None:
-    slot, vigil = make_slot(), HangWatchdog(STUCK_S)
-    assert not looks(vigil, slot, 100, 100 + STUCK_S)
+    slot, hang_watchdog = make_slot(), HangWatchdog(STUCK_S)
+    assert not looks(hang_watchdog, slot, 100, 100 + STUCK_S)
     slot[Field.HEARTBEAT_NS] = int((100 + STUCK_S) * SECOND)
-    assert not looks(vigil, slot, 100 + STUCK_S, 99 + 2 * STUCK_S)
+    assert not looks(hang_watchdog, slot, 100 + STUCK_S, 99 + 2 * STUCK_S)
 
 
 @pytest.mark.parametrize("state", [State.ABSENT, State.STARTING, State.DEAD])  # the one before it
@@ -45,10 +45,10 @@ def test_who_has_not_begun_to_serve_may_be_silent_for_longer(state: State) -> No
 
 
 def test_a_watcher_that_slept_begins_anew() -> None:
-    slot, vigil = make_slot(), HangWatchdog(STUCK_S)
-    looks(vigil, slot, 100, 101)
+    slot, hang_watchdog = make_slot(), HangWatchdog(STUCK_S)
+    looks(hang_watchdog, slot, 100, 101)
     awake = 1000 + GAP_S
-    stuck = looks(vigil, slot, awake, awake + STUCK_S + 1)
+    stuck = looks(hang_watchdog, slot, awake, awake + STUCK_S + 1)
     assert stuck[0] == awake + STUCK_S + 0.5
 
 

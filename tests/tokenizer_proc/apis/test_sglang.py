@@ -94,7 +94,7 @@ def test_an_answer_is_a_list_where_there_may_be_several(
 
 
 def test_prompt_logprobs_begin_where_they_are_requested() -> None:
-    wishes: list[dict[str, Any]] = [
+    admin_requests: list[dict[str, Any]] = [
         {},
         {"return_logprob": True, "top_logprobs_num": 2},
         {"return_logprob": True, "logprob_start_len": 0},
@@ -102,8 +102,8 @@ def test_prompt_logprobs_begin_where_they_are_requested() -> None:
         {"return_logprob": False, "logprob_start_len": 0, "top_logprobs_num": 2},
     ]
     found = []
-    for wish in wishes:
-        sequences = planned(text="Hi", **wish)
+    for admin_request in admin_requests:
+        sequences = planned(text="Hi", **admin_request)
         sampling, form = sequences.requests[0].sampling, form_of(sequences)
         assert form.num_logprobs == [sampling.logprobs]
         found.append((sampling.logprobs, sampling.prompt_logprobs, *form.first_logprob))

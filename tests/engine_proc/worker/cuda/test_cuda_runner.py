@@ -88,10 +88,10 @@ def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device)
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
     promises = [ours.run(first), ours.run(second)]  # nobody has looked at the first
     expected = [theirs.run(first), theirs.run(second)]
-    for promise, result in zip(promises, expected, strict=True):
-        assert tokens_of(promise.wait().token_ids).tolist() == tokens_of(result.token_ids).tolist()
-        assert promise.is_there
-        assert len(promise.wait().logprobs) == len(result.logprobs) > 0
+    for pending, result in zip(promises, expected, strict=True):
+        assert tokens_of(pending.wait().token_ids).tolist() == tokens_of(result.token_ids).tolist()
+        assert pending.is_there
+        assert len(pending.wait().logprobs) == len(result.logprobs) > 0
 
 
 def tokens_of(ids: bytes) -> Int32s:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.step.sampling_metadata import SamplingRows
+from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner
@@ -42,11 +42,11 @@ def sequence_of(generated: list[int], **sampling: Any) -> Sequence:
     return sequence
 
 
-def draw(rows: SamplingRows, sequence: Sequence, drafts: "array[int]" = NO_DRAFTS) -> None:
+def draw(rows: SamplingMetadata, sequence: Sequence, drafts: "array[int]" = NO_DRAFTS) -> None:
     rows.draw(sequence, len(sequence.tokens) + len(drafts), drafts)
 
 
-def step_of(rows: SamplingRows, num_rows: int) -> Step:
+def step_of(rows: SamplingMetadata, num_rows: int) -> Step:
     tokens = np.arange(max(1, num_rows), dtype=np.int32)
     return Step(
         token_ids=tokens.tobytes(),
@@ -61,13 +61,13 @@ def step_of(rows: SamplingRows, num_rows: int) -> Step:
     )
 
 
-def run(rows: SamplingRows, num_rows: int) -> ResultReader:
+def run(rows: SamplingMetadata, num_rows: int) -> ResultReader:
     step = step_of(rows, num_rows)
     return ResultReader(GenerationRunner(Unmoved(), Sampler(len(LOGITS))).run(step), num_pooled=0)
 
 
 def test_masks_are_asked_for_once_the_logits_are_there() -> None:
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     for _ in range(2):
         draw(rows, sequence_of([]))
     asked = []
@@ -82,7 +82,7 @@ def test_masks_are_asked_for_once_the_logits_are_there() -> None:
 
 
 def test_each_sequence_is_sampled_as_it_asks() -> None:
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     draw(rows, sequence_of([]))
     draw(rows, sequence_of([], logit_bias={2: 5.0}))
     draw(rows, sequence_of([], min_tokens=1))  # its stop token is 0
@@ -94,7 +94,7 @@ def test_each_sequence_is_sampled_as_it_asks() -> None:
 
 
 def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     rows.watch(sequence_of([], prompt_logprobs=1), 1)
     draw(rows, sequence_of([]))
     draw(rows, sequence_of([], logprobs=2, logit_bias={3: 9.0}))
@@ -111,7 +111,7 @@ def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
 
 def test_a_step_may_want_no_token() -> None:
     with pytest.raises(StopIteration):
-        run(SamplingRows(), 0).token()
+        run(SamplingMetadata(), 0).token()
 
 
 def test_tokens_that_the_step_before_draws_take_their_places() -> None:
@@ -122,7 +122,7 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
             seen.append(batch.token_ids.tolist())
             return super().logits(batch)
 
-    rows = SamplingRows()
+    rows = SamplingMetadata()
     for banned in ({}, {0: -9.0}, {0: -9.0, 1: -9.0}):
         draw(rows, sequence_of([], logit_bias=banned))
     runner = GenerationRunner(Watched(), Sampler(len(LOGITS)))
@@ -138,7 +138,7 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
 
 
 def test_penalties_know_what_the_step_before_draws() -> None:
-    first, second = SamplingRows(), SamplingRows()
+    first, second = SamplingMetadata(), SamplingMetadata()
     sequence = sequence_of([], presence_penalty=9.0)
     draw(first, sequence_of([], logit_bias={3: 9.0}))
     draw(first, sequence)  # 0

@@ -87,8 +87,8 @@ def team_of() -> Iterator[Callable[..., Team]]:
         return teams[-1]
 
     yield make
-    for team in teams:
-        team.close()
+    for shard_group in teams:
+        shard_group.close()
 
 
 TeamOf = Callable[..., Team]
@@ -99,14 +99,14 @@ TeamOf = Callable[..., Team]
 def test_a_team_says_what_one_worker_says(name: str, num_ranks: int, team_of: TeamOf) -> None:
     spec = UNEVEN[name]
     weights = random_weights(spec)
-    team, alone = team_of(spec, weights, num_ranks), cpu(spec, weights)
+    shard_group, alone = team_of(spec, weights, num_ranks), cpu(spec, weights)
     for step in (batch(PROMPT), batch([(0, 60, 61), (1, 0, 40)])):
         logits = alone.forward(step)
-        np.testing.assert_allclose(team.forward(step), logits, atol=5e-5)
+        np.testing.assert_allclose(shard_group.forward(step), logits, atol=5e-5)
         starts = np.arange(0, spec.vocab_size, 64)
-        largest = np.maximum.reduceat(team.forward(step), starts, axis=1)
-        np.testing.assert_array_equal(team.maxima(step), largest)
-    hidden = team.run(lambda executor: executor.embed(batch(PROMPT)))
+        largest = np.maximum.reduceat(shard_group.forward(step), starts, axis=1)
+        np.testing.assert_array_equal(shard_group.maxima(step), largest)
+    hidden = shard_group.run(lambda executor: executor.embed(batch(PROMPT)))
     np.testing.assert_allclose(hidden, alone.embed(batch(PROMPT)), atol=5e-5)
 
 
@@ -124,8 +124,10 @@ def test_no_cut_of_the_work_changes_a_bit(name: str, team_of: TeamOf) -> None:
     spec = UNEVEN[name]
     weights = random_weights(spec)
     whole = team_of(spec, weights, 2).forward(batch(PROMPT))
-    team = team_of(spec, weights, 2, threads=2)
-    parts = [team.forward(batch([(0, a, b)])) for a, b in [(0, 1), (1, 9), (9, 41), (41, 60)]]
+    shard_group = team_of(spec, weights, 2, threads=2)
+    parts = [
+        shard_group.forward(batch([(0, a, b)])) for a, b in [(0, 1), (1, 9), (9, 41), (41, 60)]
+    ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
@@ -199,23 +201,23 @@ def test_what_is_cut_is_read_once_by_all_together() -> None:
 
 
 def test_who_waits_for_a_lost_worker_is_told_which(team_of: TeamOf) -> None:
-    team = team_of(SPEC, random_weights(SPEC), 2)
-    team.groups[1].abort(CollectiveOutcome.PEER_DIED)
+    shard_group = team_of(SPEC, random_weights(SPEC), 2)
+    shard_group.groups[1].abort(CollectiveOutcome.PEER_DIED)
     with pytest.raises(CollectiveFailed, match="rank 1 died"):
-        team.executors[0].forward(batch(PROMPT))
+        shard_group.executors[0].forward(batch(PROMPT))
     with pytest.raises(CollectiveFailed, match="rank 1 died"):  # and it does so again
-        team.executors[0].forward(batch(PROMPT))
+        shard_group.executors[0].forward(batch(PROMPT))
 
 
 def test_a_batch_out_of_range_is_refused_by_all(team_of: TeamOf) -> None:
-    team = team_of(SPEC, random_weights(SPEC), 2)
+    shard_group = team_of(SPEC, random_weights(SPEC), 2)
     bad = dataclasses.replace(batch(PROMPT), token_ids=np.full(60, SPEC.vocab_size, np.int32))
-    for executor in team.executors:
+    for executor in shard_group.executors:
         with pytest.raises(ValueError, match="beyond its range"):
             executor.forward(bad)
     last = dataclasses.replace(batch(PROMPT), token_ids=np.full(60, SPEC.vocab_size - 1, np.int32))
     alone = cpu(SPEC).forward(last)
-    np.testing.assert_allclose(team.forward(last), alone, atol=5e-5)
+    np.testing.assert_allclose(shard_group.forward(last), alone, atol=5e-5)
 
 
 def test_many_rows_of_logits_are_gathered_in_parts(team_of: TeamOf) -> None:

@@ -1,0 +1,473 @@
+"""The engine between two steps: messages in, a step out, results on their way to detokenizers."""
+
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+
+from headrace.board.board import Field, Slot, Timing
+from headrace.config.config import EngineConfig
+from headrace.engine_proc.detokenizer_links import DetokenizerLinks
+from headrace.engine_proc.grammars import MatcherQueue
+from headrace.engine_proc.images.encoder_queue import EncoderQueue
+from headrace.engine_proc.intake import Intake, IntakeDecision
+from headrace.engine_proc.resume_cache import ResumeCache
+from headrace.engine_proc.scheduling.oom_backoff import OomBackoff
+from headrace.engine_proc.scheduling.page_pool import PagePool
+from headrace.engine_proc.scheduling.result_reader import ResultReader
+from headrace.engine_proc.scheduling.scheduler import Scheduler, SequenceOutput
+from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
+from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.sequence_stats import SequenceStats
+from headrace.engine_proc.step.step_builder import build_step, fill_masks
+from headrace.engine_proc.workers.child_process import WorkerDied
+from headrace.engine_proc.workers.vision_client import VisionClient
+from headrace.engine_proc.workers.worker_group import WorkerGroup
+from headrace.exit_status import ExitStatus
+from headrace.ipc.messages import (
+    Abort,
+    FinishReason,
+    GeneratedTokens,
+    GenerateRequest,
+    RenewLeases,
+    StepOutput,
+    StopSequence,
+    ToEngine,
+    detokenizer_of,
+    request_of,
+)
+from headrace.ipc.sockets import Frame, Inbox
+from headrace.ipc.worker_messages import ITEM_BYTES, Step, StepFailed
+
+if TYPE_CHECKING:
+    pass
+
+IDLE_MS = 500
+LOADING_MS = 20  # between looks at whether new workers are ready
+STUCK = (  # the text of an error
+    "the grammar could not be followed after {} tokens: it is too ambiguous or too large; a "
+    "simpler one may work"
+)
+NO_TOKEN = "allowed_token_ids allow no token that the grammar allows after {} tokens"
+BESIDE_MS = 1  # between looks at what is made beside steps, grammars and embeddings, without any
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """The engine's state between steps: requests, the scheduler, steps in flight."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        scheduler: Scheduler,
+        pool: PagePool,
+        detokenizers: DetokenizerLinks,
+        slot: Slot,
+        grammars: MatcherQueue,
+        images: EncoderQueue | None = None,
+        vision: VisionClient | None = None,
+        frontends: Iterable[Slot] = (),
+        clock: Callable[[], float] = time.monotonic,
+        ahead_s: float = 0.0,
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = pool
+        self._detokenizers = detokenizers
+        self._slot = slot
+        self._slot[Field.PAGE_TOKENS] = pool.page_tokens
+        self._sequence_stats = SequenceStats(slot)
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._target_itl_s = config.target_itl_ms / 1000
+        self._step_time = StepTimeModel()
+        self._ahead_s = ahead_s
+        self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
+        self._began_at = 0.0  # when the workers were free for the oldest
+        self._step_limit = OomBackoff()
+        self._clock = clock
+        self._grammars = grammars
+        self._images = images
+        self._vision = vision
+        self._intake = Intake()
+        self._resume_cache = ResumeCache()
+        self._frontends = list(frontends)
+        self._can_step = True
+        self._update_board()
+
+    def receive_all(self, inbox: Inbox[ToEngine]) -> None:
+        """Take all messages there are; wait for one where there is nothing else to do."""
+        wait_ms = 0
+        if not (self._scheduler.has_work and self._can_step):
+            self._detokenizers.flush()
+            self._sequence_stats.settle()
+            wait_ms = BESIDE_MS if self._grammars.is_busy or self._are_images_waiting else IDLE_MS
+            wait_ms = wait_ms if self._can_step else LOADING_MS
+        received = inbox.receive(wait_ms)
+        if self._grammars.is_busy:
+            for sequence in self._grammars.ready():
+                self._scheduler.add(sequence)
+        if received is None:
+            return
+        while received is not None:
+            self._take(*received)
+            received = inbox.receive(0)
+        self._update_board()
+
+    @property
+    def _are_images_waiting(self) -> bool:
+        return self._images is not None and self._images.num_waiting > 0
+
+    def _take(self, message: ToEngine, bulk: Frame) -> None:
+        match message:
+            case GenerateRequest():
+                self._add(Sequence.of(message, bulk, time.monotonic_ns()))
+            case Abort(request):
+                self._abort(request)
+            case RenewLeases():
+                self._intake.renew(memoryview(bulk).cast("B").cast("Q"), self._clock())
+            case StopSequence(id):
+                self._stop(id)
+            case GeneratedTokens():
+                self._resume_cache.keep(message, bulk, self._clock())
+            case _:
+                assert_never(message)
+
+    def _stop(self, id: int) -> None:
+        ended = self._scheduler.end(id)
+        if ended is not None:
+            self._slot.add(Field.FINISHED)
+            self._sequence_stats.stop(ended)
+            self._resume_cache.keep_ended(ended, self._clock())
+
+    def _abort(self, request: int) -> None:
+        self._intake.drop(request)
+        ended = self._drop(request)
+        self._slot.add(Field.ABORTED, len(ended))
+        if ended:
+            self._publish([SequenceOutput(ended[0], [], FinishReason.ABORT)])  # one is enough
+        else:  # its answer may still be being written
+            output = StepOutput.of({}, [request], [0], [FinishReason.ABORT])
+            detokenizer = detokenizer_of(request, len(self._detokenizers))
+            self._detokenizers.hold(detokenizer, output, b"")
+
+    def _drop(self, request: int) -> list[Sequence]:
+        """Let go of all sequences of a request; return those there were."""
+        compiling = self._grammars.abort(request)
+        for sequence in compiling:
+            self._dismiss(sequence)
+        return self._scheduler.abort(request) + compiling
+
+    def _dismiss(self, sequence: Sequence) -> None:
+        """Let go of the images of a sequence that the scheduler does not have."""
+        if self._images is not None:
+            self._images.dismiss(sequence.request.images)
+
+    def poll_images(self) -> None:
+        """Take what the vision worker has made of images, and ask it for more.
+
+        Raises:
+            WorkerDied: too many died in a row.
+        """
+        if self._vision is None or self._images is None:
+            return
+        losses = self._vision.take(self._images)
+        for sequence in losses.gone:  # it is on its way once more, under another id
+            self._abort(request_of(sequence.id))
+        for sequence, why in losses.failed:
+            if sequence.images:  # else it has failed, for another image or with another sequence
+                self._fail(sequence, why)
+        self._vision.ask(self._images)
+
+    def abort_lapsed(self) -> None:
+        """Abort what nobody waits for any more."""
+        requests = chain(self._scheduler.requests, self._grammars.requests)
+        starts = [slot[Field.STARTS] for slot in self._frontends]
+        for request in self._intake.lapsed(requests, self._clock(), starts):
+            self._slot.add(Field.LAPSED)
+            self._abort(request)
+        self._resume_cache.forget_old(self._clock(), self._detokenizers.are_serving)
+
+    def _add(self, sequence: Sequence) -> None:
+        # Who has been let in before is not refused now that everyone comes at once.
+        is_full = self._scheduler.is_full and not sequence.request.resumes
+        match self._intake.judge(sequence.id, is_full):
+            case IntakeDecision.TAKEN:
+                if sequence.request.resumes:
+                    self._resume(sequence)
+                if not sequence.request.grammar or self._grammars.prepare(sequence):
+                    self._scheduler.add(sequence)
+            case IntakeDecision.REFUSED:
+                self._slot.add(Field.QUEUE_REFUSALS)
+                self._dismiss(sequence)
+                self._publish([SequenceOutput(sequence, [], FinishReason.REFUSED)])
+            case IntakeDecision.DROPPED:
+                self._dismiss(sequence)
+
+    def _resume(self, sequence: Sequence) -> None:
+        """Go on from what the same sequence has, if it is still here under its old id.
+
+        Where log probabilities are told it begins anew: nobody keeps those.
+        """
+        before = sequence.request.resumes
+        request = request_of(before)
+        self._intake.drop(request)
+        for compiling in self._grammars.abort(request):
+            self._dismiss(compiling)
+        old = self._scheduler.end(before) or self._resume_cache.take_ended(before)
+        generated = self._resume_cache.take(before) if old is None else old.generated
+        if old is not None:
+            self._publish([SequenceOutput(old, [], FinishReason.ABORT)])
+            sequence.take_after(old)
+        sampling = sequence.request.sampling
+        generated = generated[
+            : sequence.request.max_tokens - 1
+        ]  # an end is told with the last token
+        if generated and generated[-1] in sequence.request.stop_token_ids:
+            generated.pop()
+        if sampling.logprobs is None and sampling.prompt_logprobs is None and generated:
+            sequence.tokens.extend(generated)
+            self._publish([SequenceOutput(sequence, generated.tolist())])
+
+    def run_once(self, workers: WorkerGroup) -> None:
+        """Compute a step if there is work; if a worker has died, begin everything again on others.
+
+        Raises:
+            WorkerDied: too many died in a row.
+        """
+        try:
+            self._can_step = workers.are_ready()
+            if not self._can_step:
+                return
+            if self._scheduler.has_work:
+                self.step(workers)
+            else:
+                workers.check()
+        except WorkerDied as death:
+            ids = self._scheduler.ids_in_step
+            is_for_memory = death.exit_status is ExitStatus.SHORT_OF and bool(ids)
+            if is_for_memory:
+                self._step_limit.failed(self._scheduler.tokens_in_step)
+            deadly = self._scheduler.recompute(blames=not (is_for_memory or death.is_chaos))
+            self._sent.clear()
+            self._set_step_deadline()
+            if deadly is not None:
+                self._fail(deadly, "workers have died twice while they were at it alone")
+            is_explained = is_for_memory or death.is_chaos or deadly is not None
+            workers.replace(death, ids, is_explained)
+            self._can_step = False
+            self._update_board()
+
+    def _without_stuck(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
+        """Fail the requests whose grammars cannot be followed; return the news of all others."""
+        stuck = {
+            request_of(n.sequence.id): n.sequence for n in news if n.finished is FinishReason.ABORT
+        }
+        for sequence in stuck.values():
+            error, reason = "it was not compiled", STUCK
+            if sequence.has_no_token:
+                error, reason = "allowed_token_ids allow none of its tokens", NO_TOKEN
+            elif sequence.matcher is not None:
+                error = sequence.matcher.error
+            num = sequence.num_generated
+            self._fail(sequence, f"its grammar, after {num} tokens: {error}", reason.format(num))
+        if not stuck:  # nearly always
+            return news
+        return [n for n in news if request_of(n.sequence.id) not in stuck]
+
+    def _fail(self, sequence: Sequence, why: str, reason: str = "") -> None:
+        """End a sequence's request with an error, whose text is `reason` where there is one."""
+        request = request_of(sequence.id)
+        log.error("request %x fails: %s", request, why)
+        self._intake.drop(request)
+        self._slot.add(Field.ABORTED, len(self._drop(request)))
+        news = [SequenceOutput(sequence, [], FinishReason.ABORT)]
+        failed, reasons = {request: sequence.request.plan}, {request: reason} if reason else {}
+        output, tokens = step_output(news, failed, reasons)
+        self._detokenizers.hold(sequence.request.detokenizer, output, tokens)
+
+    def step(self, workers: WorkerGroup) -> None:
+        """Send a step, then take the result of the oldest, unless another can be sent before.
+
+        What the last one brought is told while the workers are busy.
+        """
+        if self._send(workers) and self._looks_ahead():
+            return
+        if self._sent:
+            self._detokenizers.send_ready()
+            self._sequence_stats.settle()
+            self._take_result(workers)
+
+    def _looks_ahead(self) -> bool:
+        """Whether another step is to be sent before the result of the one that is computed."""
+        if len(self._sent) != 1:
+            return False
+        chunks, step = self._sent[0]
+        return self._step_time.mean_s(step.num_tokens, len(chunks)) <= self._ahead_s
+
+    def _send(self, workers: WorkerGroup) -> bool:
+        """Send a step if one can be chosen now."""
+        if not self._sent:
+            self._began_at = time.perf_counter()
+        chunks = self._scheduler.schedule(self._step_limit.within(self._budget()))
+        if not chunks:  # all wait for images, or for the step that is being computed
+            return False
+        now_ns = time.monotonic_ns()
+        for chunk in chunks:
+            if not chunk.is_decode:
+                chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
+        step = build_step(chunks)
+        workers.start(step)
+        self._sent.append((chunks, step))
+        if len(self._sent) == 1:
+            self._set_step_deadline()
+            self._make_masks(workers)
+        return True
+
+    def _set_step_deadline(self) -> None:
+        """Say on the board when the oldest step is overdue."""
+        patience_s = None
+        if self._sent:
+            _, step = self._sent[0]
+            patience_s = self._step_time.patience_s(step.num_tokens)
+        due_ns = 0 if patience_s is None else time.monotonic_ns() + round(1e9 * patience_s)
+        self._slot[Field.STEP_DUE_NS] = due_ns
+
+    def _make_masks(self, workers: WorkerGroup) -> None:
+        """Make the masks of the oldest step: all tokens before those it draws are known."""
+        chunks, step = self._sent[0]
+        if step.masked_rows:
+            fill_masks(chunks, workers.masks)
+            workers.masks_written()
+
+    def _take_result(self, workers: WorkerGroup) -> None:
+        """Wait for the oldest step, and take what it has brought."""
+        result = workers.finish()
+        if isinstance(result, StepFailed):
+            self._retry(workers, result.why)
+            return
+        chunks, step = self._sent.pop(0)
+        began_at, self._began_at = self._began_at, time.perf_counter()
+        num_tokens = step.num_tokens
+        self._step_limit.worked()
+        self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
+        self._slot[Field.STEPPED_NS] = time.monotonic_ns()
+        self._set_step_deadline()
+        news = self._scheduler.update(
+            chunks, ResultReader(result, len(step.pooled_rows) // ITEM_BYTES)
+        )
+        news = self._without_stuck(news)
+        if self._sent:
+            self._make_masks(workers)
+        self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
+        self._slot.histogram(Timing.STEP).observe(num_tokens)
+        self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
+        ended = [n.sequence for n in news if n.finished is not None]
+        self._slot.add(Field.FINISHED, len(ended))
+        for sequence in ended:
+            self._resume_cache.keep_ended(sequence, self._clock())
+        self._update_board()
+        self._sequence_stats.take(news, time.monotonic_ns())
+        self._publish(news)
+
+    def _retry(self, workers: WorkerGroup, why: str) -> None:
+        """Have the oldest step, for which there was no memory, computed in smaller ones.
+
+        The one that was sent after it fails, too. Whoever is alone in one that cannot be cut, with
+        a whole image or an encoder's text, fails for good.
+        """
+        chunks, step = self._sent[0]
+        for _ in self._sent[1:]:
+            workers.finish()
+        self._sent.clear()
+        self._set_step_deadline()
+        self._scheduler.retry()
+        workers.resume()
+        limit, num_tokens = self._step_limit.num_tokens, step.num_tokens
+        self._step_limit.failed(num_tokens)
+        log.warning("%s; at most %s in the next", why, self._step_limit.num_tokens)
+        sequence = chunks[0].sequence
+        is_whole = len(chunks) == 1 and limit is not None and num_tokens > limit
+        if is_whole and not sequence.has_ended:
+            self._fail(sequence, "its tokens have to be in one step, which is too large")
+        self._update_board()
+
+    def _budget(self) -> int | None:
+        """Return how many tokens to compute, so that texts being generated do not stall."""
+        if not self._target_itl_s or not self._scheduler.is_generating:
+            return None
+        spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
+        return len(self._scheduler.running) + spare
+
+    def _publish(self, news: list[SequenceOutput]) -> None:
+        """Have each detokenizer told what concerns it, while the next step is computed."""
+        for index in range(len(self._detokenizers)):
+            mine = [n for n in news if n.sequence.request.detokenizer == index]
+            if mine:
+                self._detokenizers.hold(index, *step_output(mine))
+
+    def _update_board(self) -> None:
+        """Bring the board up to date."""
+        self._slot[Field.RUNNING] = len(self._scheduler.running)
+        self._slot[Field.WAITING] = len(self._scheduler.waiting)
+        self._slot[Field.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
+        self._slot[Field.PAGES_TOTAL] = self._pool.num_pages
+        self._slot[Field.PAGES_FREE] = self._pool.num_free
+        counts = self._scheduler.counts
+        self._slot[Field.STEPS] = counts.steps
+        self._slot[Field.STEPS_AHEAD] = counts.steps_ahead
+        self._slot[Field.PREEMPTIONS] = counts.preemptions
+        self._slot[Field.PREFIX_QUERIES] = counts.prefix_queries
+        self._slot[Field.PREFIX_HITS] = counts.prefix_hits
+        if self._images is not None:
+            images, embeddings = self._images, self._images.pool
+            self._slot[Field.WAITING_IMAGES] = images.num_waiting
+            self._slot[Field.EMBEDDING_QUERIES] = images.num_queries
+            self._slot[Field.EMBEDDING_HITS] = images.num_hits
+            self._slot[Field.EMBEDDING_ROWS] = embeddings.num_rows
+            self._slot[Field.EMBEDDING_ROWS_FREE] = embeddings.num_free
+        self._slot[Field.DRAFTS] = counts.drafts
+        self._slot[Field.RIGHT_DRAFTS] = counts.accepted_drafts
+        self._slot[Field.DRAFT_ROUNDS] = counts.draft_rounds
+        if counts.accepted_drafts:
+            for place, num_right in enumerate(counts.right_at):
+                self._slot[Field.RIGHT_AT + place] = num_right
+
+
+def step_output(
+    news: list[SequenceOutput],
+    failed: dict[int, bytes] | None = None,
+    reasons: dict[int, str] | None = None,
+) -> tuple[StepOutput, bytes]:
+    """Return the message and its token ids; sequences in it count as started from here on."""
+    starting = [n.sequence for n in news if not n.sequence.has_started]
+    watched = [s for s in starting if s.needs_prompt_logprobs]
+    output = StepOutput.of(
+        started={s.id: s.request.plan for s in starting},
+        ids=[n.sequence.id for n in news],
+        counts=[len(n.tokens) for n in news],
+        finished=[n.finished for n in news],
+        cached={s.id: s.num_cached for s in starting if s.num_cached},
+        logprobs={n.sequence.id: n.logprobs for n in news if n.logprobs},
+        prompts={s.id: s.tokens[: s.num_prompt].tobytes() for s in watched},
+        prompt_logprobs={s.id: bytes(s.prompt_logprobs) for s in watched},
+        embeddings={n.sequence.id: n.embedding for n in news if n.embedding is not None},
+        failed=failed or {},
+        reasons=reasons or {},
+    )
+    now_ns = time.monotonic_ns()
+    for sequence in starting:
+        sequence.has_started = True
+        sequence.prompt_logprobs.clear()
+        if sequence.request.times is not None:
+            output.times[sequence.id] = msgspec.structs.replace(
+                sequence.request.times,
+                queued=sequence.queued_ns,
+                scheduled=sequence.scheduled_ns,
+                first_token=now_ns,
+            )
+    return output, array("I", (token for n in news for token in n.tokens)).tobytes()
