@@ -280,7 +280,7 @@ def test_an_aborted_reply_is_forgotten(replies: Replies) -> None:
     assert len(replies) == 0
 
 
-def test_what_comes_after_an_abort_is_attributed_to_nobody_else(replies: Replies) -> None:
+def test_output_after_an_abort_goes_to_no_other_request(replies: Replies) -> None:
     started = {A: make_plan(), B: make_plan()}
     take(replies, *make_output((A, "a", None), (B, "b", None), started=started))
     take(replies, *make_output((A, "", ABORT)))
@@ -517,7 +517,7 @@ def test_embeddings_in_base64_and_shortened(replies: Replies) -> None:
     assert decoded == [pytest.approx([0.6, 0.8]), [0, 0]]
 
 
-def test_embeddings_nobody_waits_for_are_forgotten(replies: Replies) -> None:
+def test_embeddings_of_aborted_requests_are_dropped(replies: Replies) -> None:
     take(replies, *embedding_output({A: [1, 0]}))
     take(replies, *make_output((A + 1, "", ABORT)))
     assert len(replies) == 0

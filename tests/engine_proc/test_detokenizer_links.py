@@ -59,7 +59,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def test_who_keeps_up_gets_every_step_by_itself(rig: Rig) -> None:
+def test_detokenizer_that_keeps_up_gets_single_steps(rig: Rig) -> None:
     for number in range(1, 4 * MAX_BEHIND):
         rig.step()
         assert rig.heard() == number
@@ -67,7 +67,7 @@ def test_who_keeps_up_gets_every_step_by_itself(rig: Rig) -> None:
         rig.handle(1)
 
 
-def test_who_is_behind_gets_steps_together(rig: Rig) -> None:
+def test_slow_detokenizer_gets_steps_together(rig: Rig) -> None:
     for _ in range(MAX_BEHIND + 3):
         rig.step()
     assert [rig.heard() for _ in range(MAX_BEHIND)] == list(range(1, MAX_BEHIND + 1))
@@ -79,7 +79,7 @@ def test_who_is_behind_gets_steps_together(rig: Rig) -> None:
     assert [rig.heard() for _ in range(3)] == [first + 1, first + 2, first + 3]
 
 
-def test_nobody_waits_for_another_who_is_behind(rig: Rig) -> None:
+def test_slow_detokenizer_delays_no_other(rig: Rig) -> None:
     for _ in range(MAX_BEHIND + 1):
         rig.step(detokenizer=0)
     rig.step(detokenizer=1)

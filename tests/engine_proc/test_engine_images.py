@@ -80,7 +80,7 @@ def test_a_request_whose_pixels_are_gone_is_let_go_of(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [{"max_num_queued": 1}], indirect=True)
-def test_pixels_of_who_is_not_taken_are_let_go_of(rig: Rig) -> None:
+def test_pixels_of_a_rejected_request_are_released(rig: Rig) -> None:
     show(rig, 1, 4096)
     late = show(rig, 2, 8192)
     assert rig.released == [8192]
@@ -92,7 +92,7 @@ def test_pixels_of_who_is_not_taken_are_let_go_of(rig: Rig) -> None:
     assert rig.released == [8192, 12288, 4096]
 
 
-def test_pixels_of_who_waits_for_a_grammar_are_let_go_of(rig: Rig) -> None:
+def test_pixels_of_an_aborted_grammar_waiter_are_released(rig: Rig) -> None:
     id = show(rig, 1, 4096, grammar=b"a")
     assert not rig.scheduler.requests
     rig.take(Abort(id))
@@ -112,7 +112,7 @@ def test_resent_request_reuses_its_encoded_image(rig: Rig) -> None:
     assert rig.released == [4096, 4096]
 
 
-def test_a_suspect_that_waits_for_an_image_holds_up_nobody(rig: Rig) -> None:
+def test_suspect_waiting_for_an_image_delays_no_other(rig: Rig) -> None:
     before, dying, well = tuple(range(16)), Sevens(lives=0), Sevens()
     for counter in (1, 2):
         image = Image(b"%d" % counter, 16, 2, 2, {"pixels": Tensor(4096 * counter, 1, "f4", [1])})

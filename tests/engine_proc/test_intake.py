@@ -39,7 +39,7 @@ def test_aborts_of_what_never_comes_are_forgotten_in_the_end() -> None:
     assert intake.judge(request_id(0, 1), is_full=False) is IntakeDecision.DROPPED
 
 
-def test_what_nobody_renews_lapses(caplog: pytest.LogCaptureFixture) -> None:
+def test_request_without_renewal_lapses(caplog: pytest.LogCaptureFixture) -> None:
     intake = Intake(lease_s=10)
     assert intake.lapsed([FIRST, SECOND], now=0) == []
     intake.renew([SECOND], now=9)

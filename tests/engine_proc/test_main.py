@@ -78,7 +78,7 @@ def test_tokens_go_to_the_detokenizer_of_their_sequence(rig: Rig) -> None:
     assert list(output.rows()) == [(FIRST, 1, FinishReason.LENGTH)]
 
 
-def test_who_was_with_a_worker_that_died_goes_on_where_it_was(rig: Rig) -> None:
+def test_sequence_resumes_after_its_worker_died(rig: Rig) -> None:
     rig.take(generate())
     dying, other = Sevens(lives=1), Sevens()
     for workers in (dying, dying, dying, other):
@@ -111,7 +111,7 @@ def test_a_request_at_which_workers_die_twice_fails_alone(rig: Rig) -> None:
     assert rig.heard(1)[1] == [7]
 
 
-def test_nobody_is_blamed_for_what_chaos_does(rig: Rig) -> None:
+def test_chaos_blames_no_request(rig: Rig) -> None:
     rig.take(generate())
     deaths = [Sevens(lives=0, is_chaos=True) for _ in range(4)]
     for dying in deaths:
@@ -195,7 +195,7 @@ def test_how_long_a_step_may_take_for_another_to_be_sent(
 
 
 @ahead
-def test_who_ends_while_he_is_computed_says_nothing_more(rig: Rig) -> None:
+def test_sequence_aborted_during_a_step_says_nothing_more(rig: Rig) -> None:
     stopping = GenerateRequest(FIRST, 0, 9, Sampling(logprobs=0), [7], b"")
     rig.take(stopping, generate(request_id(0, 2)))
     assert [rig.turn().copy() for _ in range(2)] == [["start"], ["start", "finish"]]
@@ -208,7 +208,7 @@ def test_who_ends_while_he_is_computed_says_nothing_more(rig: Rig) -> None:
 
 
 @ahead
-def test_an_abort_ends_the_step_that_is_computed_for_nobody(rig: Rig) -> None:
+def test_abort_ends_a_step_without_live_sequences(rig: Rig) -> None:
     rig.take(generate())
     rig.turn()
     rig.take(Abort(FIRST))
@@ -298,7 +298,7 @@ def test_both_steps_of_workers_without_memory_are_computed_again(rig: Rig) -> No
     assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
 
 
-def test_workers_that_end_for_want_of_memory_blame_nobody(rig: Rig) -> None:
+def test_workers_out_of_memory_blame_no_request(rig: Rig) -> None:
     rig.take(generate(), generate(request_id(0, 2)), prompt=tuple(range(20)))
     dying = [Small(0, dies=True) for _ in range(4)]
     for workers in dying:
@@ -431,7 +431,7 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("rig", [{"max_num_queued": 1}], indirect=True)
-def test_who_comes_again_finds_no_queue_too_long(rig: Rig) -> None:
+def test_resent_request_bypasses_the_queue_limit(rig: Rig) -> None:
     first, again = request_id(0, 5), request_id(0, 6)
     rig.take(generate(first))
     rig.take(GenerateRequest(again, 0, 2, Sampling(), [], b"", resumes=FIRST))
@@ -518,7 +518,7 @@ def with_grammar(id: int, grammar: bytes = b"grammar") -> GenerateRequest:
     return msgspec.structs.replace(generate(id), grammar=grammar)
 
 
-def test_a_grammar_that_is_compiled_holds_up_nobody_else(rig: Rig, compiler: Slow) -> None:
+def test_grammar_compilation_delays_no_other_request(rig: Rig, compiler: Slow) -> None:
     other = request_id(0, 2)
     rig.take(with_grammar(FIRST), with_grammar(FIRST + 1), generate(other))
     assert rig.step() == ["start", "finish"]

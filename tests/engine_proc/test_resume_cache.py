@@ -21,7 +21,7 @@ def test_each_sequence_has_its_own_once() -> None:
     assert resume_cache.take(5).tolist() == resume_cache.take(7).tolist() == []
 
 
-def test_what_nobody_takes_up_is_forgotten() -> None:
+def test_unclaimed_tokens_expire() -> None:
     resume_cache = make_legacy()
     resume_cache.forget_old(100.0 + KEEP_S, are_serving=True)
     assert resume_cache.take(5).tolist() == [1, 2]

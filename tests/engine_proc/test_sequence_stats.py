@@ -80,7 +80,7 @@ def test_a_text_of_one_token_has_no_time_per_token(slot: Slot) -> None:
     assert (num(slot, Timing.DECODED), num(slot, Timing.PER_TOKEN)) == (1, 0)
 
 
-def test_who_leaves_tells_nothing_but_its_prompt(slot: Slot) -> None:
+def test_aborted_sequence_counts_only_its_prompt(slot: Slot) -> None:
     sequence_stats, s = SequenceStats(slot), sequence()
     sequence_stats.take([news(s)], 10 * MS)
     sequence_stats.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)

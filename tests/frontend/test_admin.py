@@ -35,9 +35,7 @@ class Rig:
     ("keys", "key", "status"),
     [((), KEY, 403), ((), None, 403), ((KEY,), b"x", 401), ((KEY,), None, 401)],
 )
-def test_nobody_comes_in_without_the_key(
-    keys: tuple[bytes, ...], key: bytes | None, status: int
-) -> None:
+def test_admin_paths_need_the_key(keys: tuple[bytes, ...], key: bytes | None, status: int) -> None:
     rig = Rig(*keys)
     for path in (PROCESSES, RESTART, DRAIN, "/admin/x"):
         assert rig.ask(METHODS.get(path, "GET"), path, key=key).status == status

@@ -410,7 +410,7 @@ def test_a_refusal_is_in_the_words_of_the_api() -> None:
     os.close(site.board.fd)
 
 
-async def test_who_stops_answers_what_is_open_and_takes_no_more(site: Site) -> None:
+async def test_draining_frontend_finishes_open_requests_only(site: Site) -> None:
     for slot in site.board.slots:
         slot.enter(State.READY)
     early = site.ask(Client(b"{}"))
@@ -494,7 +494,7 @@ async def test_body_that_outgrows_the_room_is_refused(site: Site) -> None:
     assert answered(site) == {429: 1}
 
 
-async def test_slow_bodies_take_nobodys_place(site: Site) -> None:
+async def test_slow_bodies_take_no_place(site: Site) -> None:
     slow = [site.ask(Client(b"{", has_all=False)) for _ in range(MAX_REQUESTS)]
     for client in slow:
         await client.all_read()

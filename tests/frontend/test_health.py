@@ -68,7 +68,7 @@ def test_each_process_is_told_of() -> None:
     ]
 
 
-def test_who_is_silent_is_named() -> None:
+def test_silent_process_is_named() -> None:
     found = health_of(make_board(), LIVE, False, 6 * 10**9)
     assert found.status == 503
     assert json.loads(found.body)["reasons"] == [
@@ -82,7 +82,7 @@ def test_a_step_that_does_not_end_is_no_good_health() -> None:
     assert ask(board, LIVE) == (503, ["engine 0 waits for a step that has taken far too long"])
 
 
-def test_who_asks_after_a_pause_gives_everybody_time_to_be_heard() -> None:
+def test_health_after_a_pause_waits_for_heartbeats() -> None:
     board = make_board()
     board.slot("engine")[Field.STEP_DUE_NS] = 2 * 10**9
     for at, status in ((60, 200), (63, 200), (64, 503)):
@@ -94,7 +94,7 @@ def test_who_asks_after_a_pause_gives_everybody_time_to_be_heard() -> None:
     assert health_of(board, LIVE, False, 65 * 10**9, 60 * 10**9).status == 503, "the step"
 
 
-def test_a_frontend_that_was_not_awake_calls_nobody_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frontend_that_slept_reports_no_unhealthy_process(monkeypatch: pytest.MonkeyPatch) -> None:
     board, statuses = make_board(), []
     others: Any = SimpleNamespace(is_closed=False)
     app = App(board, WakeClock(), others, others, others)

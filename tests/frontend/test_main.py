@@ -69,7 +69,7 @@ async def test_a_beat_that_fails_ends_the_server(
     assert board.slot("frontend")[Field.HEARTBEAT_NS], "it had begun"
 
 
-async def test_who_has_connected_may_ask_though_the_frontend_leaves(
+async def test_connected_client_may_ask_a_leaving_frontend(
     frontend: Frontend, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LINGER_S", 0)

@@ -13,7 +13,7 @@ HEAD = Head(200, "text/plain")
 SLOT = Slot(memoryview(bytearray(SLOT_WORDS * 8)).cast("Q"), Seat("frontend", 0))
 
 
-def test_who_writes_is_told_of_what_has_come() -> None:
+def test_writer_hears_of_new_pieces() -> None:
     told = []
     open_request = OpenRequest(1)
     open_request.on_news = lambda: told.append(bytes(open_request.unsent))
@@ -89,7 +89,7 @@ def test_a_head_that_has_come_stays() -> None:
     assert (bytes(open_request.unsent), open_request.head) == (b"xy", HEAD)
 
 
-def test_what_comes_for_nobody_is_dropped_and_shifts_nothing() -> None:
+def test_frames_of_unknown_ids_are_dropped_alone() -> None:
     open_requests = OpenRequests(0, SLOT)
     gone, here = open_requests.open(), open_requests.open()
     open_requests.close(gone)

@@ -28,7 +28,7 @@ def test_all_are_documented() -> None:
     assert [int(number) for number in numbers] == list(ExitStatus)
 
 
-def test_an_error_that_nobody_has_foreseen_is_1_and_a_traceback() -> None:
+def test_unexpected_error_exits_with_1_and_a_traceback() -> None:
     code = "import headrace.launch.serve as l; l.read_card = lambda _: 1 / 0; l.main([])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1

@@ -63,7 +63,7 @@ def test_unread_log_blocks_nothing_and_counts_lost_lines() -> None:
     process.stdout.close()
 
 
-def test_a_process_ends_though_nobody_reads_its_log() -> None:
+def test_process_ends_with_an_unread_log() -> None:
     reader, writer = os.pipe()
     process = start(writer)
     process.communicate("\n", timeout=DEADLINE_S)
@@ -72,7 +72,7 @@ def test_a_process_ends_though_nobody_reads_its_log() -> None:
     os.close(writer)
 
 
-def test_a_record_that_cannot_be_formatted_fails_nobody() -> None:
+def test_unformattable_log_record_fails_nothing() -> None:
     code = (
         "import logging; from headrace import logs; logs.setup('engine', 'info')\n"
         "logging.info('%d', 'no number'); logging.info('and on')"

@@ -82,7 +82,7 @@ def test_fields_of_requests_are_an_object(mock: RunningServer) -> None:
         assert "argument --extra-body: invalid json_object value" in done.stderr
 
 
-def test_who_reads_a_part_of_the_table_is_not_bothered(mock: RunningServer) -> None:
+def test_reader_of_a_part_of_the_table_sees_no_traceback(mock: RunningServer) -> None:
     command = [str(HEADRACE), "bench", "serve", "--base-url", mock.url, "--num-prompts", "1"]
     done = subprocess.Popen(
         [*command, "--disable-tqdm"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

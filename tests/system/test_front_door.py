@@ -226,7 +226,7 @@ def test_half_closed_client_is_answered(server: RunningServer) -> None:
         assert (b"[DONE]" if stream else b'"usage"') in answer
 
 
-def test_idle_connections_keep_nobody_out(server: RunningServer) -> None:
+def test_idle_connections_take_no_place(server: RunningServer) -> None:
     with ExitStack() as idle:
         for _ in range(300):
             idle.enter_context(socket.create_connection(address(server), TIMEOUT_S))

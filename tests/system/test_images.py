@@ -378,7 +378,7 @@ def test_a_text_never_sees_a_process_of_images(server: RunningServer) -> None:
             ring[lane].resume()
 
 
-def test_who_has_left_is_not_waited_for(server: RunningServer) -> None:
+def test_disconnected_client_is_not_waited_for(server: RunningServer) -> None:
     counters = ("images_total", "tokenizer_abandoned_total", "http_disconnects_total")
     before = {name: server.metric(name) for name in counters}
 
@@ -409,7 +409,9 @@ def test_who_has_left_is_not_waited_for(server: RunningServer) -> None:
     wait_until(lambda: server.metric("image_bytes_sent") == 0, "the engine is done with all")
 
 
-def test_who_has_left_is_not_fetched_for(server: RunningServer, pictures: PictureServer) -> None:
+def test_disconnected_client_has_no_images_fetched(
+    server: RunningServer, pictures: PictureServer
+) -> None:
     pictures.may_answer.clear()
     pictures.is_asked.clear()
     abandoned = server.metric("tokenizer_abandoned_total")
@@ -446,7 +448,7 @@ def test_the_load_generator_asks_with_images(server: RunningServer) -> None:
     assert server.metric("images_total") - before == 2 * (5 + 1)  # one to warm up
 
 
-def test_who_shares_images_is_not_played_alone(
+def test_recording_with_shared_images_is_not_replayed_alone(
     server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     record = tmp_path_factory.getbasetemp() / "images"

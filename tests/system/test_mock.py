@@ -60,7 +60,7 @@ def test_a_stop_string_ends_a_text(mock: RunningServer) -> None:
     assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(third)], "stop")
 
 
-def test_who_leaves_makes_place_and_who_is_too_many_is_refused(mock: RunningServer) -> None:
+def test_disconnect_makes_room_and_excess_is_refused(mock: RunningServer) -> None:
     address = urlsplit(mock.url)
     body = json.dumps({**PROMPT, "max_tokens": 8000, "stream": True}).encode()  # minutes
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

@@ -81,7 +81,7 @@ def test_running_frontend_has_loaded_nothing_heavy(server: RunningServer) -> Non
 @pytest.mark.parametrize(
     "process", ["supervisor", "engine", "worker 0", "tokenizer 0", "detokenizer 0"]
 )
-def test_nobody_loads_torch_for_what_the_core_runs(server: RunningServer, process: str) -> None:
+def test_models_of_the_core_load_no_torch(server: RunningServer, process: str) -> None:
     httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 2})
     assert LIBRARIES["torch"] not in loaded_files(server.ring[f"headrace: {process}"])
 
@@ -238,7 +238,7 @@ def test_without_a_model_it_says_how_to_get_one(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_start_sweeps_run_directories_nobody_listens_in(socket_folder: Path) -> None:
+def test_start_sweeps_abandoned_run_directories(socket_folder: Path) -> None:
     abandoned = Path(tempfile.mkdtemp(prefix="headrace-", dir=socket_folder))
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(abandoned / "engine-0.sock"))

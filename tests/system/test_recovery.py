@@ -219,7 +219,7 @@ def test_dead_frontend_takes_only_its_own_connections(
     assert not difference(asyncio.run(read_all(own_server.url)), undisturbed)
 
 
-def test_all_but_the_engine_is_renewed_and_nobody_notices(
+def test_rolling_restart_of_all_but_the_engine_is_seamless(
     own_server: RunningServer, undisturbed: list[Any]
 ) -> None:
     before = {title: process.pid for title, process in own_server.ring.items()}

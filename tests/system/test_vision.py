@@ -166,7 +166,7 @@ VICTIMS = ["vision 0", "tokenizer 2", "worker 1", "engine"]
 
 
 @pytest.mark.parametrize("number", range(len(VICTIMS)), ids=VICTIMS)
-def test_answers_are_the_same_whoever_dies(served: Served, number: int) -> None:
+def test_responses_are_the_same_whatever_dies(served: Served, number: int) -> None:
     chats = [[message("Look: ", shown(100 * number + i, 70, 50), " Well?")] for i in range(3)]
     story = body_of(chats[0]) | {"max_tokens": NUM_STORY_TOKENS, "stream": True}
     victim = served.server.ring[f"headrace: {VICTIMS[number]}"]

@@ -231,7 +231,7 @@ def test_a_request_may_want_texts_twice(bench: Bench) -> None:
     assert request.sampling.bad_words == [list(b"no"), list(b" no")]  # type: ignore[union-attr]
 
 
-def test_a_request_that_waits_for_its_grammar_holds_up_nobody(bench: Bench) -> None:
+def test_request_waiting_for_its_grammar_delays_no_other(bench: Bench) -> None:
     bench.send("slow", guided_regex="a")
     bench.service.handle(DEADLINE_MS)
     bench.send("other")

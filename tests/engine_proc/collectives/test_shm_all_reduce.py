@@ -178,7 +178,7 @@ def test_arrays_need_not_be_aligned(num_ranks: int) -> None:
 
 @pytest.mark.parametrize("num_ranks", RANKS)
 @pytest.mark.parametrize("count", [0, 1, 4096, 10_007])
-def test_a_gather_brings_everybodys_part(num_ranks: int, count: int) -> None:
+def test_gather_brings_every_ranks_part(num_ranks: int, count: int) -> None:
     parts = np.random.default_rng(0).integers(0, 1000, (num_ranks, count))
 
     def body(group: ShmAllReduce) -> tuple[Array, Array]:
@@ -299,7 +299,7 @@ def test_a_rank_that_has_left_is_not_waited_for() -> None:
     os.close(fd)
 
 
-def test_who_leaves_after_the_last_collective_breaks_nothing() -> None:
+def test_exit_after_the_last_collective_breaks_nothing() -> None:
     fd = ShmAllReduce.create(2)
     x = np.ones(8, np.float32)
 
@@ -345,7 +345,7 @@ def test_all_others_hear_of_a_mismatch() -> None:
         )
 
 
-def test_a_rank_that_gives_up_says_who() -> None:
+def test_rank_that_gives_up_names_its_peer() -> None:
     def body(group: ShmAllReduce) -> str:
         if group.rank == 1:
             group.abort()
@@ -356,7 +356,7 @@ def test_a_rank_that_gives_up_says_who() -> None:
     assert as_threads(3, body) == ["rank 1 failed"] * 3
 
 
-def test_a_group_is_joined_once_by_each_rank_and_by_nobody_else(fd: int) -> None:
+def test_group_is_joined_once_by_each_of_its_ranks(fd: int) -> None:
     group = ShmAllReduce(fd, 0, 2)
     with pytest.raises(HeadraceError, match="busy"):
         ShmAllReduce(fd, 0, 2)

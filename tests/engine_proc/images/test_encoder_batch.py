@@ -34,7 +34,7 @@ def test_an_image_beyond_the_bound_goes_alone() -> None:
     assert num_together([], 1000) == 0
 
 
-def test_nobody_is_overtaken() -> None:
+def test_batch_takes_images_in_order() -> None:
     small, large = image(4, 1176, image_grid_thw=[1, 3]), image(64, 1176, image_grid_thw=[1, 3])
     assert num_together([small, large, small], 8 * 1176) == 1
 

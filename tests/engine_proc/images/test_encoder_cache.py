@@ -71,7 +71,7 @@ def test_images_needed_together_never_evict_each_other() -> None:
     assert pool.is_filled(CAT)
 
 
-def test_who_lets_go_twice_is_noticed() -> None:
+def test_double_release_is_noticed() -> None:
     pool = EncoderCache(4)
     pool.hold({CAT: 2})
     pool.fill(CAT)

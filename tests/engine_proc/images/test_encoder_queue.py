@@ -341,7 +341,7 @@ def test_prompt_is_computed_up_to_its_first_missing_image() -> None:
     rig.check_empty()
 
 
-def test_who_waits_for_an_image_takes_nobodys_place() -> None:
+def test_sequence_waiting_for_an_image_takes_no_place() -> None:
     rig = Rig()
     for _ in range(5):
         rig.add([[1, 2], 3, [4]])
@@ -493,7 +493,7 @@ def test_room_for_embeddings_is_given_in_the_order_of_the_policy() -> None:
     rig.check_empty()
 
 
-def test_who_waits_for_an_image_counts_as_waiting() -> None:
+def test_sequence_waiting_for_an_image_counts_as_waiting() -> None:
     rig = Rig()
     for image in range(4):
         assert not rig.scheduler.is_full

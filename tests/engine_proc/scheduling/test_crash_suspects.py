@@ -29,7 +29,7 @@ tokens = st.integers(0, VOCABULARY - 1)
     max_num_seqs=st.integers(1, 6),
     depth=st.integers(1, 2),
 )
-def test_who_comes_to_a_deadly_token_ends_and_nobody_else(
+def test_deadly_token_ends_only_its_sequence(
     prompts: list[list[int]],
     deadly: int,
     page_tokens: int,
@@ -62,7 +62,7 @@ def test_who_comes_to_a_deadly_token_ends_and_nobody_else(
         assert rig.said[id] == (said[: len(rig.said[id])] if id in ended else said)
 
 
-def test_who_survives_alone_goes_on_with_the_others() -> None:
+def test_suspect_that_survives_alone_rejoins_the_batch() -> None:
     rig = Rig.make(num_pages=20, page_tokens=4, budget=16, max_num_seqs=3)
     for counter in range(3):
         rig.add(make_sequence([counter + 1] * 6, 9, request_id(0, counter), stop_token_ids=[]))

@@ -251,7 +251,7 @@ def test_prompts_of_one_step_leave_texts_a_token_each() -> None:
     assert long.num_computed - before == 32 - len(texts)
 
 
-def test_who_does_not_fit_is_not_overtaken() -> None:
+def test_sequence_that_does_not_fit_is_not_overtaken() -> None:
     rig = Rig.make(num_pages=8, page_tokens=2, budget=64, max_num_seqs=4)
     rig.add(make_sequence([1] * 10, 2, request_id(0, 1)))
     rig.add(make_sequence([2] * 10, 2, request_id(0, 2)))
@@ -436,7 +436,7 @@ def test_whole_prompts_are_not_cut_and_not_shared() -> None:
     assert [(chunk.start, chunk.count) for chunk in scheduler.schedule()] == [(0, 9)]
 
 
-def test_who_was_preempted_does_not_run_in_the_same_step() -> None:
+def test_preempted_sequence_skips_the_same_step() -> None:
     rig = Rig.make(num_pages=4, page_tokens=2, budget=16, max_num_seqs=4)
     for i in range(2):
         rig.add(make_sequence([1, 2, i], 5, request_id(0, i), stop_token_ids=[]))

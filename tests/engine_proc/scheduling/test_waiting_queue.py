@@ -81,7 +81,7 @@ def test_keys_take_turns_however_much_one_of_them_wants() -> None:
     assert queue.order() == [greedy[0], modest[0], greedy[1], modest[1], greedy[2]]
 
 
-def test_who_was_away_has_no_credit() -> None:
+def test_idle_key_gains_no_credit() -> None:
     queue = Queue(Policy.FCFS)
     first = queue.add(key=1)
     queue.shares.charge(1, 1000)
@@ -90,7 +90,7 @@ def test_who_was_away_has_no_credit() -> None:
     assert queue.order(cost=10) == [first, *late, second]
 
 
-def test_who_had_much_and_left_is_remembered() -> None:
+def test_heavy_key_is_remembered_after_it_left() -> None:
     shares = FairShare()
     shares.enter(1)
     shares.charge(1, 1000)

@@ -96,7 +96,7 @@ def test_images_without_memory_together_are_encoded_one_by_one(rig: Rig) -> None
     assert rig.encoder.calls == [2, 1, 1]
 
 
-def test_rows_of_fewer_images_than_were_asked_for_are_nobodys(rig: Rig) -> None:
+def test_too_few_rows_are_encoded_again_image_by_image(rig: Rig) -> None:
     whole = rig.encoder.encode
     rig.encoder.encode = lambda images: whole(images)[:1]  # type: ignore[method-assign]
     images = [rig.put(1), rig.put(2)]

@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_said_and_ends_nothing(
     assert "a profile of 1 steps is lost: " in caplog.text
 
 
-def test_without_a_directory_nobody_looks() -> None:
+def test_profiler_without_a_directory_never_polls() -> None:
     rig = Rig(None)
     rig.ask(START_PROFILE)
     rig.step()

@@ -114,7 +114,7 @@ def test_other_failures_are_the_worker_s_end(outcome: CollectiveOutcome) -> None
         StepRunner(Scripted(fail(ValueError("wrong")))).run(step(), no_masks)
 
 
-def test_who_cannot_call_the_others_back_ends_for_want_of_memory() -> None:
+def test_worker_without_a_way_back_ends_when_out_of_memory() -> None:
     attempts = StepRunner(Scripted(fail(MemoryError("no room"))), None, is_alone=False)
     with pytest.raises(TooLarge, match="a step of 3 tokens: no room") as error:
         attempts.run(step(), no_masks)

@@ -150,7 +150,7 @@ def test_workers_that_disagree_are_an_error_and_not_two_texts(
     workers.stop()
 
 
-def test_who_is_killed_while_idle_is_replaced_without_end(
+def test_worker_killed_while_idle_is_always_replaced(
     monkeypatch: pytest.MonkeyPatch, board: Board
 ) -> None:
     monkeypatch.setattr(module, "start_worker", lambda *_: Dying())

@@ -65,7 +65,7 @@ async def has_turn(client: Client) -> None:
     await asyncio.wait_for(client.has_turn.wait(), DEADLINE_S)
 
 
-async def test_who_comes_late_waits_until_another_is_done(
+async def test_late_long_body_waits_for_another_to_end(
     links: FakeLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns: list[BodyTurn] = []
@@ -125,7 +125,7 @@ async def test_a_turn_begins_when_the_tokenizer_has_caught_up(links: FakeLinks) 
     await client.finish()
 
 
-async def test_who_leaves_while_waiting_takes_no_turn_along(links: FakeLinks) -> None:
+async def test_disconnected_waiter_takes_no_turn(links: FakeLinks) -> None:
     bodies = BodyThrottle(links)
     links.num_bytes = MAX_BACKLOG_BYTES + 1
     waiting: list[Any] = [Client(bodies) for _ in range(READERS + 1)]

@@ -161,7 +161,7 @@ async def test_what_is_ignored_has_a_limit(site: Site, monkeypatch: pytest.Monke
     assert await client.end() == b""
 
 
-async def test_who_serves_is_told_when_the_client_leaves(site: Site) -> None:
+async def test_handler_hears_of_a_disconnect(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /wait HTTP/1.1\r\n\r\n")
     await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
@@ -214,7 +214,7 @@ async def test_a_client_that_does_not_read_is_told_of_when_it_does(site: Site) -
     assert answer.endswith(bytes(1 << 16))
 
 
-async def test_to_those_who_do_not_know_chunks_the_end_is_the_end(site: Site) -> None:
+async def test_http_1_0_response_ends_with_the_connection(site: Site) -> None:
     client = await site.connect()
     client.say(b"POST /stream HTTP/1.0\r\ncontent-length: 2\r\n\r\nbb")
     assert (await client.end()).split(b"\r\n\r\n")[1] == b"abbc"
@@ -243,7 +243,7 @@ async def test_requests_too_many_at_once_are_refused(
     assert await client.end() == b""
 
 
-async def test_who_serves_may_part_in_the_middle(site: Site) -> None:
+async def test_handler_may_cut_a_response(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /part HTTP/1.1\r\n\r\n")
     assert (await client.end()).endswith(b"not all\r\n"), "and no last chunk"
@@ -272,14 +272,14 @@ async def test_a_client_that_does_not_read_a_whole_answer_is_cut_off(
 
 
 @pytest.mark.parametrize("site", [{"reader_patience_s": READER_PATIENCE_S}], indirect=True)
-async def test_who_reads_no_answers_is_not_given_more(site: Site) -> None:
+async def test_client_that_reads_nothing_gets_no_more_responses(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /large HTTP/1.1\r\n\r\n" * 100)
     await site.is_left()
     assert 1 <= site.num_large < 20
 
 
-async def test_who_reads_later_is_given_all(site: Site) -> None:
+async def test_client_that_reads_late_gets_every_response(site: Site) -> None:
     client = await site.connect()
     client.say(b"GET /large HTTP/1.1\r\n\r\n" * 20)
     for _ in range(20):

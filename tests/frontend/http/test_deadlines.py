@@ -23,7 +23,7 @@ def test_beginning_again_is_a_new_beginning() -> None:
     assert list(deadlines.passed(15)) == ["a"]
 
 
-def test_who_has_stopped_is_not_due() -> None:
+def test_stopped_deadline_is_not_due() -> None:
     deadlines: Deadlines[str] = Deadlines(10)
     deadlines.start("a", 0)
     deadlines.stop("a")
@@ -31,7 +31,7 @@ def test_who_has_stopped_is_not_due() -> None:
     assert list(deadlines.passed(100)) == []
 
 
-def test_who_is_due_may_begin_again_meanwhile() -> None:
+def test_due_deadline_may_begin_again() -> None:
     deadlines: Deadlines[str] = Deadlines(10)
     deadlines.start("a", 0)
     for client in deadlines.passed(10):

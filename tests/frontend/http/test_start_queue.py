@@ -24,7 +24,7 @@ async def test_many_requests_begin_in_turns() -> None:
     assert ends == sizes, "what is done for all is done once in a turn"
 
 
-async def test_who_is_first_begins_before_all_that_wait() -> None:
+async def test_first_request_begins_before_all_that_wait() -> None:
     start_queue = StartQueue()
     begun: list[int] = []
     for number in range(MAX_BEGUN + 1):

@@ -91,7 +91,7 @@ def test_each_gets_its_own_as_chunks_in_order(pairs: Pairs) -> None:
     assert heard(other) == b"12c\r\n" + long + b"\r\n"
 
 
-def test_ends_and_those_who_are_not_here_are_left(pairs: Pairs) -> None:
+def test_ends_and_unknown_requests_are_left(pairs: Pairs) -> None:
     client = pairs.connect(REQUESTS[0])
     rows = [(REQUESTS[1], b"xx", False, 1), (REQUESTS[0], b"end", True, 9)]
     written = pairs.write(*rows, (REQUESTS[0], b"late", False, 9))
@@ -134,7 +134,7 @@ def test_a_client_that_has_gone_is_left(pairs: Pairs) -> None:
     assert list(pairs.write((REQUESTS[0], b"a", False, 1)).left) == [(0, 0, 0)]
 
 
-def test_nothing_is_written_for_who_is_closed(pairs: Pairs) -> None:
+def test_nothing_is_written_for_a_closed_request(pairs: Pairs) -> None:
     client = pairs.connect(REQUESTS[0])
     pairs.streams.close(REQUESTS[0])
     pairs.streams.close(REQUESTS[1])

@@ -126,7 +126,7 @@ async def test_what_is_no_answer_is_an_error_of_its_request(data: bytes, error: 
     assert error in record.error
 
 
-async def test_nobody_listening_is_an_error_too() -> None:
+async def test_refused_connection_is_an_error_too() -> None:
     async with serving(stream) as url:
         pass
     sender = LoadSender(Target(url))

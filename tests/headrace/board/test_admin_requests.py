@@ -11,7 +11,7 @@ from headrace.board.admin_requests import (
 from headrace.board.board import Board, Seat
 
 
-def test_each_wish_is_taken_once_whoever_has_it() -> None:
+def test_each_admin_request_is_taken_once() -> None:
     board = Board.create([Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0)])
     first, second = board.of("frontend")
     admin_requests, profiles = AdminRequests(board), AdminRequests(board, PROFILE)

@@ -39,7 +39,7 @@ def test_a_new_board_is_all_zero(board: Board) -> None:
     assert all(slot[word] == 0 for slot in board.slots for word in range(SLOT_WORDS))
 
 
-def test_a_slot_is_nobody_elses(board: Board) -> None:
+def test_slots_are_separate(board: Board) -> None:
     for number, slot in enumerate(board.slots, 1):
         for word in range(SLOT_WORDS):
             slot[word] = number
@@ -70,7 +70,7 @@ def test_counting_adds(board: Board) -> None:
     assert slot[Field.STEPS] == 2**40 + 1
 
 
-def test_entering_a_state_says_who_and_when(board: Board) -> None:
+def test_entering_a_state_records_pid_and_time(board: Board) -> None:
     slot = board.slot("engine")
     slot.enter(State.STARTING)
     assert (slot[Field.STATE], slot[Field.PID]) == (State.STARTING, os.getpid())

@@ -6,7 +6,7 @@ from headrace.board.replacements import ReplacementWatch
 TOKENIZER, ENGINE, WORKER = Seat("tokenizer", 0), Seat("engine", 0), Seat("worker", 0)
 
 
-def test_who_is_replaced_is_told_once_and_when_it_serves() -> None:
+def test_replacement_is_reported_once_when_it_serves() -> None:
     board = Board.create([TOKENIZER, ENGINE, WORKER])
     watch = ReplacementWatch(board, ("tokenizer", "engine"))
     for slot in board.slots:
@@ -21,7 +21,7 @@ def test_who_is_replaced_is_told_once_and_when_it_serves() -> None:
     assert watch.replaced() == []
 
 
-def test_who_was_replaced_twice_meanwhile_is_told_once() -> None:
+def test_double_replacement_is_reported_once() -> None:
     board = Board.create([ENGINE])
     board.slots[0].enter(State.STARTING)
     watch = ReplacementWatch(board, ("engine",))

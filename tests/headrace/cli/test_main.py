@@ -51,7 +51,7 @@ def test_an_unknown_command_is_refused_with_all_there_are(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("is_unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["--version", "doctor", "bench"])
-def test_who_reads_a_part_is_not_bothered(command: str, is_unbuffered: str) -> None:
+def test_reader_of_a_part_sees_no_traceback(command: str, is_unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run(
@@ -64,7 +64,7 @@ def test_who_reads_a_part_is_not_bothered(command: str, is_unbuffered: str) -> N
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-def test_who_has_no_standard_output_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_runs_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     run(monkeypatch, "--version")
 

@@ -28,7 +28,7 @@ def looks(silence: Silence, slot: Slot, num_beats: int) -> list[bool]:
     return found
 
 
-def test_who_goes_on_and_says_nothing_has_nothing_more_to_say(slot: Slot) -> None:
+def test_silence_of_a_busy_process_is_final(slot: Slot) -> None:
     silence = Silence(slot)
     assert not silence.is_final(SAID_AT, 1000 * SECOND)
     assert not any(looks(silence, slot, NUM_BEATS - 1))
@@ -37,7 +37,7 @@ def test_who_goes_on_and_says_nothing_has_nothing_more_to_say(slot: Slot) -> Non
     assert not any(looks(silence, slot, NUM_BEATS - 1)[1:])
 
 
-def test_who_is_held_up_may_still_say_something(slot: Slot) -> None:
+def test_silence_of_a_blocked_process_is_not_final(slot: Slot) -> None:
     silence = Silence(slot)
     silence.is_final(SAID_AT, 1000 * SECOND)
     looks(silence, slot, NUM_BEATS - 2)
@@ -45,7 +45,7 @@ def test_who_is_held_up_may_still_say_something(slot: Slot) -> None:
     assert not silence.is_final(SAID_AT, slot[Field.HEARTBEAT_NS])
 
 
-def test_who_is_stuck_is_not_waited_for(slot: Slot) -> None:
+def test_silence_of_a_stuck_process_is_an_error(slot: Slot) -> None:
     silence, at = Silence(slot), 1000 * SECOND
     assert not silence.is_final(SAID_AT, at + int(STUCK_S) * SECOND)
     with pytest.raises(HeadraceError, match="engine 0 has been silent for 120 s"):

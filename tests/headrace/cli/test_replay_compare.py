@@ -89,7 +89,7 @@ def test_what_was_aborted_or_stopped_is_not_compared() -> None:
     assert comparable([step(ONE, end=FinishReason.ABORT)[0], step(TWO, 1)[0]]) == {TWO}
 
 
-def test_a_tokenizer_answers_what_nobody_generates() -> None:
+def test_tokenizer_responds_to_what_needs_no_engine() -> None:
     told = outcomes([(request(ONE), b""), frames(ONE, b"text"), frames(TWO, b"an error")])
     found = answers_of("tokenizer", told, {ONE, TWO})
     assert found.keys() == {(ONE, "request"), (TWO, "body")}

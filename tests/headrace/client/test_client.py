@@ -380,7 +380,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_who_is_busy_is_asked_again_when_it_says(status: int, slept: list[float]) -> None:
+def test_busy_server_is_retried_after_retry_after(status: int, slept: list[float]) -> None:
     server = Busy(lambda: httpx.Response(200, json=CHAT), status)
     with connect(server) as client:
         assert client.chat("Hi").text == "Paris."
@@ -406,7 +406,7 @@ async def test_async_asks_again_too(slept: list[float]) -> None:
     assert slept == [7, 7, 7, 7]
 
 
-def test_who_is_busy_for_long_is_not_waited_for(slept: list[float]) -> None:
+def test_long_retry_after_is_not_waited_for(slept: list[float]) -> None:
     server = Busy(lambda: httpx.Response(200, json=CHAT), after="61")
     with connect(server) as client, pytest.raises(ApiError) as refused:
         client.chat("Hi")

@@ -77,7 +77,7 @@ def test_an_engine_says_when_it_is_done_with_each_that_was_sent(arena: Arena) ->
     assert region.num_sent(tensor.offset) == 0
 
 
-def test_what_was_freed_is_stale_whoever_has_its_place(arena: Arena) -> None:
+def test_freed_place_is_stale_for_its_old_owner(arena: Arena) -> None:
     region = arena.region(0)
     first, second = put(region, b"a" * PAGE_BYTES), put(region, b"b" * PAGE_BYTES)
     region.free(first.offset)

@@ -26,7 +26,7 @@ def make_sent(id: int = FIRST, tokenizer: int = 0) -> InflightRequest:
         (Seat("frontend", 0), False),
     ],
 )
-def test_who_died_takes_what_it_had(seat: Seat, is_lost: bool) -> None:
+def test_dead_process_takes_its_requests(seat: Seat, is_lost: bool) -> None:
     assert make_sent().is_lost_with(seat, 2) == is_lost
 
 
@@ -57,7 +57,7 @@ def test_it_is_the_same_request_under_another_id() -> None:
     assert sent.request.is_reply_suspect
 
 
-def test_who_is_at_hand_too_often_is_not_sent_again() -> None:
+def test_request_blamed_too_often_is_not_resent() -> None:
     sent = make_sent()
     assert all(sent.blame(SECOND) for _ in range(10))
     assert [sent.blame(FIRST) for _ in range(MAX_BLAMED)] == [True] * (MAX_BLAMED - 1) + [False]

@@ -147,7 +147,7 @@ def test_what_tells_of_no_tokens_need_not_say_so() -> None:
     assert [told for *_, told in frames.split(b"ab")] == [0, 0]
 
 
-def test_who_sits_in_a_frontends_seat_next_draws_other_ids() -> None:
+def test_next_frontend_in_a_seat_draws_other_ids() -> None:
     first, second = (request_id(3, first_counter(start) + 1) for start in (1, 2))
     assert first != second
     assert frontend_of(first) == frontend_of(second) == 3

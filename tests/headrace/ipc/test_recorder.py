@@ -27,7 +27,7 @@ def test_messages_are_read_as_they_were_taken(tmp_path: Path) -> None:
     assert note.at_ns <= first.at_ns <= second.at_ns
 
 
-def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+def test_recording_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     begun = begin(prepare_folder(str(folder)), "engine-0", NOTE)
     assert begun is not None

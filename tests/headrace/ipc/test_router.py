@@ -77,7 +77,7 @@ def tokenizers(tmp_path: Path) -> Iterator[Tokenizers]:
     made.close()
 
 
-def test_a_body_goes_to_who_has_least_to_do(tokenizers: Tokenizers) -> None:
+def test_body_goes_to_the_least_loaded_tokenizer(tokenizers: Tokenizers) -> None:
     for body in (SHORT, b"x", b"x", b"x"):
         assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(0) == 100
@@ -97,14 +97,14 @@ def test_bodies_wait_for_each_other_until_they_are_flushed(tokenizers: Tokenizer
         assert [inbox.receive(0) for _ in range(3)] == [(REQUEST, SHORT)] * 2 + [None]
 
 
-def test_a_long_body_stands_in_nobodys_way(tokenizers: Tokenizers) -> None:
+def test_long_body_blocks_no_other(tokenizers: Tokenizers) -> None:
     for body in (LONG, SHORT, LONG, SHORT):
         assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert [tokenizers.received(i) for i in range(2)] == [len(SHORT)] * 2
     assert [tokenizers.received(2) for _ in range(2)] == [len(LONG)] * 2
 
 
-def test_bodies_with_images_go_to_those_who_prepare_some(tmp_path: Path) -> None:
+def test_bodies_with_images_go_to_image_tokenizers(tmp_path: Path) -> None:
     tokenizers = Tokenizers(str(tmp_path), num_images=2)
     with_image = b'{"type": "image_url", "image_url": {"url": "data:"}}'
     for body in (with_image, with_image + LONG, SHORT, LONG, with_image):
@@ -202,7 +202,7 @@ def test_what_a_dead_tokenizer_had_is_sent_again_and_watched(tokenizers: Tokeniz
     assert not owner.given_up
 
 
-def test_what_is_sent_again_is_nobodys_under_its_old_id(tokenizers: Tokenizers) -> None:
+def test_old_id_of_a_resent_request_is_unknown(tokenizers: Tokenizers) -> None:
     owner = Owner(tokenizers, 2)
     waits, answered = owner.sent
     assert all(tokenizers.links.forward(sent) for sent in owner.sent)
@@ -290,7 +290,7 @@ def test_what_a_full_link_refuses_is_sent_again_later(tokenizers: Tokenizers) ->
     assert sent.tokenizer == 2
 
 
-def test_an_abort_goes_to_who_may_have_the_request(tokenizers: Tokenizers) -> None:
+def test_abort_goes_to_every_possible_holder(tokenizers: Tokenizers) -> None:
     sent = Owner(tokenizers, 5).sent
     waits, waits_too, answered, _, last = sent
     for one in (waits, waits_too, answered, last):
@@ -331,7 +331,7 @@ def test_a_tokenizer_that_takes_no_aborts_holds_up_no_others(tokenizers: Tokeniz
     assert not any(tokenizers.links._aborts.values())
 
 
-def test_the_engine_is_told_now_and_then_who_is_waited_for(
+def test_engine_gets_lease_renewals_of_open_requests(
     tokenizers: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()

@@ -322,7 +322,7 @@ def test_shutdown_ends_calls_of_other_threads(
     engine.shutdown()  # again, and nothing happens
 
 
-def test_an_engine_that_nobody_has_any_more_is_shut_down(rings: list[PlayedRing]) -> None:
+def test_unreferenced_engine_is_shut_down(rings: list[PlayedRing]) -> None:
     engine = Engine("a/model")
     assert not rings[0].is_stopped.is_set()
     del engine

@@ -29,7 +29,7 @@ def test_a_heart_stops_when_a_piece_of_work_takes_too_long() -> None:
     assert slot[Field.HEARTBEAT_NS] == last
 
 
-def test_who_gets_on_may_take_as_long_as_it_likes() -> None:
+def test_progress_keeps_long_work_alive() -> None:
     now, loaded = 0.0, 0
     heartbeat = Heartbeat(Board.create([Seat("worker", 0)]).slot("worker"), lambda: now)
     heartbeat.begin(lambda: loaded)

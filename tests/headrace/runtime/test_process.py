@@ -89,7 +89,7 @@ def test_start_refused_by_the_system_ends_without_traceback() -> None:
 
 
 @pytest.mark.parametrize("is_short_of_files", [True, False])
-def test_who_cannot_be_started_leaves_no_file_open(
+def test_failed_start_leaves_no_file_open(
     is_short_of_files: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = Board.create([SEAT])
@@ -128,7 +128,7 @@ def test_threads_of_libraries_sleep_while_they_wait(
     assert f"OMP_WAIT_POLICY={policy}" in (tmp_path / "program.env").read_text().split()
 
 
-def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
+def test_waiter_progresses_as_long_as_its_peer() -> None:
     seats = [Seat("worker", 0), Seat("worker", 1), Seat("engine", 0)]
     board = Board.create(seats)
     own, other, engine = board.slots
@@ -148,7 +148,7 @@ def test_who_waits_for_its_like_gets_on_as_long_as_that_does() -> None:
     assert context.progress() == seen[-1], "who serves loads nothing"
 
 
-def test_who_does_not_serve_yet_is_ended_by_the_kernel(tmp_path: Path) -> None:
+def test_starting_process_is_ended_by_the_kernel(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     os.mkfifo(tokenizer)  # who loads it waits for ever
     card = dataclasses.replace(CARD, path=str(tmp_path))
@@ -167,7 +167,7 @@ def test_who_does_not_serve_yet_is_ended_by_the_kernel(tmp_path: Path) -> None:
     os.close(opened[0])
 
 
-def test_who_has_missed_that_it_is_to_end_ends_when_told_again() -> None:
+def test_process_that_missed_sigterm_ends_at_the_next() -> None:
     with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         for said in (b"ready\n", b"lost\n"):
@@ -187,7 +187,7 @@ def test_a_process_in_native_code_ends_when_told() -> None:
             process.kill()
 
 
-def test_who_has_a_thread_that_fails_ends_and_says_so() -> None:
+def test_failing_thread_ends_its_process_with_the_reason() -> None:
     command = [sys.executable, "-c", FAILING]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == ExitStatus.FAILED

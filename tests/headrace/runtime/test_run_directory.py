@@ -100,7 +100,9 @@ def test_no_folder_that_can_be_written_to_is_one_line(
         RunDirectory()
 
 
-def test_only_what_nobody_listens_in_is_abandoned(tmp_path: Path, listener: socket.socket) -> None:
+def test_directory_is_abandoned_only_without_a_listener(
+    tmp_path: Path, listener: socket.socket
+) -> None:
     assert is_abandoned(leave_behind(tmp_path / "headrace-dead"))
     assert not is_abandoned(tmp_path / "headrace-live")
 

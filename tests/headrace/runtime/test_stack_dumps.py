@@ -67,7 +67,7 @@ def test_a_process_tells_what_each_of_its_threads_is_at(child: Child) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_while_nobody_can_answer_nobody_waits_in_vain(
+def test_stack_dumps_survive_a_machine_that_stood_still(
     child: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine stands still, from when the question is asked to long after."""
@@ -84,12 +84,12 @@ def test_while_nobody_can_answer_nobody_waits_in_vain(
     assert child.slot.seat in stacks_of([child.slot])
 
 
-def test_who_is_stopped_does_not_answer(child: Child) -> None:
+def test_stopped_process_gives_no_stack_dump(child: Child) -> None:
     child.process.send_signal(signal.SIGSTOP)
     assert stacks_of([child.slot]) == {}
 
 
-def test_who_is_dead_or_somebody_else_is_not_asked(child: Child) -> None:
+def test_dead_or_foreign_pid_gets_no_signal(child: Child) -> None:
     child.slot[Field.STATE] = State.DEAD
     assert stacks_of([child.slot]) == {}
     child.slot[Field.STATE], child.slot[Field.PID] = State.READY, os.getppid()

@@ -43,7 +43,7 @@ def read(directory: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_a_capsule_tells_who_died_how_and_of_all_others(tmp_path: Path) -> None:
+def test_crash_report_names_the_dead_and_lists_the_others(tmp_path: Path) -> None:
     make(tmp_path / "a/b")
     found = read(tmp_path / "a/b")
     assert (found["process"], found["ended"]) == ("tokenizer 0", "exited with 1")
@@ -64,7 +64,7 @@ def test_a_capsule_has_no_keys_and_is_for_its_owner(tmp_path: Path) -> None:
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
-def test_who_dies_while_another_capsule_is_written_has_one_too(
+def test_concurrent_deaths_have_a_crash_report_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_room = threading.Event()

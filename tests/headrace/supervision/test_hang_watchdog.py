@@ -37,7 +37,7 @@ def test_a_heartbeat_ends_the_silence() -> None:
 
 
 @pytest.mark.parametrize("state", [State.ABSENT, State.STARTING, State.DEAD])  # the one before it
-def test_who_has_not_begun_to_serve_may_be_silent_for_longer(state: State) -> None:
+def test_starting_process_may_be_silent_for_longer(state: State) -> None:
     slot = make_slot()
     slot[Field.STATE] = state
     stuck = looks(HangWatchdog(STUCK_S), slot, 100, 100 + STARTING_S + 2)
@@ -52,7 +52,7 @@ def test_a_watcher_that_slept_begins_anew() -> None:
     assert stuck[0] == awake + STUCK_S + 0.5
 
 
-def test_who_serves_never_has_longer_than_who_starts() -> None:
+def test_startup_timeout_is_at_least_hang_timeout() -> None:
     slot = make_slot()
     slot[Field.STATE] = State.STARTING
     patience_s = STARTING_S + 60

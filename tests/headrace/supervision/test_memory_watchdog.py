@@ -19,7 +19,7 @@ def test_there_is_a_share_for_every_role() -> None:
     assert SHARES.keys() == ROLES.keys()
 
 
-def test_who_is_above_its_share_is_told() -> None:
+def test_process_above_its_memory_share_is_reported() -> None:
     board = Board.create([Seat("tokenizer", 0), Seat("tokenizer", 1), Seat("worker", 0)])
     for pid, slot in enumerate(board.slots):
         slot.enter(State.READY)

@@ -54,7 +54,7 @@ def test_there_is_a_ceiling_for_every_role() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_who_uses_much_and_gets_nothing_done_is_told(role: str) -> None:
+def test_spinning_process_is_reported(role: str) -> None:
     watched, limit_s = Watched(role), CEILINGS_S[role]
     assert watched.told(limit_s + POLL_INTERVAL_S) == []  # its first look is where counting begins
     assert watched.told(POLL_INTERVAL_S) == [
@@ -63,14 +63,14 @@ def test_who_uses_much_and_gets_nothing_done_is_told(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_who_gets_something_done_may_use_as_much_as_it_likes(role: str) -> None:
+def test_working_process_may_use_any_cpu_time(role: str) -> None:
     watched, numbers = Watched(role), count(1)
     for _ in range(4):
         assert watched.told(CEILINGS_S[role] - POLL_INTERVAL_S) == []
         watched.slot[8] = next(numbers)  # whatever it counts first
 
 
-def test_who_waits_in_between_begins_anew() -> None:
+def test_idle_time_resets_the_spin_watchdog() -> None:
     watched = Watched("engine")
     for _ in range(3):
         watched.share = 1.0

@@ -135,7 +135,7 @@ class Panicking:
         raise PanicException(f"index out of bounds for {texts}")
 
 
-def test_who_finds_the_file_gone_goes_on_as_it_is(tmp_path: Path) -> None:
+def test_missing_file_keeps_the_loaded_tokenizer(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.symlink_to(MODELS["demo"])
     encoder = Encoder(str(path))

@@ -117,7 +117,7 @@ async def test_a_suspect_is_fetched_alone() -> None:
     assert rig.slot[Field.AT_HAND] == 0
 
 
-async def test_who_is_forgotten_makes_room() -> None:
+async def test_forgotten_fetch_makes_room() -> None:
     rig = Rig()
     slow = [rig.ask(f"http://slow.com/{i}") for i in range(MAX_OF_HOST + 2)]
     await rig.until_asked(f"http://slow.com/{MAX_OF_HOST - 1}")

@@ -85,7 +85,7 @@ async def test_a_file_waits_until_the_one_before_it_has_been_read(rig: Rig) -> N
     assert rig.arena.holds(rig.heard(1).files[0])
 
 
-async def test_who_dies_before_reading_leaves_the_room_to_others(rig: Rig) -> None:
+async def test_dead_reader_frees_its_room(rig: Rig) -> None:
     async with asyncio.timeout(DEADLINE_S):
         await rig.send(0)
         later = rig.send(1)

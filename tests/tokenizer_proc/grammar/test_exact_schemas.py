@@ -177,7 +177,7 @@ def test_what_is_no_json_is_refused(source: str) -> None:
 
 
 @pytest.mark.parametrize("schema", [True, 1, [], {"properties": 1, "required": 2, "allOf": 3}])
-def test_what_is_no_schema_is_left_to_who_compiles_it(schema: Any) -> None:
+def test_invalid_schema_is_left_to_the_compiler(schema: Any) -> None:
     exact(schema)
 
 

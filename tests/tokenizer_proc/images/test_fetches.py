@@ -61,7 +61,7 @@ def remote() -> Remote:
     return Remote("http://x/", "messages[0].content[0].image_url")
 
 
-def test_files_come_to_who_waits(rig: Rig) -> None:
+def test_files_come_to_the_waiting_request(rig: Rig) -> None:
     stages = rig.fetches.files([remote()])
     check = next(stages)
     assert isinstance(check, Check)
@@ -74,7 +74,7 @@ def test_files_come_to_who_waits(rig: Rig) -> None:
     assert len(rig.asked) == 1
 
 
-def test_who_has_left_is_forgotten(rig: Rig) -> None:
+def test_fetches_of_disconnected_clients_are_forgotten(rig: Rig) -> None:
     stages = rig.fetches.files([remote()])
     next(stages)
     stages.close()

@@ -233,7 +233,7 @@ def test_evicted_image_of_a_parked_request_is_prepared_again(folder: Path) -> No
     lane.close()
 
 
-def test_who_leaves_has_no_more_images_prepared(lane: Lane) -> None:
+def test_disconnect_ends_image_preparation(lane: Lane) -> None:
     lane.gone_at = 1
     with pytest.raises(Abandoned):
         lane.chat(message(FIRST, SECOND))
@@ -246,7 +246,7 @@ def test_who_leaves_has_no_more_images_prepared(lane: Lane) -> None:
     assert lane.store.sent_bytes() == 0
 
 
-def test_who_leaves_waits_for_no_room(folder: Path) -> None:
+def test_disconnect_ends_the_wait_for_room(folder: Path) -> None:
     lane = Lane(folder, region_bytes=100_000)
     lane.chat(message(FIRST))
     sent, lane.sent = lane.sent, []

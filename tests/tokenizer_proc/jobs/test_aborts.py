@@ -38,7 +38,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.close()
 
 
-def test_who_has_left_is_abandoned_and_nobody_else(rig: Rig) -> None:
+def test_only_disconnected_requests_are_abandoned(rig: Rig) -> None:
     rig.tell(5, 7)
     rig.aborts.check(6)
     for request in (5, 7):
@@ -58,7 +58,7 @@ def test_there_is_one_look_in_a_while(rig: Rig) -> None:
         rig.aborts.check(5)
 
 
-def test_those_who_left_long_ago_are_forgotten(rig: Rig) -> None:
+def test_old_aborts_are_forgotten(rig: Rig) -> None:
     rig.tell(*range(MAX_GONE + 1))
     rig.aborts.look()
     assert 0 not in rig.aborts

@@ -70,7 +70,7 @@ def test_no_graph_is_for_steps_that_cannot_be(
     assert set(buckets) == {Sizes(*sizes) for sizes in expected}
 
 
-def test_who_does_not_guess_has_no_graphs_for_it() -> None:
+def test_graphs_for_drafts_exist_only_with_drafts() -> None:
     buckets = buckets_of(max_sequences=256, max_tokens=512)
     decodes = {Sizes(size, size, size) for size in DECODES}
     mixed = set(buckets) - decodes

@@ -189,7 +189,7 @@ def test_what_it_cannot_do_is_named(
     assert bool(text) == bool(reason)
 
 
-def test_who_asks_for_it_in_vain_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_flashinfer_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loaded:
         spec, dtype, kv_dtype = KNOWN, BF16, BF16
 

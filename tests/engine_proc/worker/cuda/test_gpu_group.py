@@ -62,7 +62,7 @@ def test_sums_are_torchs_where_the_flags_say_so(monkeypatch: pytest.MonkeyPatch)
     assert asked == [("nccl", torch.device("cuda", 0))]
 
 
-def test_links_that_nobody_can_tell_of_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_gpu_links_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise HeadraceError("NVML: no such file")
 

@@ -54,7 +54,7 @@ class Pages:
         del self.blocks[address]
 
 
-def test_what_is_sent_lies_in_pinned_memory_until_nobody_has_it() -> None:
+def test_sent_array_stays_pinned_until_released() -> None:
     pages = Pages()
     sender = ArraySender(3, torch.device("cpu"), make_room=lambda num: pinned(num, pages))
     assert [len(block) for block in pages.blocks.values()] == [12, 12]

@@ -263,7 +263,7 @@ def test_where_both_refuse_both_reasons_are_given(tmp_path: Path) -> None:
     assert "transformers" not in str(refused.value)
 
 
-def test_a_model_that_is_nobodys_is_refused(tmp_path: Path) -> None:
+def test_model_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     save_tiny(tmp_path, "gpt2")
     config = (tmp_path / "config.json").read_text().replace('"gpt2"', '"gpt99"')
     (tmp_path / "config.json").write_text(config)

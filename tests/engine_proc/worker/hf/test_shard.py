@@ -163,7 +163,7 @@ def test_a_plan_that_cannot_be_followed_is_refused(
 
 
 @pytest.mark.parametrize("num_ranks", [2])
-def test_who_loads_and_loses_another_does_not_blame_the_model(
+def test_lost_peer_during_loading_does_not_blame_the_model(
     groups: list[ShmAllReduce], tmp_path: Path
 ) -> None:
     save(tmp_path, "mixtral")

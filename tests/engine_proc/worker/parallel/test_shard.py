@@ -94,7 +94,7 @@ def test_shares_are_whole_units_and_as_even_as_that_goes(
 
 @pytest.mark.parametrize("num_ranks", range(1, 17))
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (32, 8), (6, 6), (14, 2), (8, 1)])
-def test_each_query_head_is_somebody_s_and_its_kv_head_is_there(
+def test_each_query_head_has_a_rank_with_its_kv_head(
     num_heads: int, num_kv_heads: int, num_ranks: int
 ) -> None:
     if num_ranks > num_heads:
@@ -125,7 +125,7 @@ def test_uneven_heads_are_shared_by_kv_head() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8])
-def test_what_is_cut_is_somebody_s_once(num_ranks: int) -> None:
+def test_every_cut_part_belongs_to_one_rank(num_ranks: int) -> None:
     weights = numbered(BIASED)
     found = [shard_weights(BIASED, weights, shard) for shard in shares(BIASED, num_ranks)]
     for name, whole in weights.items():
@@ -184,7 +184,7 @@ def test_quantized_blocks_stay_whole() -> None:
         ),
     ],
 )
-def test_who_cannot_be_served_is_told_the_sizes_that_do(
+def test_unservable_tp_size_names_the_sizes_that_fit(
     spec: DecoderSpec, format: Format, num_ranks: int, text: str
 ) -> None:
     with pytest.raises(CannotCut, match=text):

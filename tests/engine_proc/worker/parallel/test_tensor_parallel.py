@@ -200,7 +200,7 @@ def test_what_is_cut_is_read_once_by_all_together() -> None:
         assert max(sizes) <= 2 / 3 * sum(sizes)  # an MLP of three units
 
 
-def test_who_waits_for_a_lost_worker_is_told_which(team_of: TeamOf) -> None:
+def test_wait_for_a_lost_worker_names_it(team_of: TeamOf) -> None:
     shard_group = team_of(SPEC, random_weights(SPEC), 2)
     shard_group.groups[1].abort(CollectiveOutcome.PEER_DIED)
     with pytest.raises(CollectiveFailed, match="rank 1 died"):

@@ -103,7 +103,7 @@ def test_what_lies_behind_the_keys_is_not_read(device: torch.device) -> None:
 
 @pytest.mark.parametrize("enough_programs", [0, 1000])
 @pytest.mark.parametrize("sinks", [False, True])
-def test_who_has_no_keys_gets_zeros(
+def test_row_without_keys_gets_zeros(
     enough_programs: int, sinks: bool, device: torch.device
 ) -> None:
     case = Case(device, sinks=sinks)
