@@ -183,11 +183,11 @@ class EngineCore:
                 self._fail(sequence, why)
         self._vision.ask(self._images)
 
-    def abort_lapsed(self) -> None:
+    def abort_expired(self) -> None:
         """Abort what nobody waits for any more."""
         requests = chain(self._scheduler.requests, self._grammars.requests)
         starts = [slot[Field.STARTS] for slot in self._frontends]
-        for request in self._intake.lapsed(requests, self._clock(), starts):
+        for request in self._intake.expired(requests, self._clock(), starts):
             self._slot.add(Field.LAPSED)
             self._abort(request)
         self._resume_cache.forget_old(self._clock(), self._detokenizers.are_serving)

@@ -30,12 +30,12 @@ class Intake:
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._leases = Leases(lease_s)
         self._looked_at = float("-inf")
-        self._gone = AbortedIds()
+        self._aborted = AbortedIds()
 
     def judge(self, sequence: int, is_full: bool) -> IntakeDecision:
         """Take a request whole or, where the queue is full, refuse it whole."""
         request = request_of(sequence)
-        if request in self._gone:
+        if request in self._aborted:
             return IntakeDecision.DROPPED
         if sequence == request and is_full:
             self.drop(request)
@@ -44,13 +44,13 @@ class Intake:
 
     def drop(self, request: int) -> None:
         """Let go of the sequences of a request that are still to come."""
-        self._gone.add(request)
+        self._aborted.add(request)
 
     def renew(self, requests: Iterable[int], now: float) -> None:
         """Note that these are still waited for."""
         self._leases.renew(requests, now)
 
-    def lapsed(self, requests: Iterable[int], now: float, starts: Sequence[int] = ()) -> list[int]:
+    def expired(self, requests: Iterable[int], now: float, starts: Sequence[int] = ()) -> list[int]:
         """Return which of the engine's `requests` are to be aborted; looks at them now and then.
 
         Args:
@@ -64,10 +64,10 @@ class Intake:
         others: list[int] = []
         for request in requests:
             (orphans if is_orphan(request, starts) else others).append(request)
-        lapsed = self._leases.lapsed(others, now)
-        for request in lapsed:
+        expired = self._leases.expired(others, now)
+        for request in expired:
             log.warning("no frontend waits for request %x any more: aborting it", request)
-        return orphans + lapsed
+        return orphans + expired
 
 
 def is_orphan(request: int, starts: Sequence[int]) -> bool:

@@ -22,7 +22,7 @@ class Leases:
         until = now + self._duration_s
         self._until |= dict.fromkeys(requests, until)
 
-    def lapsed(self, requests: Iterable[int], now: float) -> list[int]:
+    def expired(self, requests: Iterable[int], now: float) -> list[int]:
         """Return which of the engine's `requests` nobody waits for; new ones get a lease.
 
         That is known at the second look at which a lease has run out: where a machine stood still,

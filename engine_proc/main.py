@@ -67,7 +67,7 @@ def main(config: EngineConfig, context: Context) -> None:
         while True:
             context.slot.beat()
             engine.receive_all(inbox)
-            engine.abort_lapsed()
+            engine.abort_expired()
             engine.poll_images()
             engine.run_once(workers)
     finally:

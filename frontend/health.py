@@ -33,7 +33,7 @@ def health_of(
     Args:
         since_ns: since when whoever answers has been awake (`wake_clock.py`).
     """
-    found = [slot.illness(now_ns, since_ns) for slot in board.slots]
+    found = [slot.unhealthy_reason(now_ns, since_ns) for slot in board.slots]
     reasons = [why for why in found if why is not None]
     if path == STARTUP:
         reasons = [] if all(map(has_started, board.slots)) else reasons

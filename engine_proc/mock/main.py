@@ -65,7 +65,7 @@ def main(config: EngineConfig, context: Context) -> None:
     while True:
         context.slot.beat()
         engine.receive_all(inbox)
-        engine.abort_lapsed()
+        engine.abort_expired()
         if engine.has_work:
             engine.step()
 
@@ -220,10 +220,10 @@ class MockEngine:
         for sequence in ended[:1]:  # one is enough
             self._end(sequence.request, FinishReason.ABORT)
 
-    def abort_lapsed(self) -> None:
+    def abort_expired(self) -> None:
         """Abort what nobody waits for any more."""
         starts = [slot[Field.STARTS] for slot in self._frontends]
-        for request in self._intake.lapsed(self._requests, time.monotonic(), starts):
+        for request in self._intake.expired(self._requests, time.monotonic(), starts):
             self._slot.add(Field.LAPSED)
             self._abort(request)
 

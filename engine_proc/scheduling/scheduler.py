@@ -196,8 +196,8 @@ class Scheduler:
     @property
     def _can_look_ahead(self) -> bool:
         """Whether a step can be chosen while another is being computed."""
-        is_guessing = self._speculation is not None
-        return not (is_guessing or self._suspects) and self._open[-1].is_foreseeable
+        is_drafting = self._speculation is not None
+        return not (is_drafting or self._suspects) and self._open[-1].is_foreseeable
 
     def _schedule_all(self, budget: int) -> list[Chunk]:
         """Return the chunks of a step for all who can go on."""

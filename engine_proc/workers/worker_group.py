@@ -94,7 +94,7 @@ def start_worker(
         enforce_eager=config.enforce_eager,
         attention_backend=config.attention_backend,
         cudagraph_capture_sizes=config.cudagraph_capture_sizes,
-        num_guesses=FIRST_LENGTH if config.speculative == "ngram" else 0,
+        num_drafts=FIRST_LENGTH if config.speculative == "ngram" else 0,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         vocab_size=config.vocab_size,

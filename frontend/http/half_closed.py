@@ -27,15 +27,15 @@ class HalfClosed:
         loop: asyncio.AbstractEventLoop,
         sock: Any,
         probe: Callable[[], None],
-        on_gone: Callable[[], None],
+        on_disconnect: Callable[[], None],
     ) -> None:
         """Begin to look.
 
         Args:
             probe: sends a byte of the answer ahead, if one is known.
-            on_gone: is told when the client has gone.
+            on_disconnect: is told when the client has gone.
         """
-        self._loop, self._probe, self._on_gone = loop, probe, on_gone
+        self._loop, self._probe, self._on_disconnect = loop, probe, on_disconnect
         self._poll = select.poll()
         self._poll.register(sock.fileno(), 0)  # the kernel always tells of POLLHUP and POLLERR
         if sock.family != socket.AF_UNIX:
@@ -53,7 +53,7 @@ class HalfClosed:
 
     def _look(self) -> None:
         if self._poll.poll(0):
-            self._on_gone()
+            self._on_disconnect()
             return
         if self._loop.time() >= self._probe_at:
             self._gap_s *= 2

@@ -301,7 +301,7 @@ class Slot:
             data = bytes(self._log[start:]) + data
         return data.decode(errors="replace")
 
-    def illness(self, now_ns: int, since_ns: int = 0) -> str | None:
+    def unhealthy_reason(self, now_ns: int, since_ns: int = 0) -> str | None:
         """Return why the process does not serve; None is that it does: ready, and heard of.
 
         Args:
@@ -321,7 +321,7 @@ class Slot:
 
     def healthy(self, now_ns: int) -> bool:
         """Whether the process serves."""
-        return self.illness(now_ns) is None
+        return self.unhealthy_reason(now_ns) is None
 
 
 class Board:

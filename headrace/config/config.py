@@ -351,7 +351,7 @@ SECRETS = ("api_key", "admin_api_key")
 
 @dataclass(frozen=True, kw_only=True)
 class CrashConfig:
-    """For whoever makes crash capsules: where they go, None is nowhere, and the server's flags."""
+    """For whoever makes crash reports: where they go, None is nowhere, and the server's flags."""
 
     directory: str | None
     flags: dict[str, Any]
@@ -449,7 +449,7 @@ class WorkerConfig:
     enforce_eager: bool = False
     attention_backend: str = "auto"
     cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
-    num_guesses: int = 0  # after each sequence's token, as a rule
+    num_drafts: int = 0  # after each sequence's token, as a rule
     profile_dir: str | None = None
     nvtx: bool = False
 

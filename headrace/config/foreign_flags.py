@@ -401,7 +401,7 @@ ROWS = [
     ),
     Row(
         *("watchdog", (), ("--soft-watchdog-timeout",)),
-        RefusedFlag("use --watchdog-timeout; crash capsules have the stacks of who was silent"),
+        RefusedFlag("use --watchdog-timeout; crash reports have the stacks of who was silent"),
     ),
     Row("request log", ("--disable-log-requests", "--no-enable-log-requests"), (), Already()),
     Row(

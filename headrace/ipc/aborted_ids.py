@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-MAX_GONE = 4096  # older ones are forgotten
+MAX_ABORTED = 4096  # older ones are forgotten
 
 
 class AbortedIds:
@@ -14,7 +14,7 @@ class AbortedIds:
     def add(self, request: int) -> None:
         """Take note of one; it may have come, or may be still to come."""
         self._requests[request] = None
-        if len(self._requests) > MAX_GONE:
+        if len(self._requests) > MAX_ABORTED:
             self._requests.popitem(last=False)
 
     def __contains__(self, request: int) -> bool:

@@ -1,6 +1,7 @@
-"""Crash capsules: what is known when a process dies, in a file for whoever asks later why it did.
+"""Crash reports: the state of a server when one of its processes dies, in a file.
 
-A capsule has no text of requests and no keys. There are so many of them at most; the oldest go.
+A crash report has no text of requests and no keys. At most `MAX_CRASH_REPORTS` are kept; the oldest
+are removed.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from headrace.board.process_status import process_status
 from headrace.config.config import CrashConfig
 from headrace.runtime.stack_dumps import stacks_of
 
-MAX_CAPSULES = 32
+MAX_CRASH_REPORTS = 32
 POLL_INTERVAL_S = 0.01  # of the writer, at the end of the process
 MAX_POLLS = 100
 SUFFIX = ".json"
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def crash_directory(flag: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return where capsules go: as --crash-dir says, or with the user's state. None is nowhere."""
+    """Return the folder of --crash-dir, or one with the user's state; None writes no reports."""
     if flag is not None:
         return flag or None
     home = environment.get("HOME", "")
@@ -40,13 +41,13 @@ def crash_directory(flag: str | None, environment: Mapping[str, str]) -> str | N
 
 
 class CrashReports:
-    """Makes capsules of the processes on a board."""
+    """Makes crash reports of the processes on a board."""
 
     def __init__(self, config: CrashConfig, board: Board) -> None:
         self._directory = None if config.directory is None else Path(config.directory)
         self._flags = config.flags
         self._board = board
-        self._unwritten: queue.Queue[tuple[str, bytes] | None] = queue.Queue(MAX_CAPSULES)
+        self._unwritten: queue.Queue[tuple[str, bytes] | None] = queue.Queue(MAX_CRASH_REPORTS)
         self._writer: threading.Thread | None = None
 
     def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
@@ -83,13 +84,13 @@ class CrashReports:
         name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
         if self._writer is None:
             self._writer = threading.Thread(
-                target=self._write_all, args=(self._directory,), name="capsules", daemon=True
+                target=self._write_all, args=(self._directory,), name="crash-reports", daemon=True
             )
             self._writer.start()
         try:
             self._unwritten.put_nowait((name, data))
         except queue.Full:
-            log.warning("no crash capsule of %s: those before are still being written", slot.seat)
+            log.warning("no crash report of %s: those before are still being written", slot.seat)
 
     def _write_all(self, directory: Path) -> None:
         while (crash_report := self._unwritten.get()) is not None:
@@ -121,11 +122,11 @@ class CrashReports:
 
 
 def write(directory: Path, name: str, data: bytes) -> None:
-    """Write a capsule and remove the oldest beyond `MAX_CAPSULES`, or log why that cannot be."""
+    """Write a crash report and remove the oldest; log an error that prevents it."""
     path, part = directory / name, directory / f".{name}"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in sorted(directory.glob(f"[!.]*{SUFFIX}"))[: -MAX_CAPSULES + 1]:
+        for old in sorted(directory.glob(f"[!.]*{SUFFIX}"))[: -MAX_CRASH_REPORTS + 1]:
             old.unlink(missing_ok=True)
         with open(os.open(part, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
@@ -133,6 +134,6 @@ def write(directory: Path, name: str, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        log.warning("no crash capsule in %s: %s", directory, error.strerror or error)
+        log.warning("no crash report in %s: %s", directory, error.strerror or error)
     else:
-        log.warning("a crash capsule is in %s", path)
+        log.warning("a crash report is in %s", path)

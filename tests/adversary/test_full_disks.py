@@ -24,7 +24,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--max-num-seqs", "8")
 
 @dataclass(frozen=True)
 class Disk:
-    """A small file system for a server's run directory, crash capsules and record."""
+    """A small file system for a server's run directory, crash reports and record."""
 
     folder: Path
 

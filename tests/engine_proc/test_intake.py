@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from headrace.engine_proc.intake import LAPSE_S, Intake, IntakeDecision
-from headrace.ipc.aborted_ids import MAX_GONE
+from headrace.ipc.aborted_ids import MAX_ABORTED
 from headrace.ipc.messages import first_counter, request_id
 
 FIRST, SECOND = request_id(0, 1), request_id(0, 2)
@@ -33,7 +33,7 @@ def test_an_abort_that_overtakes_its_request_still_works() -> None:
 
 def test_aborts_of_what_never_comes_are_forgotten_in_the_end() -> None:
     intake = Intake()
-    for counter in range(MAX_GONE + 1):
+    for counter in range(MAX_ABORTED + 1):
         intake.drop(request_id(0, counter))
     assert intake.judge(request_id(0, 0), is_full=False) is IntakeDecision.TAKEN
     assert intake.judge(request_id(0, 1), is_full=False) is IntakeDecision.DROPPED
@@ -41,20 +41,20 @@ def test_aborts_of_what_never_comes_are_forgotten_in_the_end() -> None:
 
 def test_request_without_renewal_lapses(caplog: pytest.LogCaptureFixture) -> None:
     intake = Intake(lease_s=10)
-    assert intake.lapsed([FIRST, SECOND], now=0) == []
+    assert intake.expired([FIRST, SECOND], now=0) == []
     intake.renew([SECOND], now=9)
     with caplog.at_level(logging.WARNING):
-        assert intake.lapsed([FIRST, SECOND], now=11) == []
-        assert intake.lapsed([FIRST, SECOND], now=12) == [FIRST]
+        assert intake.expired([FIRST, SECOND], now=11) == []
+        assert intake.expired([FIRST, SECOND], now=12) == [FIRST]
     assert f"{FIRST:x}" in caplog.text
 
 
 def test_leases_are_looked_at_now_and_then() -> None:
     intake = Intake(lease_s=LAPSE_S / 4)
-    assert intake.lapsed([FIRST], now=0) == []
-    assert intake.lapsed([FIRST], now=LAPSE_S) == []
-    assert intake.lapsed([FIRST], now=1.5 * LAPSE_S) == [], "it has lapsed, but nobody looks"
-    assert intake.lapsed([FIRST], now=2 * LAPSE_S) == [FIRST]
+    assert intake.expired([FIRST], now=0) == []
+    assert intake.expired([FIRST], now=LAPSE_S) == []
+    assert intake.expired([FIRST], now=1.5 * LAPSE_S) == [], "it has lapsed, but nobody looks"
+    assert intake.expired([FIRST], now=2 * LAPSE_S) == [FIRST]
 
 
 def test_requests_of_a_replaced_frontend_are_aborted_silently(
@@ -65,10 +65,10 @@ def test_requests_of_a_replaced_frontend_are_aborted_silently(
         request_id(frontend, first_counter(start) + 1)
         for frontend, start in [(0, 1), (0, 2), (1, 1)]
     )
-    assert intake.lapsed([old, new, other], 0.0, starts=[2, 1]) == [old]
-    assert intake.lapsed([new, other], LAPSE_S, starts=[2 + 256, 1 + 256]) == []
+    assert intake.expired([old, new, other], 0.0, starts=[2, 1]) == [old]
+    assert intake.expired([new, other], LAPSE_S, starts=[2 + 256, 1 + 256]) == []
     assert not caplog.records
 
 
 def test_a_ring_without_frontends_has_no_orphans() -> None:
-    assert Intake().lapsed([FIRST], 0.0, starts=[0]) == []
+    assert Intake().expired([FIRST], 0.0, starts=[0]) == []

@@ -465,10 +465,10 @@ def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:
     for now in (0.0, LEASE_S / 2, LEASE_S, LEASE_S + 2):
         rig.now = now
         rig.take(RenewLeases(), ids=(kept,))
-        rig.engine.abort_lapsed()
+        rig.engine.abort_expired()
         assert list(rig.scheduler.requests) == [lost, kept]
     rig.now += LAPSE_S
-    rig.engine.abort_lapsed()
+    rig.engine.abort_expired()
     assert list(rig.scheduler.requests) == [kept]
     assert rig.slot[Field.LAPSED] == 1
 
@@ -579,7 +579,7 @@ def test_what_waits_for_its_grammar_lapses_too(rig: Rig, compiler: Slow) -> None
     for now in (0.0, LEASE_S + 2, LEASE_S + 2 + LAPSE_S):
         rig.now = now
         rig.take(RenewLeases(), ids=(request_id(0, 2),))
-        rig.engine.abort_lapsed()
+        rig.engine.abort_expired()
     assert not rig.engine._grammars.requests
     rig.step()
     assert (FIRST, 0, FinishReason.ABORT) in rig.heard()[0].rows()

@@ -37,7 +37,7 @@ KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
 
 @pytest.fixture(scope="module")
 def crashes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the server's crash capsules are."""
+    """Where the server's crash reports are."""
     return tmp_path_factory.mktemp("crashes")
 
 
@@ -117,7 +117,7 @@ def undisturbed(own_server: RunningServer) -> list[Any]:
 def crash_report_of(crashes: Path, process: psutil.Process) -> Any:
     """Return what is kept of the end of a process."""
     whole = f"[!.]*-{process.pid}.json"
-    wait_until(lambda: any(crashes.glob(whole)), "a crash capsule")
+    wait_until(lambda: any(crashes.glob(whole)), "a crash report")
     (path,) = crashes.glob(whole)
     return json.loads(path.read_text())
 

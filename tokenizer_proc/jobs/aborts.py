@@ -27,7 +27,7 @@ class Aborts:
     ) -> None:
         """Listen; `index` is that of the process, among tokenizer processes."""
         self._inbox: Inbox[Abort] = Inbox(address(run_dir, "aborts", index), Abort)
-        self._gone = AbortedIds()
+        self._aborted = AbortedIds()
         self._clock = clock
         self._looked_at = float("-inf")
 
@@ -38,10 +38,10 @@ class Aborts:
             return
         self._looked_at = now
         while (received := self._inbox.receive(0)) is not None:
-            self._gone.add(received[0].request)
+            self._aborted.add(received[0].request)
 
     def __contains__(self, request: int) -> bool:
-        return request in self._gone
+        return request in self._aborted
 
     def check(self, request: int) -> None:
         """Look whether there is somebody to go on for.
@@ -50,7 +50,7 @@ class Aborts:
             Abandoned: nobody waits for this request any more.
         """
         self.look()
-        if request in self._gone:
+        if request in self._aborted:
             raise Abandoned
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 DECODES = (1, 2, 4, *range(8, 257, 8))  # sequences with a token each
 MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)  # of prompts and decodes together
 MIXED_SEQUENCES = (8, 64, 256)  # with a logit row each
-MAX_GUESS_TOKENS = MIXED_TOKENS[-1]
+MAX_DRAFT_TOKENS = MIXED_TOKENS[-1]
 
 
 @dataclass(frozen=True, order=True)
@@ -60,20 +60,20 @@ def buckets_of(
     max_sequences: int,
     max_tokens: int,
     capture_sizes: Sequence[int] = (),
-    num_guesses: int = 0,
+    num_drafts: int = 0,
 ) -> Buckets:
     """Return what is captured.
 
     Args:
         max_sequences, max_tokens: of a step.
         capture_sizes: tokens of the graphs, instead of ours.
-        num_guesses: after the token of each sequence; 0 where nobody guesses.
+        num_drafts: draft tokens of each sequence in a step; 0 without speculation.
     """
     decodes = {min(size, max_sequences) for size in capture_sizes or DECODES}
     sizes = [Sizes(size, size, size) for size in decodes]
-    for size in decodes if num_guesses else ():
-        num_tokens = size * (1 + num_guesses)
-        if num_tokens <= min(max_tokens, MAX_GUESS_TOKENS):
+    for size in decodes if num_drafts else ():
+        num_tokens = size * (1 + num_drafts)
+        if num_tokens <= min(max_tokens, MAX_DRAFT_TOKENS):
             sizes.append(Sizes(num_tokens, size, num_tokens))
     for num_tokens in capture_sizes or MIXED_TOKENS:
         for num_sequences in MIXED_SEQUENCES:

@@ -134,7 +134,7 @@ def buckets_for(config: WorkerConfig, model: DecoderModel) -> Buckets:
         config.max_num_seqs,
         config.max_num_batched_tokens,
         config.cudagraph_capture_sizes,
-        config.num_guesses,
+        config.num_drafts,
     )
 
 

@@ -104,7 +104,7 @@ def test_a_process_that_is_silent_too_long_is_unhealthy(board: Board) -> None:
     assert slot.healthy(limit_ns - 10**6)
     assert not slot.healthy(limit_ns + 10**6)
     silence = f"engine 0 has been silent for {HEARTBEAT_LIMIT_S:.0f} s"
-    assert slot.illness(limit_ns + 10**6) == silence
+    assert slot.unhealthy_reason(limit_ns + 10**6) == silence
 
 
 def test_a_step_that_is_overdue_is_an_illness(board: Board) -> None:
@@ -113,8 +113,10 @@ def test_a_step_that_is_overdue_is_an_illness(board: Board) -> None:
         slot.enter(State.READY)
         slot[Field.STEP_DUE_NS] = slot[Field.HEARTBEAT_NS] + 10**9
     now_ns = frontend[Field.HEARTBEAT_NS] + 2 * 10**9
-    assert engine.illness(engine[Field.STEP_DUE_NS]) is None
-    assert engine.illness(now_ns) == "engine 0 waits for a step that has taken far too long"
+    assert engine.unhealthy_reason(engine[Field.STEP_DUE_NS]) is None
+    assert (
+        engine.unhealthy_reason(now_ns) == "engine 0 waits for a step that has taken far too long"
+    )
     assert frontend.healthy(now_ns), "that word is another's"
 
 

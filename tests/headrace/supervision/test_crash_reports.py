@@ -12,14 +12,19 @@ import pytest
 import headrace.supervision.crash_reports as crash_reports_module
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.config import CrashConfig, ServerConfig
-from headrace.supervision.crash_reports import MAX_CAPSULES, CrashReports, crash_directory, write
+from headrace.supervision.crash_reports import (
+    MAX_CRASH_REPORTS,
+    CrashReports,
+    crash_directory,
+    write,
+)
 
 DEADLINE_S = 120
 SEATS = [Seat("tokenizer", 0), Seat("engine", 0), Seat("frontend", 0)]
 
 
 def make(directory: Path | None) -> Board:
-    """Have a capsule made of a tokenizer."""
+    """Have a crash report made of a tokenizer."""
     config = ServerConfig(model="m.gguf", api_key=("secret-key",), max_num_seqs=5)
     where = None if directory is None else str(directory)
     board = Board.create(SEATS)
@@ -57,7 +62,7 @@ def test_crash_report_names_the_dead_and_lists_the_others(tmp_path: Path) -> Non
     assert (found["flags"]["model"], found["flags"]["max_num_seqs"]) == ("m.gguf", 5)
 
 
-def test_a_capsule_has_no_keys_and_is_for_its_owner(tmp_path: Path) -> None:
+def test_crash_report_has_no_keys_and_is_for_its_owner(tmp_path: Path) -> None:
     make(tmp_path / "crashes")
     (path,) = (tmp_path / "crashes").iterdir()
     assert "secret-key" not in path.read_text()
@@ -96,11 +101,11 @@ def test_without_a_directory_there_are_none(
 def test_the_oldest_go(tmp_path: Path) -> None:
     unfinished = tmp_path / ".20260101-000000.json"  # another process is at it
     unfinished.touch()
-    for number in range(MAX_CAPSULES + 3):
+    for number in range(MAX_CRASH_REPORTS + 3):
         write(tmp_path, f"20260101-{number + 1:06}.json", b"{}")
     unfinished.unlink()
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert len(names) == MAX_CAPSULES
+    assert len(names) == MAX_CRASH_REPORTS
     assert names[0] == "20260101-000004.json"
 
 
@@ -113,7 +118,7 @@ def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCapt
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "no crash capsule in" in record.message
+    assert "no crash report in" in record.message
     assert not list(tmp_path.iterdir())
 
 
@@ -127,7 +132,7 @@ def test_a_full_disk_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCapt
         (None, {}, None),
     ],
 )
-def test_capsules_are_with_the_users_state(
+def test_crash_reports_are_with_the_users_state(
     flag: str | None, environment: dict[str, str], where: str | None
 ) -> None:
     assert crash_directory(flag, environment) == where

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ipc.aborted_ids import MAX_GONE
+from headrace.ipc.aborted_ids import MAX_ABORTED
 from headrace.ipc.messages import Abort
 from headrace.ipc.sockets import Outbox, address
 from headrace.tokenizer_proc.jobs.aborts import POLL_INTERVAL_S, Abandoned, Aborts
@@ -59,7 +59,7 @@ def test_there_is_one_look_in_a_while(rig: Rig) -> None:
 
 
 def test_old_aborts_are_forgotten(rig: Rig) -> None:
-    rig.tell(*range(MAX_GONE + 1))
+    rig.tell(*range(MAX_ABORTED + 1))
     rig.aborts.look()
     assert 0 not in rig.aborts
-    assert 1 in rig.aborts and MAX_GONE in rig.aborts
+    assert 1 in rig.aborts and MAX_ABORTED in rig.aborts
