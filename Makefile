@@ -4,12 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check format install bench soak fuzz adversary ecosystem audit lock licences clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
 test: check
 	$(BIN)/pytest -n 2 $(ARGS)
+
+# Unit tests alone, in a minute: no server, no compiler, no torch, a tenth of hypothesis' examples.
+test-fast: .venv/dev
+	FAST=1 $(BIN)/pytest -n 2 $(ARGS)
 
 check: .venv/dev
 	$(BIN)/ruff format --check
@@ -21,6 +25,10 @@ format: .venv/dev
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 	$(BIN)/clang-format -i $$(git ls-files 'csrc/*')
+
+# ruff, mypy, clang-format and the length of the subject, at every `git commit` from then on.
+hooks: .venv/dev
+	$(BIN)/pre-commit install
 
 bench: .venv/dev
 	for script in bench/*.py; do PYTHONPATH=bench $(BIN)/python $$script $(ARGS) || exit 1; done
@@ -76,6 +84,10 @@ lock: .venv/lock
 
 licences: .venv/dev
 	$(BIN)/python .ci/licences.py > docs/licences.md
+
+# docs/messages.md anew, after a change of headrace/messages.py or worker_messages.py.
+messages: .venv/installed
+	$(BIN)/python .ci/messages.py > docs/messages.md
 
 install: .venv/installed
 

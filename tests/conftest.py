@@ -7,10 +7,12 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import HealthCheck, settings
+from unit_tests import is_left_out
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -37,11 +39,33 @@ settings.register_profile(
     deadline=None,
     derandomize="EXPLORE" not in os.environ,
 )
-settings.load_profile("headrace")
+# `make test-fast`: unit tests alone, with a tenth of the examples.
+FAST = "FAST" in os.environ
+FAST_EXAMPLES = 10
+settings.register_profile("fast", settings.get_profile("headrace"), max_examples=FAST_EXAMPLES)
+settings.load_profile("fast" if FAST else "headrace")
 
 
 def give_up(_signal: int, _frame: FrameType | None) -> None:
     pytest.fail(f"it hangs: {TEST_S} s have passed")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if FAST and is_left_out(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not FAST:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
+    for item in items:
+        test: Any = getattr(item, "obj", None)
+        # A test's own settings outrank the profile; hypothesis has no public way to change them.
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is not None and own.max_examples > FAST_EXAMPLES:
+            test._hypothesis_internal_use_settings = settings(own, max_examples=FAST_EXAMPLES)
 
 
 @contextmanager

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = """
 from headrace import ApiError, AsyncClient, AsyncEngine, Client, Engine, SamplingParams

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import transformers
-from tiny_vision import IMAGE_PROCESSORS, PROCESSORS, save_tokenizer, vision_config
 
 
 @pytest.fixture(scope="session")
 def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder of a family's model, without weights."""
+    import transformers  # here, so that tests of texts load neither it nor torch
+    from tiny_vision import IMAGE_PROCESSORS, PROCESSORS, save_tokenizer, vision_config
+
     folders: dict[str, Path] = {}
 
     def folder(family: str) -> Path:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SOURCES = ("shm_group.cpp", "shm_all_reduce.cpp", "rank_sums.cpp")
 FLAGS = ("-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread")

@@ -100,6 +100,7 @@ def test_interrupted_client_tells_where_in_short(tmp_path: Path, program: str, c
     assert any("main(" in line for line in lines), lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [ENGINE, ASYNC_ENGINE])
 def test_interrupted_engine_tells_where_in_short(tmp_path: Path, program: str) -> None:
     with running(tmp_path, program) as process:

@@ -18,6 +18,8 @@ from headrace.tokenizer_proc.grammar.grammar_checker import checked
 from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
 from headrace.tokenizer_proc.grammar.tool_grammar import demanded_calls, or_calls_of
 
+pytestmark = pytest.mark.slow
+
 TAG = {
     "type": "triggered_tags",
     "triggers": ["<tool_call>"],
