@@ -52,6 +52,7 @@ from headrace.supervision.listeners import Listeners
 from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.spin_watchdog import SpinWatchdog
+from headrace.supervision.watchdog import Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import busy_seconds, own_bytes
@@ -144,9 +145,11 @@ class Supervisor:
         self._children: list[SeatedProcess] = []
         self._admin_requests = AdminRequests(self.board)
         self._is_up = False  # all have been ready
-        self._hang_watchdog = HangWatchdog(config.watchdog_timeout)
-        self._memory_watchdog = MemoryWatchdog(memory_limit())
-        self._spin_watchdog = SpinWatchdog()
+        self._hang_watchdog: Watchdog = HangWatchdog(config.watchdog_timeout)
+        self._limit_watchdogs: tuple[Watchdog, ...] = (
+            MemoryWatchdog(memory_limit(), own_bytes),
+            SpinWatchdog(busy_seconds),
+        )
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
         self._crash_reports = CrashReports(self._crash, self.board)
@@ -271,16 +274,18 @@ class Supervisor:
         return num_open == 0 or time.monotonic() >= self._drain_until
 
     def _kill_unhealthy(self) -> None:
-        """End whoever is stuck, or takes too much of the machine; another takes the seat."""
+        """Kill each process that a watchdog has a verdict on; another takes its seat."""
+        now_ns = time.monotonic_ns()
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
-        stuck = self._hang_watchdog.stuck(slots, time.monotonic_ns())
-        if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
+        verdicts = self._hang_watchdog.check(slots, now_ns)
+        if any(seat.role == "engine" for seat in living):  # it watches heartbeats of its workers
             slots += [*self.board.of("worker"), *self.board.of("vision")]
-        passed = self._memory_watchdog.passed(slots, own_bytes)
-        passed += self._spin_watchdog.passed(slots, busy_seconds, time.monotonic())
-        for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
-            log.warning("%s %s; killing it", slot.seat, why)
+        for watchdog in self._limit_watchdogs:
+            verdicts += watchdog.check(slots, now_ns)
+        for seat, reason in verdicts:
+            slot = self.board.slot(seat.role, seat.index)
+            log.warning("%s %s; killing it", seat, reason)
             write_last(slot)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(slot[Field.PID], signal.SIGKILL)
