@@ -16,10 +16,10 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 SEARCH = "{% set n = messages[0].content | int %}{{ ('a' * 2 * n).rfind('ab' + 'a' * n) }}"
 STUCK = f"""
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
-from headrace.tokenizer_proc.apis.openai import ChatMessage, ChatRequest
+from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
 template = ChatTemplate({SEARCH!r}, {{}}, cpu_s=0.5)
-print(template.render(ChatRequest(messages=[ChatMessage("user", "3")])), flush=True)
-template.render(ChatRequest(messages=[ChatMessage("user", "1000000")]))
+print(template.render(ChatRequest(messages=[RequestMessage("user", "3")])), flush=True)
+template.render(ChatRequest(messages=[RequestMessage("user", "1000000")]))
 """
 
 
