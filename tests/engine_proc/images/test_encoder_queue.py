@@ -186,7 +186,7 @@ class Rig:
     def _compute(self, step: Step) -> None:
         """Be the worker."""
         inputs = array("i", step.token_ids)
-        for place, row in enumerate(array("i", step.relays)):
+        for place, row in enumerate(array("i", step.token_sources)):
             if row >= 0:
                 inputs[place] = self.drawn[row]
         for place, row in enumerate(array("i", step.embed_rows)):
