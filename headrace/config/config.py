@@ -420,59 +420,79 @@ class FetcherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig:
-    """For a worker. The channels are inherited file descriptors."""
+class ExecutionConfig:
+    """How a model is executed: one object for the engine, its workers and their loaders.
+
+    A field that has the name of a flag has its value and its meaning.
+    """
 
     model_path: str
+    max_model_len: int
+    vocab_size: int
+    image_row_size: int  # numbers of a row of an image's embedding; 0 takes no images
+    tp: int
     device: str
     model_impl: str
     load_format: str
     dtype: str
     quantization: str
-    kv_cache_memory_bytes: int | None
+    attention_backend: str
     kv_cache_dtype: str
-    max_model_len: int
-    vocab_size: int
-    step_fd: int
-    result_fd: int
-    mask_fd: int
-    num_ranks: int = 1
-    group_fd: int | None = None  # where the ranks meet, if there are several,
-    control_fd: int | None = None  # and the page of which GPUs know when to give up
-    disable_custom_all_reduce: bool = False
-    embedding_fd: int | None = None  # of images, if the model takes some
-    image_row_size: int = 0  # numbers of a row there
-    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 1  # what a step may have, like the next
-    max_num_batched_tokens: int = 1
-    enforce_eager: bool = False
-    attention_backend: str = "auto"
-    cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
-    num_drafts: int = 0  # after each sequence's token, as a rule
-    profile_dir: str | None = None
-    nvtx: bool = False
+    kv_cache_memory_bytes: int | None
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    cudagraph_capture_sizes: tuple[int, ...]
+    disable_custom_all_reduce: bool
+    profile_dir: str | None
+    nvtx: bool
+
+    @classmethod
+    def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
+        """Combine the flags with what the model's files say."""
+        flags = {
+            f.name: getattr(config, f.name) for f in dataclasses.fields(cls) if f.name in TYPES
+        }
+        of_model = {
+            "model_path": card.path,
+            "max_model_len": card.max_model_len,
+            "vocab_size": card.vocab_size,
+            "image_row_size": card.image_row_size,
+        }
+        return cls(**flags | of_model)
 
     @property
     def cpu_kv_bytes(self) -> int:
-        """Memory of the KV cache, of all workers, on CPUs."""
+        """Memory of the KV cache on CPUs, of all workers together."""
         return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
+
+    @property
+    def required_impl(self) -> str:
+        """`model_impl`, where the device leaves a choice: GPUs run our own code only."""
+        return "headrace" if self.device == "cuda" else self.model_impl
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """For a worker. The channels are inherited file descriptors."""
+
+    execution: ExecutionConfig
+    step_fd: int
+    result_fd: int
+    mask_fd: int
+    group_fd: int | None = None  # where the ranks meet, if there are several,
+    control_fd: int | None = None  # and the page of which GPUs know when to give up
+    embedding_fd: int | None = None  # of images, if the model takes some
+    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
+    num_drafts: int = 0  # after each sequence's token, as a rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
     """For a vision worker. Everything it works on is inherited by descriptor."""
 
-    model_path: str
-    device: str  # this and the next seven say what runs the decoder
-    model_impl: str
-    load_format: str
-    dtype: str
-    quantization: str
-    kv_cache_dtype: str
-    attention_backend: str
-    tp: int
-    image_row_size: int
+    execution: ExecutionConfig  # of the decoder
     ask_fd: int
     answer_fd: int
     arena_fd: int
@@ -485,11 +505,8 @@ class EngineConfig:
     """For the engine process."""
 
     run_dir: str
-    model_path: str
-    max_model_len: int
+    execution: ExecutionConfig
     num_detokenizers: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
     max_num_queued: int
     scheduling_policy: str
     target_itl_ms: int
@@ -499,29 +516,12 @@ class EngineConfig:
     engine: str
     mock_profile: str
     embedding_size: int | None
-    tp: int
-    device: str
-    model_impl: str
-    load_format: str
-    dtype: str
-    quantization: str
-    kv_cache_memory_bytes: int | None
-    kv_cache_dtype: str
-    vocab_size: int
     eos_token_ids: list[int]
     crash: CrashConfig
-    disable_custom_all_reduce: bool = False
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
-    image_token: int | None = None  # as in `ModelCard`, like the next two
-    image_row_size: int = 0
+    image_token: int | None = None  # as in `ModelCard`, like the next
     whole_images: bool = False
-    gpu_memory_utilization: float = 0.9
-    enforce_eager: bool = False
-    attention_backend: str = "auto"
-    cudagraph_capture_sizes: tuple[int, ...] = ()
-    profile_dir: str | None = None
-    nvtx: bool = False
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
 

@@ -31,6 +31,7 @@ from headrace.config.config import (
     CrashConfig,
     DetokenizerConfig,
     EngineConfig,
+    ExecutionConfig,
     FetcherConfig,
     FrontendConfig,
     ModelCard,
@@ -51,6 +52,7 @@ from headrace.supervision.listeners import Listeners
 from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.spin_watchdog import SpinWatchdog
+from headrace.supervision.watchdog import Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import busy_seconds, own_bytes
@@ -143,9 +145,11 @@ class Supervisor:
         self._children: list[SeatedProcess] = []
         self._admin_requests = AdminRequests(self.board)
         self._is_up = False  # all have been ready
-        self._hang_watchdog = HangWatchdog(config.watchdog_timeout)
-        self._memory_watchdog = MemoryWatchdog(memory_limit())
-        self._spin_watchdog = SpinWatchdog()
+        self._hang_watchdog: Watchdog = HangWatchdog(config.watchdog_timeout)
+        self._limit_watchdogs: tuple[Watchdog, ...] = (
+            MemoryWatchdog(memory_limit(), own_bytes),
+            SpinWatchdog(busy_seconds),
+        )
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
         self._crash_reports = CrashReports(self._crash, self.board)
@@ -270,16 +274,18 @@ class Supervisor:
         return num_open == 0 or time.monotonic() >= self._drain_until
 
     def _kill_unhealthy(self) -> None:
-        """End whoever is stuck, or takes too much of the machine; another takes the seat."""
+        """Kill each process that a watchdog has a verdict on; another takes its seat."""
+        now_ns = time.monotonic_ns()
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
-        stuck = self._hang_watchdog.stuck(slots, time.monotonic_ns())
-        if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
+        verdicts = self._hang_watchdog.check(slots, now_ns)
+        if any(seat.role == "engine" for seat in living):  # it watches heartbeats of its workers
             slots += [*self.board.of("worker"), *self.board.of("vision")]
-        passed = self._memory_watchdog.passed(slots, own_bytes)
-        passed += self._spin_watchdog.passed(slots, busy_seconds, time.monotonic())
-        for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
-            log.warning("%s %s; killing it", slot.seat, why)
+        for watchdog in self._limit_watchdogs:
+            verdicts += watchdog.check(slots, now_ns)
+        for seat, reason in verdicts:
+            slot = self.board.slot(seat.role, seat.index)
+            log.warning("%s %s; killing it", seat, reason)
             write_last(slot)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(slot[Field.PID], signal.SIGKILL)
@@ -395,11 +401,8 @@ class Supervisor:
         c = self._config
         return EngineConfig(
             run_dir=self.run_dir,
-            model_path=self._card.path,
-            max_model_len=self._card.max_model_len,
+            execution=ExecutionConfig.of(c, self._card),
             num_detokenizers=c.detokenizer_procs,
-            max_num_seqs=c.max_num_seqs,
-            max_num_batched_tokens=c.max_num_batched_tokens,
             max_num_queued=c.max_num_queued,
             scheduling_policy=c.scheduling_policy,
             target_itl_ms=c.target_itl_ms,
@@ -409,26 +412,9 @@ class Supervisor:
             engine=c.engine,
             mock_profile=c.mock_profile,
             embedding_size=self._card.embedding_size,
-            tp=c.tp,
-            device=c.device,
-            disable_custom_all_reduce=c.disable_custom_all_reduce,
-            model_impl=c.model_impl,
-            load_format=c.load_format,
-            dtype=c.dtype,
-            quantization=c.quantization,
-            kv_cache_memory_bytes=c.kv_cache_memory_bytes,
-            gpu_memory_utilization=c.gpu_memory_utilization,
-            enforce_eager=c.enforce_eager,
-            attention_backend=c.attention_backend,
-            cudagraph_capture_sizes=c.cudagraph_capture_sizes,
-            profile_dir=c.profile_dir,
-            nvtx=c.nvtx,
-            kv_cache_dtype=c.kv_cache_dtype,
-            vocab_size=self._card.vocab_size,
             eos_token_ids=self._card.eos_token_ids,
             crash=self._crash,
             image_token=self._card.image_token,
-            image_row_size=self._card.image_row_size,
             whole_images=self._card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
