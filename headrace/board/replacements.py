@@ -1,4 +1,4 @@
-"""Who of the ring has been replaced, seen on the board."""
+"""Replaced processes of the ring, seen on the board."""
 
 from headrace.board.board import Board, Field, Seat, State
 

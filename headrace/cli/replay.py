@@ -47,7 +47,7 @@ from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import LaunchSpec, spawn
 from headrace.runtime.run_directory import RunDirectory
 
-# What each kind of process receives, and whom it sends to.
+# Messages that each kind of process receives, and the kinds that it sends to.
 UNIONS: dict[str, Any] = {
     "frontend": ToFrontend,
     "tokenizer": ToTokenizer,
@@ -127,7 +127,7 @@ def decoded(decoder: "msgspec.msgpack.Decoder[Any]", entry: Entry) -> list[tuple
 
 
 def is_played(message: Message) -> bool:
-    """Whether a message is a part of the burst: leases are renewed by who plays."""
+    """Whether a message is a part of the burst: the replay renews leases by itself."""
     is_metrics = isinstance(message, HttpRequest) and message.path == METRICS
     return not isinstance(message, RenewLeases) and not is_metrics
 
@@ -227,7 +227,7 @@ class Stage:
 
 
 class Silence:
-    """How long a process has said nothing, by its own heart: who is held up is not silent."""
+    """How long a process has sent nothing while its heart beats: a stalled one is not silent."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -323,7 +323,7 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
 
 
 def told_by(folder: Path, burst: Burst) -> Iterator[tuple[Message, bytes]]:
-    """Yield what those received to whom a process sends."""
+    """Yield the recorded messages to the receivers of a process."""
     for seat in burst.note.seats:
         if seat.role in RECEIVERS[burst.seat.role]:
             other = read_burst(folder, seat)

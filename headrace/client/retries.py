@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 WORTH_RETRYING = (429, 503)
 FIRST_WAIT_S = 0.5  # where the server does not say how long; then twice as long, each time
-LONGEST_WAIT_S = 60.0  # who is told to come back later than this is told so at once
+LONGEST_WAIT_S = 60.0  # a longer Retry-After is an error at once
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:

@@ -19,7 +19,7 @@ from headrace.client.transport_errors import transport_errors
 from headrace.errors import ApiConnectionError
 
 T = TypeVar("T")
-Read = Callable[[str], T | None]  # what an event is to who iterates
+Read = Callable[[str], T | None]  # an event to the item that iteration yields
 
 
 def chat_text(event: str) -> str | None:
@@ -50,14 +50,14 @@ class AnswerStream(Iterator[T]):
         return next(self._items)
 
     def cancel(self) -> None:
-        """Give up: the server stops generating, and whoever iterates comes to the end at once.
+        """Cancel: the server stops generating, and iteration ends at once.
 
-        Any thread may, at any moment.
+        Safe from any thread at any time.
         """
         self._line.cut()
 
     def close(self) -> None:
-        """Give up and free the connection; for who iterates."""
+        """Cancel and free the connection; only for the iterating thread."""
         self._items.close()
 
     def _read(self, read: Read[T]) -> Generator[T, None, None]:
@@ -108,13 +108,13 @@ class AsyncAnswerStream(AsyncIterator[T]):
         return await anext(self._items)
 
     def cancel(self) -> None:
-        """Give up: the server stops generating, and whoever iterates comes to the end at once."""
+        """Cancel: the server stops generating, and iteration ends at once."""
         self._line.cut()
         if self._asking is not None:
             self._asking.cancel()
 
     async def aclose(self) -> None:
-        """Give up and free the connection; for who iterates."""
+        """Cancel and free the connection; only for the iterating task."""
         await self._items.aclose()
 
     async def _opened(self) -> httpx.Response | None:

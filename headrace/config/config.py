@@ -98,8 +98,8 @@ class ServerConfig:
     )
     attention_backend: str = flag(
         "auto",
-        "who attends, on GPUs; auto is triton; with flashinfer, for prompts, a text may depend on "
-        "its batch mates",
+        "attention backend on GPUs; auto is triton; with flashinfer, for prompts, a text may "
+        "depend on its batch mates",
         ATTENTION_BACKENDS,
     )
     seed: int = flag(0, "seed of requests that bring none")
@@ -110,7 +110,7 @@ class ServerConfig:
     max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
     max_queued_tokens: int = flag(0, "prompt tokens that wait; more get a 429; 0 is no limit")
     scheduling_policy: str = flag(
-        "fcfs", "who runs next; lpm is the longest cached prefix", ("fcfs", "priority", "lpm")
+        "fcfs", "order of the queue; lpm is longest cached prefix", ("fcfs", "priority", "lpm")
     )
     target_itl_ms: int = flag(
         100, "prompts are computed in chunks that let others' tokens come this often; 0 is off"
@@ -351,7 +351,7 @@ SECRETS = ("api_key", "admin_api_key")
 
 @dataclass(frozen=True, kw_only=True)
 class CrashConfig:
-    """For whoever makes crash reports: where they go, None is nowhere, and the server's flags."""
+    """For crash reports: their folder (None is no reports), and the server's flags."""
 
     directory: str | None
     flags: dict[str, Any]

@@ -369,7 +369,7 @@ ROWS = [
     Row("TLS", ("--ssl-keyfile",), ("--ssl-keyfile",), Same("ssl_keyfile")),
     Row(
         *("TLS", (), ("--ssl-keyfile-password",)),
-        RefusedFlag("decrypt the key, and let nobody else read it: openssl pkey -in KEY -out KEY2"),
+        RefusedFlag("decrypt the key and restrict its mode: openssl pkey -in KEY -out KEY2"),
     ),
     Row(
         *("TLS", ("--enable-ssl-refresh",), ("--enable-ssl-refresh",)),
@@ -401,7 +401,7 @@ ROWS = [
     ),
     Row(
         *("watchdog", (), ("--soft-watchdog-timeout",)),
-        RefusedFlag("use --watchdog-timeout; crash reports have the stacks of who was silent"),
+        RefusedFlag("use --watchdog-timeout; crash reports have the stacks of a silent process"),
     ),
     Row("request log", ("--disable-log-requests", "--no-enable-log-requests"), (), Already()),
     Row(

@@ -3,7 +3,7 @@
 Messages are msgspec Structs on ZeroMQ or in shared memory; bulk (bodies, token ids, response
 bytes) rides in a frame of its own beside the message. New fields go last, with a default.
 
-Ids: the frontend draws a request id, and whoever answers finds the way back in it. A request has
+Ids: the frontend draws a request id, which leads the response back. A request has
 one or more *sequences* (`n`, several prompts), each with an id of its own:
 
     frontend (8 bits) | counter (40 bits) | sequence (16 bits, 0 in the request's own id)
@@ -46,9 +46,9 @@ def start_of(request: int) -> int:
 
 
 def first_counter(start: int) -> int:
-    """Return where the counter begins of the `start`-th process in a frontend's seat.
+    """Return the first counter value of the `start`-th process in a frontend's seat.
 
-    What the ring still does for those before it is known by that, and by nobody taken for its own.
+    Replies to its predecessors are recognized by it and dropped.
     """
     return (start % MAX_STARTS) << (COUNTER_BITS - START_BITS)
 
@@ -102,15 +102,15 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class HttpRequest(Message, tag="http", frozen=True):
     """One HTTP request, read whole: frontend -> tokenizer. Frame: the body.
 
-    Where a process has died that had it, it is sent again, with a new id: what is still on its way
-    to the old one is nobody's. The answer is the same, and goes on where the client has it.
+    After the death of a process that had it, it is sent again with a new id: late replies to the
+    old id are dropped. The response is the same, and goes on where the client has it.
     """
 
     id: int
     method: str
     path: str
     received_at: float  # seconds since the epoch, when the head was read
-    key: int = 0  # whose request it is, a hash of the API key; 0 is nobody's
+    key: int = 0  # a hash of the API key; 0 is no key
     origin: int = 0  # the id it was first sent with, where this is not the first time,
     resumes: int = 0  # and the last
     num_delivered: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
@@ -168,7 +168,7 @@ class Tensor(Message, frozen=True):
     """A tensor in the arena, row-major. See `arena.py`."""
 
     offset: int  # of its bytes, from the arena's beginning
-    generation: int  # of the place: another once it is somebody else's
+    generation: int  # of the place: it changes when the place is reused
     dtype: str  # little-endian, as numpy writes it without the sign: "f4", "i8", "u1"
     shape: list[int]
 
@@ -229,13 +229,13 @@ class StopSequence(Message, tag="stop", frozen=True):
 
 
 class RenewLeases(Message, tag="renew", frozen=True):
-    """Somebody still waits for these requests: frontend -> engine. Frame: all open ids, u64."""
+    """These requests are still open: frontend -> engine. Frame: all open ids, u64."""
 
 
 class GeneratedTokens(Message, tag="said", frozen=True):
-    """What sequences of an engine that died have said: detokenizer -> the next engine.
+    """Tokens generated before an engine's death: detokenizer -> the next engine.
 
-    Frame: token ids, u32, concatenated. Who resumes one of them goes on from there.
+    Frame: token ids, u32, concatenated. A resumed sequence goes on after them.
     """
 
     ids: bytes  # u64, of sequences
@@ -467,7 +467,7 @@ class Fetch(Message, tag="fetch", frozen=True):
 
 
 class Forget(Message, tag="forget", frozen=True):
-    """Nobody waits for the images of a `Fetch` any more: tokenizer -> fetcher."""
+    """The images of a `Fetch` are no longer needed: tokenizer -> fetcher."""
 
     id: int
 

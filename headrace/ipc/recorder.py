@@ -82,7 +82,7 @@ class Tee:
 
 
 def begin(folder: str, process: str, note: bytes) -> Tee | None:
-    """Begin the file of a process; None where there is one: of who was in its seat before."""
+    """Begin the file of a process; None where its predecessor in the seat has begun it."""
     try:
         return Tee(Path(folder) / f"{process}{SUFFIX}", note)
     except FileExistsError:

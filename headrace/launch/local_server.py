@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"port": 0, "log_level": "warning"}
 
 
 class LocalServer:
-    """A ring with frontends, started and ended by who asks it."""
+    """A ring with frontends, owned by this process and ended by `stop`."""
 
     def __init__(self, model: str | os.PathLike[str] | None, flags: Mapping[str, Any]) -> None:
         """Start it and wait until it serves.

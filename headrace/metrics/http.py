@@ -48,7 +48,7 @@ class Told:
 
 
 def told_of(board: Board) -> dict[Route, Told]:
-    """Return what a board has, by route; only of those that somebody has asked for."""
+    """Return the counts on a board by route; only of routes with requests."""
     found: dict[Route, Told] = {}
     for slot in board.of("frontend"):
         for route, row in HttpCounts(slot.http_words):

@@ -1,7 +1,7 @@
-"""Requests that are out, and what comes back for them. Nothing here waits.
+"""Requests in flight and their results. Nothing here waits.
 
-Whoever drives these gives them the pieces as they come: `Engine` from a queue between threads,
-`AsyncEngine` from one of its event loop.
+The caller passes the pieces in as they come: `Engine` from a queue between threads, `AsyncEngine`
+from one of its event loop.
 """
 
 from collections.abc import Iterable, Iterator

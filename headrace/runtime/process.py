@@ -100,9 +100,9 @@ class Context:
         return heartbeat
 
     def progress(self) -> list[tuple[int, int]]:
-        """Return what changes as long as this process or one that starts with it loads something.
+        """Return values that change while this process or one that starts with it loads something.
 
-        Who has loaded a share of a model waits for who is slower, and hangs when all do.
+        A worker that has loaded its share waits for slower ones; it hangs when all do.
         """
         likes = [s for s in self.board.of(self.seat.role) if s[Field.STATE] != State.READY]
         return [(slot[Field.PROGRESS], resident_bytes(slot[Field.PID])) for slot in likes]
@@ -198,11 +198,11 @@ def leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 def end_with_threads(slot: Slot, writer: LineWriter) -> None:
-    """From now on, have a thread that fails end the process: somebody waits for what it does."""
+    """From now on, end the process when a thread fails: others wait for its work."""
 
     def end(failed: threading.ExceptHookArgs) -> None:
         slot.exit_reason = repr(failed.exc_value)
-        log.error("an error that nobody has foreseen", exc_info=failed.exc_value)
+        log.error("unexpected error", exc_info=failed.exc_value)
         try:
             writer.close()
         finally:
@@ -247,7 +247,7 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
         if isinstance(error, OSError | MemoryError) and slot[Field.STATE] == State.STARTING:
             slot.exit_reason = str(error)
             sys.exit(ExitStatus.SHORT_OF)
-        log.exception("an error that nobody has foreseen")
+        log.exception("unexpected error")
         sys.exit(ExitStatus.FAILED)
 
 

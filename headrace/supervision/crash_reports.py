@@ -51,9 +51,9 @@ class CrashReports:
         self._writer: threading.Thread | None = None
 
     def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
-        """Keep what is known of a process that has died.
+        """Keep what is known of a dead process.
 
-        Whoever calls waits for what the others are at (`stack_dumps.py`), and not for the disk.
+        The caller waits for the stacks of the other processes (`stack_dumps.py`), not for the disk.
 
         Args:
             how: it ended.

@@ -1,4 +1,4 @@
-"""Who has been silent for so long that only its end can help. Pure: the clock is the caller's."""
+"""Detects processes that have been silent for too long. Pure: the clock is the caller's."""
 
 from headrace.board.board import Field, Slot, State
 from headrace.runtime.wake_clock import WakeClock
@@ -7,10 +7,10 @@ STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (
 
 
 class HangWatchdog:
-    """A watch over processes, by their heartbeats.
+    """Finds stuck processes by their heartbeats.
 
     Args:
-        stuck_s: for how long one that serves may be silent, in seconds.
+        stuck_s: for how long a process that serves may be silent, in seconds.
     """
 
     def __init__(self, stuck_s: float) -> None:
@@ -18,7 +18,7 @@ class HangWatchdog:
         self._awake = WakeClock()
 
     def stuck(self, slots: list[Slot], now_ns: int) -> list[Slot]:
-        """Return who is stuck, of processes that live; to be called often."""
+        """Return those of living processes that are stuck. A long pause between calls resets it."""
         since_ns = self._awake.look(now_ns)
         return [
             slot
@@ -28,10 +28,10 @@ class HangWatchdog:
 
 
 def silent_s(slot: Slot, now_ns: int, since_ns: int) -> float:
-    """Return for how long a process has not been heard by who is awake since some time."""
+    """Return how long a process has been silent while the watcher was awake, in seconds."""
     return (now_ns - max(slot[Field.HEARTBEAT_NS], since_ns)) / 1e9
 
 
 def patience_s(slot: Slot, stuck_s: float) -> float:
-    """Return for how long a process may be silent."""
+    """Return for how long a process may be silent, in seconds."""
     return stuck_s if slot[Field.STATE] == State.READY else max(STARTING_S, stuck_s)

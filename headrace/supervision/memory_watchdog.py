@@ -1,7 +1,7 @@
-"""How much memory a process may have of its own. Pure: what it has is the caller's to know.
+"""A memory limit per process. Pure: the caller measures the memory.
 
-Without, the kernel would end whoever has most when the machine has no more: the worker, though
-somebody else had grown.
+Without a limit, the kernel ends the largest process when the machine runs out. That is the worker,
+even where another process has grown.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,10 +24,10 @@ class MemoryWatchdog:
     def passed(
         self, slots: Iterable[Slot], own_bytes: Callable[[int], int | None]
     ) -> list[tuple[Slot, str]]:
-        """Return who has too much, and what is to be said of it.
+        """Return the processes above their limit, each with a text for the log.
 
         Args:
-            own_bytes: what the process with some id has; None where there is none.
+            own_bytes: memory of the process with some id; None where there is none.
         """
         found = []
         for slot in slots:

@@ -1,7 +1,7 @@
-"""Who uses processor time and gets nothing done. Pure: what is used is the caller's to know.
+"""Detects processes that spin without progress. Pure: the caller measures CPU time.
 
-A heart tells that a loop goes round, not that it does anything: who is woken without end for what
-it does not take beats, and keeps a core from the others.
+A heartbeat shows that a loop turns, not that it gets work done. A process that an unread event
+wakes without end still beats, and keeps a core from the others.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ CEILINGS_S = {
     **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher"), 60.0),
     **dict.fromkeys(("tokenizer", "worker", "vision"), MAX_WORK_S),
 }
-IDLE_SHARE = 0.1  # of a core: who uses less waits for something to do
+IDLE_SHARE = 0.1  # of a core: a process that uses less is idle
 SHORTEST_S = 0.1  # between looks: the kernel counts in ticks of 10 ms
 
 
@@ -44,11 +44,11 @@ class SpinWatchdog:
     def passed(
         self, slots: Iterable[Slot], used_s: Callable[[int], float | None], now: float
     ) -> list[tuple[Slot, str]]:
-        """Return who has used too much, and what is to be said of it; to be called often.
+        """Return the processes above their limit, each with a text for the log. Call it often.
 
         Args:
-            used_s: processor time, since its start, of the main thread of the process with some
-                id; None where there is none.
+            used_s: CPU time, since its start, of the main thread of the process with some id;
+                None where there is none.
         """
         found = []
         for slot in slots:

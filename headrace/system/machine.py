@@ -73,7 +73,7 @@ def has_gpus() -> bool:
 
 
 def are_gpus_hidden() -> bool:
-    """Whether whoever started this has it see no GPU."""
+    """Whether the environment hides all GPUs from this process."""
     return os.environ.get(VISIBLE) in ("", "-1")
 
 

@@ -140,7 +140,7 @@ def test_as_many_requests_are_out_as_there_are_places(
     out = [ring.request() for _ in range(width)]
     assert ring.next_request(QUIET_MS) is None
     ring.complete(out[0][0], "0")
-    out.append(ring.request())  # whoever ends is followed
+    out.append(ring.request())  # the next request takes the free place
     assert out[-1][1]["prompt"] == str(width)
     for request, body in out[1:]:
         ring.complete(request, body["prompt"])
