@@ -59,7 +59,7 @@ class AdminResponse:
 
 
 class Admin:
-    """What there is at `PREFIX`, and profiles. Without a key nobody may come in.
+    """The endpoints below `PREFIX`, and profiles. Without an API key they are closed.
 
     Args:
         supervisor: its process id.

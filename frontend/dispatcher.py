@@ -1,4 +1,4 @@
-"""Messages from the ring, handed to those who wait, some entries at a time.
+"""Dispatches messages from the ring to waiting requests, some entries at a time.
 
 A step of hundreds of streams writes to hundreds of sockets: between some and the next the event
 loop looks at everything else.
@@ -55,12 +55,12 @@ class Dispatcher:
 
     @contextmanager
     def _vital(self) -> Iterator[None]:
-        """End the process at an error: the loop would log it, and all who stream would wait on."""
+        """End the process at an error: else the loop would log it, and all streams would hang."""
         try:
             yield
         except Exception as error:
             self._slot.exit_reason = repr(error)
-            log.exception("an error that nobody has foreseen")
+            log.exception("unexpected error")
             sys.exit(ExitStatus.FAILED)
 
 

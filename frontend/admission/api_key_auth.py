@@ -1,4 +1,4 @@
-"""Who may come in."""
+"""Authentication of requests by API key."""
 
 import hmac
 from collections.abc import Iterable

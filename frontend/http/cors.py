@@ -19,7 +19,7 @@ class Cors:
         )
 
     def look(self, request: HttpExchange) -> bool:
-        """Have the answer say whether the page may read it; answer here who asks for only that."""
+        """Set the answer's CORS headers; answer a preflight here. Return whether it was one."""
         headers = Headers(raw=list(request.headers))
         origin = headers.get("origin")
         if origin is None:
