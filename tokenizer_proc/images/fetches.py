@@ -45,7 +45,7 @@ class ImageFetches:
 
     Args:
         index: of this process, among tokenizer processes.
-        arena: the fetcher's; a file there is read by who it is for, once.
+        arena: the fetcher's; a file there is read once, by the process that asked for it.
     """
 
     def __init__(

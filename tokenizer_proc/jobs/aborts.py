@@ -44,10 +44,10 @@ class Aborts:
         return request in self._aborted
 
     def check(self, request: int) -> None:
-        """Look whether there is somebody to go on for.
+        """Check that the client still waits.
 
         Raises:
-            Abandoned: nobody waits for this request any more.
+            Abandoned: the client has left.
         """
         self.look()
         if request in self._aborted:

@@ -1,8 +1,8 @@
 """A request's way through this process: the texts it needs encoded, their ids, what it comes to.
 
 A handler is a generator: it yields texts and is sent their ids, as often as it needs to, and
-returns an outcome. So whoever runs handlers can encode the texts of many requests at once. It may
-also yield a `Check`, and is taken up again when that has been made. A handler that needs no ids may
+returns an outcome. So the caller can encode the texts of many requests at once. A handler may
+also yield a `Check`, and is resumed when that has been made. A handler that needs no ids may
 be a plain function.
 """
 
