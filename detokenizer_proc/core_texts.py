@@ -73,7 +73,7 @@ NO_FRAMES = CoreFrames(b"", b"", b"", b"", b"", [])
 
 
 class CoreText(NamedTuple):
-    """What one sequence has said that nobody has been told."""
+    """Text of one sequence that has not been sent yet."""
 
     text: str
     num_tokens: int

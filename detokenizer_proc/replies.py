@@ -246,7 +246,7 @@ class Replies:
         if reply is None:  # aborted, or ended by a stop string the engine had not heard of
             return
         assert isinstance(reply, Reply)
-        if not reply.has(id - request):  # it began with who was here before: it is sent again
+        if not reply.has(id - request):  # its earlier tokens went to a predecessor: it is resent
             return
         opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, b"")
         if reply.has_failed:
