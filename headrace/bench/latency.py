@@ -1,4 +1,4 @@
-"""`headrace bench latency`: how long one batch takes, on an engine of its own.
+"""`headrace bench latency`: the duration of one batch, on an engine of its own.
 
 Flags, figures and keys of the JSON file are those of `vllm bench latency`, in seconds. Each batch
 has the same prompts, without the prefix cache unless `--enable-prefix-caching` is there.

@@ -1,4 +1,4 @@
-"""`headrace bench serve`: how a server does under a load of a given shape.
+"""`headrace bench serve`: latency and throughput of a server under a given load.
 
 Flags and figures are those of `vllm bench serve` where it has them.
 """
@@ -301,7 +301,7 @@ def due_times(args: argparse.Namespace, num_requests: int) -> Seconds:
 
 
 class ProgressBar:
-    """How far the load is, on standard error."""
+    """A progress bar of the load, on standard error."""
 
     def __init__(self, num_requests: int, disable: bool) -> None:
         self._bar = tqdm(total=num_requests, unit="req", disable=disable)

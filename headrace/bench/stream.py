@@ -1,4 +1,4 @@
-"""`headrace bench stream`: where the time of streamed answers goes, from the client to the model.
+"""`headrace bench stream`: latency of streamed answers by part, from the client to the model.
 
 The server's part is what it says in `Server-Timing` when a request asks by `x-request-timing`, as
 Headrace's do; a server that does not has "-" there. With `--repeat-runs` each figure is the median

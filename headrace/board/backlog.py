@@ -1,4 +1,4 @@
-"""How far a process is behind what it has been sent, by counters on the board."""
+"""Backlogs: messages sent to a process and not yet handled, by counters on the board."""
 
 from headrace.board.board import MESSAGES_SENT, Board, Field, Slot
 

@@ -1,4 +1,4 @@
-"""The board: what every process says of itself, in memory that all of them share.
+"""The board: state, heartbeat and metrics of every process, in shared memory.
 
 One memfd, inherited by file descriptor: it has no name, so nothing is left behind however the
 server dies. Each process owns one slot and is its only writer; 8-byte aligned stores are atomic
@@ -31,7 +31,7 @@ HEARTBEAT_LIMIT_S = 4.0  # older than this is ill; processes beat at least once 
 
 
 class State(enum.IntEnum):
-    """Where a process is in its life."""
+    """The lifecycle state of a process."""
 
     ABSENT = 0
     STARTING = 1
@@ -157,7 +157,7 @@ MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 
 
 class Timing(enum.IntEnum):
-    """Histograms of a slot: how long something took or, from PROMPT on, how many there were."""
+    """Histograms of a slot: durations or, from PROMPT on, counts."""
 
     # frontend
     LOOP_LAG = 0  # how late a timer fires
@@ -197,7 +197,7 @@ class Timing(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Seat:
-    """Which process has which slot."""
+    """A place for a process: its role, and its index there."""
 
     role: str
     index: int

@@ -22,7 +22,7 @@ NEW = "/new"  # begins another conversation
 
 
 class ChatSession:
-    """What has been said, and what is said next."""
+    """The conversation so far, and its next turn."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
         """`options` are fields of every request."""

@@ -1,4 +1,4 @@
-"""`headrace replay DIR`: what a process received, played to another of its kind that runs alone.
+"""`headrace replay DIR`: replays a process's recorded messages to one that runs alone.
 
 The files are those of `--record DIR`. The process gets the messages of one of them, and the
 processes around it are played: what it sends them is counted, timed and compared with what they
@@ -72,7 +72,7 @@ AN_HOUR_NS = 3600 * 10**9
 
 @dataclass(frozen=True)
 class Burst:
-    """What one process received."""
+    """The recorded messages to one process."""
 
     note: LaunchSpec
     messages: list[tuple[int, list[tuple[Message, bytes]]]]  # CLOCK_MONOTONIC, ns

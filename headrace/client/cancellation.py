@@ -112,7 +112,7 @@ class TellingStream(httpcore.NetworkStream):
 
 
 class TellingBackend(httpcore.NetworkBackend):
-    """Makes connections that tell."""
+    """Makes connections that report themselves to a `CancelScope`."""
 
     def __init__(self, backend: httpcore.NetworkBackend) -> None:
         self._backend = backend

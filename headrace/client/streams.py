@@ -1,4 +1,4 @@
-"""Answers over HTTP as they come, which can be given up at any moment, by any thread or task."""
+"""Streamed answers over HTTP, which any thread or task can cancel at any time."""
 
 import asyncio
 from collections.abc import (
@@ -38,7 +38,7 @@ def chat_chunk(event: str) -> ChatChunk:
 
 
 class AnswerStream(Iterator[T]):
-    """What `read` makes of the events of one answer, in order; None is nothing to tell."""
+    """Yields `read(event)` for each event of one answer, in order; None is skipped."""
 
     def __init__(self, opening: Callable[[CancelScope], httpx.Response], read: Read[T]) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
@@ -93,7 +93,7 @@ class AnswerStream(Iterator[T]):
 
 
 class AsyncAnswerStream(AsyncIterator[T]):
-    """The same for asyncio."""
+    """`AnswerStream` for asyncio."""
 
     def __init__(
         self, opening: Callable[[], Coroutine[Any, Any, httpx.Response]], read: Read[T]

@@ -1,4 +1,4 @@
-"""Configuration: the flags, and what each process gets of them.
+"""Configuration: the flags, and the config of each process.
 
 `ServerConfig` is the command line (`flags.py`): a field is a flag, its help is the documentation.
 Processes never see it; each gets the few values it needs in a config of its own.
@@ -305,7 +305,7 @@ def one_of(name: str, value: object, choices: Sequence[str] | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What the processes around the engine know of the model. See `model_card.py`."""
+    """Model facts for the processes around the engine. See `model_card.py`."""
 
     path: str
     name: str

@@ -1,4 +1,4 @@
-"""The command line: `ServerConfig` as flags, theirs by our names, and what a file says.
+"""The command line: `ServerConfig` as flags, aliases of vLLM and SGLang, and `--config` files.
 
 A flag wins over the file of `--config`. Nothing is read from the environment but secrets.
 """

@@ -1,4 +1,4 @@
-"""The flags of vLLM and SGLang that people know, and what they are here.
+"""Flags of vLLM and SGLang, and their meaning here.
 
 A flag that means what one of ours does is taken for it. One that asks for what is so anyhow is
 taken and changes nothing. One that tunes what Headrace does otherwise is taken, and the log
@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 
 @dataclass(frozen=True)
 class Same:
-    """Ours by another name. `read` makes their value ours."""
+    """An alias of one of our flags. `read` converts its value."""
 
     field: str
     read: Callable[[str], str] = str
@@ -26,7 +26,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Switch:
-    """Ours, turned on or off; theirs takes no value."""
+    """One of our flags turned on or off; the alias takes no value."""
 
     field: str
     on: bool
@@ -49,7 +49,7 @@ class Unused:
 
 @dataclass(frozen=True)
 class RefusedFlag:
-    """What we do not have; `instead` is what to do."""
+    """A rejected flag; `instead` is the remedy."""
 
     instead: str
 

@@ -18,7 +18,7 @@ MAX_BLAMED = 2  # deaths of a process while this request was at hand
 
 @dataclass(eq=False, slots=True)
 class InflightRequest:
-    """A request, and what the client has of its answer."""
+    """A request, and how much of its answer the client has."""
 
     request: HttpRequest
     body: bytes

@@ -78,7 +78,7 @@ class FinishReason(enum.IntEnum):
 
 
 class Api(enum.StrEnum):
-    """In whose form a request came, and its reply goes."""
+    """The API dialect of a request and its reply."""
 
     CHAT = "chat"  # OpenAI's `/v1/chat/completions`
     COMPLETION = "completion"  # OpenAI's `/v1/completions`
@@ -127,7 +127,7 @@ ToTokenizer = HttpRequest
 
 
 class Times(Message, frozen=True):
-    """When a request passed each process, CLOCK_MONOTONIC, ns. 0 is not yet, or never."""
+    """Times at which a request passed each process, CLOCK_MONOTONIC, ns. 0 is not yet, or never."""
 
     begun: int  # a tokenizer process took it,
     parsed: int = 0  # knew its text,
@@ -142,7 +142,7 @@ class Times(Message, frozen=True):
 
 
 class Sampling(Message, frozen=True):
-    """How the tokens of a sequence are chosen. The defaults are greedy and change nothing.
+    """Sampling parameters of a sequence. The defaults are greedy and change nothing.
 
     In order: the grammar's mask, `logit_bias`, bans (`min_tokens`, `bad_words`), penalties,
     temperature, min_p, top_k, top_p (as in vLLM). Log probabilities are those of the model, before
@@ -261,13 +261,13 @@ class Parsing(Message, frozen=True):
 
 
 class ResponsesForm(Message, tag="responses", frozen=True):
-    """What a reply of `/v1/responses` has to say beside its text."""
+    """Fields of a `/v1/responses` reply beside its text."""
 
     echo: bytes  # JSON, an object: the fields of the request that the response repeats
 
 
 class GenerateForm(Message, tag="generate", frozen=True):
-    """How a reply of `/generate` is told."""
+    """Options of a `/generate` reply."""
 
     is_list: bool  # for several sequences, or a list of one prompt
     received_at: float  # as in `HttpRequest`
@@ -281,7 +281,7 @@ class GenerateForm(Message, tag="generate", frozen=True):
 
 
 class ReplyPlan(Message, tag="reply", frozen=True):
-    """What the tokenizer process knows of a reply: tokenizer -> detokenizer, through the engine."""
+    """Rendering instructions for a reply: tokenizer -> detokenizer, through the engine."""
 
     response_id: str  # "chatcmpl-…" or "cmpl-…"
     model: str
@@ -320,7 +320,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):
-    """The same, of an answer with embeddings."""
+    """Rendering instructions for an answer with embeddings."""
 
     model: str
     num_sequences: int
@@ -331,7 +331,7 @@ class EmbeddingPlan(Message, tag="embedding", frozen=True):
 
 
 class SimilarityPlan(Message, tag="similarity", frozen=True):
-    """The same, of an answer that tells how alike texts are. Queries come before documents."""
+    """Rendering instructions for similarity scores. Queries come before documents."""
 
     response_id: str  # "score-…" or "rerank-…"
     model: str
@@ -473,7 +473,7 @@ class Forget(Message, tag="forget", frozen=True):
 
 
 class Fetched(Message, tag="fetched", frozen=True):
-    """What came of a `Fetch`: fetcher -> tokenizer. All files, or one that could not be had."""
+    """The result of a `Fetch`: fetcher -> tokenizer. All files, or the first failure."""
 
     id: int
     files: list[Tensor] = []  # of bytes, in the fetcher's own arena: read once, then released

@@ -1,4 +1,4 @@
-"""A server of this process's own: on a free port, and gone when this process is."""
+"""A local server for this process: on a free port, ended with this process."""
 
 import os
 from collections.abc import Mapping

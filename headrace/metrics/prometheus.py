@@ -210,7 +210,7 @@ class BoardCollector(Collector):
 
 
 class MetricsPage:
-    """What `/metrics` answers; `dialect` is one of `DIALECTS`."""
+    """The response of `/metrics`; `dialect` is one of `DIALECTS`."""
 
     def __init__(self, board: Board, card: ModelCard, dialect: str = "vllm") -> None:
         self._collectors: list[Collector] = [

@@ -35,7 +35,7 @@ class Partial:
 
 
 class RequestWindow(Generic[A]):
-    """Many requests, of which as many are out as the engine has places."""
+    """Many requests, as many in flight as the engine has places."""
 
     def __init__(self, ring: Ring, put: Put, calls: Iterable[RingRequest], kind: type[A]) -> None:
         self._ring = ring

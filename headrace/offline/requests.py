@@ -1,4 +1,4 @@
-"""What `Engine` and `AsyncEngine` ask the ring for, and what they make of its answers."""
+"""Requests of `Engine` and `AsyncEngine` to the ring, and results made of its answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -29,7 +29,7 @@ Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 class RequestOutput(msgspec.Struct):
-    """What became of one prompt: `n` outputs, each with `text` and `finish_reason`."""
+    """The result of one prompt: `n` outputs, each with `text` and `finish_reason`."""
 
     request_id: str
     prompt: TextOrIds

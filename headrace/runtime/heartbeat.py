@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Says that its process is alive."""
+    """Writes the process's heartbeat to the board."""
 
     def __init__(self, slot: Slot, clock: Callable[[], float] = time.monotonic) -> None:
         self._slot = slot

@@ -1,4 +1,4 @@
-"""How a process of the ring starts, and how it ends with its parent.
+"""Start of a process of the ring, and its end with its parent.
 
 A child is this module run by a fresh interpreter: nothing is forked or pickled. It inherits the
 board and a note, a memfd with its role, config and log level.
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class LaunchSpec(msgspec.Struct):
-    """What a parent hands a child."""
+    """The launch data that a parent passes to a child."""
 
     role: str
     index: int
@@ -64,7 +64,7 @@ class LaunchSpec(msgspec.Struct):
 
 @dataclass
 class Context:
-    """What a process knows of its surroundings."""
+    """The surroundings of a process: board, seat, logging."""
 
     seat: Seat
     board: Board
@@ -114,7 +114,7 @@ class Context:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A child, and the file with what it is at."""
+    """A child process, with its stack file."""
 
     stacks: StackFile
 

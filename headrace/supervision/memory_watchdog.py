@@ -16,7 +16,7 @@ SHARES = {
 
 
 class MemoryWatchdog:
-    """The limits on a machine with so much memory."""
+    """Memory limits by role, shares of the machine's memory."""
 
     def __init__(self, memory_bytes: int) -> None:
         self._bytes = {role: int(share * memory_bytes) for role, share in SHARES.items()}

@@ -21,7 +21,7 @@ SHORTEST_S = 0.1  # between looks: the kernel counts in ticks of 10 ms
 
 @dataclass(frozen=True)
 class Look:
-    """What a process had used at some time, and at the start of the stint it was in."""
+    """CPU time of a process at one time, and at the start of its stretch without progress."""
 
     at: float
     pid: int
@@ -36,7 +36,7 @@ class Look:
 
 
 class SpinWatchdog:
-    """A watch over what processes use, and what they get done."""
+    """Compares processes' CPU time with their progress."""
 
     def __init__(self) -> None:
         self._looks: dict[Seat, Look] = {}

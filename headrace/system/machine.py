@@ -1,4 +1,4 @@
-"""What a machine has, as its kernel and its packages say. `root` is where / is, for tests."""
+"""Hardware and packages of this machine. `root` replaces / in tests."""
 
 import importlib.metadata
 import math
