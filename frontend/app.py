@@ -29,7 +29,7 @@ ONLY_ASKED = Rejection(
 
 
 class App:
-    """Health and what operators ask are answered here, all else by the ring."""
+    """Answers health checks and admin requests here, all else by the ring."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """What has come and has not been handed over."""
+    """A queue of incoming messages to dispatch."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, open_requests: OpenRequests, slot: Slot
@@ -65,7 +65,7 @@ class Dispatcher:
 
 
 class Incoming:
-    """A message of which some has been handed over."""
+    """A message, partly dispatched."""
 
     def __init__(self, frames: ResponseFrames, data: Frame) -> None:
         self._frames = frames

@@ -27,7 +27,7 @@ class AdmissionLimits:
 
 
 class Load(NamedTuple):
-    """What there is."""
+    """The present load of the server."""
 
     num_requests: int
     num_waiting_tokens: int
@@ -58,7 +58,7 @@ class DrainRate:
 
 
 class Admission:
-    """The door. `requests` and `tokens` are rates of what the engine gets done."""
+    """Admission control. `requests` and `tokens` are the engine's drain rates."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits

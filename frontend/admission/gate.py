@@ -12,7 +12,7 @@ LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOA
 
 
 class Gate:
-    """Lets requests in, or says why not."""
+    """Admits or rejects requests."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's, and what it leaves open.
+"""A client's connection: uvicorn's, with timeouts and limits added.
 
 uvicorn waits for ever for a request's head, and takes heads of any length and bodies at any pace.
 Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least

@@ -1,4 +1,4 @@
-"""Which pages of other sites may call: Starlette's policy, on our requests."""
+"""CORS: Starlette's policy, applied to our requests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.frontend.http.request import HttpExchange
 
 
 class Cors:
-    """The sites that may call."""
+    """The allowed origins."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         """Allow these sites; `*` is all."""

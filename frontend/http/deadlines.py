@@ -1,4 +1,4 @@
-"""When clients must have said more. Pure."""
+"""Deadlines by which clients must send more. Pure."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar

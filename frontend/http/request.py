@@ -1,4 +1,4 @@
-"""A request as a connection has it, and the way to answer it.
+"""An HTTP request on a connection, and the methods to answer it.
 
 uvicorn parses requests and keeps their state; what is answered is written here. An ASGI application
 would be a task and five messages for each request, which cost more than all that is done with it.

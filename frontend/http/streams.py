@@ -40,7 +40,7 @@ class WrittenView(ctypes.Structure):
 
 
 class Written(NamedTuple):
-    """What has been done with some rows of a message."""
+    """The result of writing some rows of a message."""
 
     row: int  # that comes next,
     start: int  # and where its data are
