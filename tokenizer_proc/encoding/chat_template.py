@@ -91,7 +91,7 @@ def _now(form: str) -> str:
 
 
 class Conversation(Protocol):
-    """What a template is given."""
+    """The variables of a template."""
 
     @property
     def messages(self) -> list[RequestMessage]:

@@ -1,4 +1,4 @@
-"""The images of a conversation, from the parts of its messages to what the engine is told of them.
+"""The images of a conversation, from message parts to messages for the engine.
 
 They are prepared in order, and a prompt's are sent together. One that has been given up meanwhile,
 while its request was laid aside, is prepared again.
