@@ -59,7 +59,7 @@ class SaidView(ctypes.Structure):
 
 
 class CoreFrames(NamedTuple):
-    """What there is to send to a frontend: an entry per piece, and the bytes of all."""
+    """Pieces to send to a frontend: an entry per piece, and the bytes of all."""
 
     ids: bytes  # u64, of sequences
     lengths: bytes  # u32

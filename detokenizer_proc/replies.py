@@ -48,7 +48,7 @@ ABORTED, REFUSED = bytes([FinishReason.ABORT]), bytes([FinishReason.REFUSED])
 
 @dataclass(slots=True)
 class CoreReply:
-    """What the end of a reply takes that the core does not know."""
+    """Data for the end of a reply that the core does not have."""
 
     times: Times | None
     plans: list[ReplyPlan] = field(default_factory=list)
