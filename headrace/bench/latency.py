@@ -35,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
     add("--input-len", type=int, default=32)
     add("--output-len", type=int, default=128)
     add("--batch-size", type=int, default=8, help="prompts that run together")
-    add("--num-iters-warmup", type=int, default=10, help="batches before, which are not counted")
-    add("--num-iters", type=int, default=30, help="batches that are counted")
+    add("--num-iters-warmup", type=int, default=10, help="warm-up batches, not measured")
+    add("--num-iters", type=int, default=30, help="measured batches")
     add("--plot", type=Path, metavar="FILE.svg|.png|.html", help="draw the figures")
     return made
 

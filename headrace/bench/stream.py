@@ -142,8 +142,8 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how streams are submitted."""
     add = parser.add_argument
     add("--pretok", action="store_true", help="send token ids, to /v1/completions")
-    add("--repeat-runs", type=int, default=1, help="how often all is measured")
-    add("--submit-interval-ms", type=float, help="between two requests; instead of --request-rate")
+    add("--repeat-runs", type=int, default=1, help="number of runs")
+    add("--submit-interval-ms", type=float, help="time between requests; instead of --request-rate")
 
 
 def check_runs(args: argparse.Namespace) -> None:

@@ -104,7 +104,7 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
         if note.fingerprint != fingerprint():
             raise HeadraceError(f"{path} was recorded by another version of headrace")
         if shares_images(note):
-            raise HeadraceError(f"{seat} shares images with others, and is not played alone")
+            raise HeadraceError(f"{seat} shares images with others, and cannot be replayed alone")
         decoder = msgspec.msgpack.Decoder(UNIONS[seat.role])
         messages = [(entry.at_ns, decoded(decoder, entry)) for entry in entries]
     except (msgspec.MsgspecError, StopIteration, ValueError) as error:
@@ -344,14 +344,14 @@ def seat_named(name: str) -> Seat:
 def main(argv: list[str]) -> None:
     """Replay; exit with 1 where an answer differs, or in one line where that cannot be."""
     parser = argparse.ArgumentParser(prog="headrace replay", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", type=Path, help="what --record has written")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of --record")
     parser.add_argument(
         "--process",
         default="tokenizer-0",
-        help="whose messages; mock: the engine's, to one without a model; %(default)s",
+        help="the process; mock: the engine's messages, without a model; %(default)s",
     )
     parser.add_argument(
-        "--pace", choices=("recorded", "max"), default="recorded", help="how fast; %(default)s"
+        "--pace", choices=("recorded", "max"), default="recorded", help="speed; %(default)s"
     )
     args = parser.parse_args(argv)
     logs.setup("replay", "info")

@@ -26,7 +26,7 @@ class LocalServer:
         for name in flags:
             if name not in ServerConfig.__dataclass_fields__ or name == "uds":
                 raise ConfigError(
-                    f"{name} is not a flag of this; `launch_server --help` lists them"
+                    f"{name} is not a flag of a local server; `launch_server --help` lists them"
                 )
         config = config_of(DEFAULTS | dict(flags) | {"model": model}, has_gpus())
         keys = read_api_keys(config, {})

@@ -90,7 +90,7 @@ class CrashReports:
         try:
             self._unwritten.put_nowait((name, data))
         except queue.Full:
-            log.warning("no crash report of %s: those before are still being written", slot.seat)
+            log.warning("no crash report of %s: earlier reports are still being written", slot.seat)
 
     def _write_all(self, directory: Path) -> None:
         while (crash_report := self._unwritten.get()) is not None:

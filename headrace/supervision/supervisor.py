@@ -188,7 +188,7 @@ class Supervisor:
     def _apply_admin_requests(self) -> None:
         """Do what operators have asked for."""
         for what in self._admin_requests.take():
-            log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
+            log.info("admin request: %s", what if what == STOP else f"restart {what}")
             if what == STOP:
                 self._drain()
             else:

@@ -491,7 +491,7 @@ def test_what_is_no_prompt_is_named(prompts: Any) -> None:
 
 def test_a_stream_is_of_one_prompt() -> None:
     prompts: Any = ["a", "b"]
-    with pytest.raises(TypeError, match="one prompt, not of 2; generate takes several"):
+    with pytest.raises(TypeError, match="one prompt, not 2; use generate for several"):
         stream_call(prompts, None, {})
 
 
