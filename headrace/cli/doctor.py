@@ -1,4 +1,4 @@
-"""`headrace doctor [MODEL] [flags]`: what this machine has, what will be used, what is wrong.
+"""`headrace doctor [MODEL] [flags]`: this machine's hardware, the choices made, the problems.
 
 It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
 """

@@ -4,8 +4,8 @@ It holds no traffic. Its children die with it however it dies (`process.die_with
 that dies is replaced; one that dies again and again without having served ends the whole server,
 which says which and why.
 
-SIGTERM ends it when open requests are answered, SIGINT at once; SIGHUP replaces all processes but
-the engine, one by one, and nobody notices.
+SIGTERM ends it when open requests are answered, SIGINT at once. SIGHUP replaces all processes but
+the engine, one by one, without a failed request.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class ChildDied(HeadraceError):
 
 @dataclass
 class SeatedProcess:
-    """Who is in a seat: a process and the descriptor that tells of its end."""
+    """The process in a seat, with the descriptor that reports its end."""
 
     seat: Seat
     process: Process
@@ -113,7 +113,7 @@ def seats_of(
 class Supervisor:
     """One server: its board, its run directory, its children.
 
-    Without `listeners` there are no frontends: who embeds the ring takes their seat.
+    Without `listeners` there are no frontends: an embedding process takes their seat.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Supervisor:
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
         self._to_renew: deque[SeatedProcess] = deque()
-        self._renewing: tuple[SeatedProcess, Process] | None = None  # and who it was
+        self._renewing: tuple[SeatedProcess, Process] | None = None  # and its predecessor
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
@@ -192,7 +192,7 @@ class Supervisor:
     def _apply_admin_requests(self) -> None:
         """Do what operators have asked for."""
         for what in self._admin_requests.take():
-            log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
+            log.info("admin request: %s", what if what == STOP else f"restart {what}")
             if what == STOP:
                 self._drain()
             else:
@@ -261,7 +261,7 @@ class Supervisor:
             raise
 
     def _is_drained(self) -> bool:
-        """Whether the server is to stop, and nobody waits for an answer any more."""
+        """Whether the server is to stop, and no request is open any more."""
         if self._drain_until is None:
             return False
         num_open = 0
@@ -317,7 +317,7 @@ class Supervisor:
                     os.kill(victim[Field.PID], rule.signal)
 
     def _restart(self) -> float:
-        """Start whoever is to be replaced by now; return in how many seconds the next one is."""
+        """Start replacements that are due; return in how many seconds the next one is."""
         now = time.monotonic()
         dead = [child for child in self._children if child.start_at is not None]
         for child in dead:
@@ -328,10 +328,10 @@ class Supervisor:
         return min(waits, default=POLL_INTERVAL_S)
 
     def _start_another(self, child: SeatedProcess) -> None:
-        """Start who takes a seat; later, where the system is short of something now.
+        """Start a process in a seat; later, where the system lacks a resource now.
 
         Raises:
-            ChildDied: it has been short of it too often in a row.
+            ChildDied: the resource was lacking too often in a row.
         """
         child.start_at = None
         try:
@@ -432,7 +432,7 @@ class Supervisor:
 
     @property
     def _arena_fields(self) -> dict[str, Any]:
-        """Return what those who have part in the arena are told of it."""
+        """Return the configuration of processes that share the arena."""
         if self._arena is None:
             return {}
         num_regions = self._config.preprocess_procs

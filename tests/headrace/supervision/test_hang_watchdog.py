@@ -1,4 +1,4 @@
-"""Who is silent for long is stuck, unless it was the watcher that slept."""
+"""A long silence means stuck, unless the watcher itself was not running."""
 
 import pytest
 

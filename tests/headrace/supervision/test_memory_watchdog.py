@@ -1,4 +1,4 @@
-"""Who has more memory than a process of its kind may have."""
+"""Processes above the memory limit of their kind are found."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""Who uses processor time and gets nothing done."""
+"""Processes that spin without progress are found."""
 
 import os
 from itertools import count
