@@ -7,7 +7,7 @@ from headrace.config.config import TokenizerConfig
 from headrace.config.model_list import PATH, model_pages
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.metrics.prometheus import CONTENT_TYPE, MetricsPage
+from headrace.metrics.headrace_metrics import CONTENT_TYPE, MetricsPage
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info
 from headrace.tokenizer_proc.openapi.docs_page import CONTENT_TYPE as HTML

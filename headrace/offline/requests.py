@@ -20,7 +20,7 @@ from headrace.client.responses import (
     chat_body,
     embedding_body,
 )
-from headrace.offline.ring import RingRequest
+from headrace.offline.ring_connection import RingRequest
 from headrace.offline.sampling_params import SamplingParams
 
 TextOrIds = str | Sequence[int]
