@@ -43,7 +43,7 @@ class Figures:
         """Return what keys and values may take: what our share leaves, if that much is free.
 
         Args:
-            share: of all memory, for this worker and a tower, whoever else is on the GPU.
+            share: of all memory, for this worker and a tower; other processes do not reduce it.
         """
         taken = self.tower + self.held + self.libraries + self.step + self.graphs
         ours = int(self.total * share) - taken

@@ -1,4 +1,4 @@
-"""What a decoder is, as data.
+"""The specification of a decoder, as data.
 
 `lower` writes a `DecoderSpec`, executors run it; nothing else knows a model family. A family that
 these fields cannot express is refused rather than approximated.

@@ -1,8 +1,8 @@
-"""One rank of a group of GPUs that read each other's memory: made jointly, and tried out.
+"""One rank of a group of GPUs that read each other's memory: set up jointly, and self-tested.
 
-No answer of a driver is believed. Whether two GPUs can reach each other depends on the machine's
-fabric, its virtualization and its containers, so before a group is used its own kernels sum
-changing numbers on all ranks for a while, with a limit on how long they wait.
+The driver's answers are not trusted. Access between two GPUs depends on the machine's fabric, its
+virtualization and its containers. So before use, the group's kernels sum changing numbers on all
+ranks, with a timeout.
 """
 
 import zlib
@@ -209,7 +209,7 @@ class IpcGroup:
         """Leave the group.
 
         Args:
-            failed: nobody is waited for, and what others may be reading is kept until the end.
+            failed: do not wait for other ranks; keep memory that they may read until the exit.
         """
         if failed:
             self._unmap()
@@ -217,7 +217,7 @@ class IpcGroup:
         self._memory.synchronize()
         meet(self._peers)
         self._unmap()
-        meet(self._peers)  # nobody has this rank's memory mapped any more
+        meet(self._peers)  # no rank has this rank's memory mapped any more
         self._free()
 
     def _unmap(self) -> None:

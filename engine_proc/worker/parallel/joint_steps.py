@@ -1,4 +1,4 @@
-"""Steps that all ranks of a group take, or none: who fails alone leaves the others waiting."""
+"""Steps that all ranks of a group take, or none: a rank that fails alone would block the rest."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
