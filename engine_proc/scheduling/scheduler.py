@@ -1,4 +1,4 @@
-"""Which tokens run in the next step. Pure: no sockets, no clock, no torch.
+"""The scheduler: chooses the tokens of the next step. Pure: no sockets, no clock, no torch.
 
 Continuous batching with chunked prefill: one token budget per step covers prompts and decodes.
 Running sequences are scheduled first, the highest priority at the head. Waiting sequences follow in

@@ -21,7 +21,7 @@ INTERPRET = "TRITON_INTERPRET"  # of Triton: kernels are interpreted, on the CPU
 
 
 class Device(NamedTuple):
-    """Where a model runs: "cpu" or "cuda"; and the reason."""
+    """The device of a model, "cpu" or "cuda", and the reason."""
 
     name: str
     why: str

@@ -30,7 +30,7 @@ TRY_SIZES = (16, 4096, 65536)  # bytes: one vector, one block, several
 
 @dataclass(frozen=True)
 class Trial:
-    """How a group is tried out: sums of each kind, and how long a kernel waits for the others."""
+    """The self-test of a group: number of sums of each kind, and the timeout of a kernel."""
 
     num_sums: int = 100
     limit_ns: int = 2_000_000_000

@@ -27,7 +27,7 @@ FIRST_EPOCH = 1  # flags not yet written are 0
 
 @dataclass(frozen=True)
 class Layout:
-    """How large the parts are. `half_bytes` is the largest tensor."""
+    """The sizes of the parts. `half_bytes` is the largest tensor."""
 
     half_bytes: int
     world: int

@@ -25,7 +25,7 @@ class StepRefused(HeadraceError):
 
 
 class RankResult(msgspec.Struct, array_like=True, frozen=True):
-    """How a step went on one rank: what it gave, encoded, or what went wrong."""
+    """The result of a step on one rank: its encoded value, or the error."""
 
     value: bytes = b""
     error: str = ""

@@ -25,7 +25,7 @@ TAIL = tl.constexpr(4)  # of what a split leaves: a maximum, a sum, and room, to
 
 @dataclass(frozen=True)
 class Tiling:
-    """How attention is cut. Other sizes give other bits."""
+    """The tile and split sizes of attention. Other sizes give other bits."""
 
     rows: int = 64  # of a tile, a token having one per query head; more where it has more heads
     keys: int = 64  # that are loaded together

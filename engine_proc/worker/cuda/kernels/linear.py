@@ -25,7 +25,7 @@ GROUP_ROWS = 8  # tiles of rows whose programs run together, and read the same c
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes, and how. Other tiles give the same bits."""
+    """The tile of a program, and its launch parameters. Other tiles give the same bits."""
 
     rows: int
     columns: int
