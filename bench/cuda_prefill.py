@@ -45,8 +45,8 @@ def prompt_batch(num_tokens: int) -> Batch:
     """Make one prompt, whose last token has logits."""
     positions = np.arange(num_tokens, dtype=np.int32)
     table = np.arange(-(-num_tokens // PAGE_TOKENS), dtype=np.int32)[None]
-    nobody = np.zeros(num_tokens, np.int32)
-    return Batch(positions % 1000, positions, nobody, table, positions[-1:])
+    first = np.zeros(num_tokens, np.int32)
+    return Batch(positions % 1000, positions, first, table, positions[-1:])
 
 
 def make_executor(spec: DecoderSpec, num_tokens: int, device: str) -> CudaExecutor:

@@ -68,7 +68,7 @@ class Headrace:
         return -(-num_tokens // PAGE_TOKENS)
 
     def _take(self, *shape: int) -> np.ndarray[Any, Any]:
-        """Return a page table of pages that nobody has; what is taken stays taken."""
+        """Return a page table of unused pages; they are never freed."""
         self._num_pages -= shape[0] * shape[1]
         start = self._num_pages
         return np.arange(start, start + shape[0] * shape[1], dtype=np.int32).reshape(shape)

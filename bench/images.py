@@ -1,10 +1,10 @@
-"""Who notices when hundreds of images come in?
+"""How do hundreds of images at once affect health checks and other chats?
 
 Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or
         2.5 MB, to a server with one process that prepares images and to one with two. Meanwhile
-        another process asks for /health, 2 ms after each answer. Who posts would hold up nobody
-        from a machine of his own, so he has long turns of a core, which others interrupt. How many
-        images come out a second is that of 100 clients with nobody else. Then short chats are
+        another process asks for /health, 2 ms after each answer. Clients on a machine of their own
+        would not take the server's cores, so here they get long time slices that others interrupt.
+        The images per second are those of 100 clients without other load. Then short chats are
         streamed one after the other, alone and beside the same 300 chats; TTFT is until their first
         token. Last, one after the other, come images that are to be refused: truncated, moving,
         bombs, SVG, elsewhere. The images are prepared as for Gemma 3 (896 x 896 pixels). No model
@@ -38,7 +38,7 @@ from support.vision import vision_folder
 CLIENTS = 300
 RATE_CLIENTS = 100  # where only the rate is wanted
 DPIS = (200, 300)
-PIECE_BYTES = 64 << 10  # sent at once: the kernel lets nobody in before it has taken them
+PIECE_BYTES = 64 << 10  # sent at once: no other process runs before the kernel has taken them
 PAGES = 8  # different ones; what comes after a JPEG's end makes each image another
 PROCESSES = (1, 2)
 CHAT_S = 5
@@ -174,7 +174,7 @@ class Results:
                 self.ttft.add(ALONE, ask_burst("chats", server.url, CHAT_S))
                 with posting(server, pages, salt + "b"):
                     self.ttft.add(BESIDE, ask_burst("chats", server.url, CHAT_S))
-            wait_until_empty(server)  # those who post have left
+            wait_until_empty(server)  # the posting clients have disconnected
 
 
 def main() -> None:

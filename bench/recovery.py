@@ -4,9 +4,9 @@ Method: the demo model and 64 clients, each with a stream of 96 tokens followed 
         kind of process after the other is killed (SIGKILL) 20 times, at random moments, each time
         when all processes serve again and all streams run. A pause is the longest silence of any
         stream between that death and the next, beside the longest without one; of 20, the p99 is
-        the longest. Every answer is compared with what was said before anybody died. At the end
-        nothing may be left running. A frontend takes its own connections with it; whoever had one
-        asks again, and is not counted.
+        the longest. Every answer is compared with the one before the first death. At the end no
+        process may be left running. The death of a frontend closes its connections; their clients
+        ask again, and are not counted.
 Run:    python bench/recovery.py --kills 20
 """
 
@@ -77,7 +77,7 @@ class Clients:
         self.silences = [0.0] * NUM_CLIENTS
 
     async def learn(self) -> None:
-        """Find out what is answered when nobody dies."""
+        """Record the answers without deaths."""
         self.expected = [await self.ask(prompt, 0) for prompt in range(NUM_PROMPTS)]
 
     async def run(self, client: int) -> None:
@@ -143,7 +143,7 @@ async def measure(server: Server, num_kills: int, report: Report) -> Clients:
         clients.forget()
         await asyncio.sleep(QUIET_S)
         silence = max(clients.silences)
-        report.add(Quantity("longest silence, nobody dies", "s", {"headrace": [silence]}))
+        report.add(Quantity("longest silence, no deaths", "s", {"headrace": [silence]}))
         for kind in KINDS:
             clients.spares_frontends = not kind.startswith("frontend")
             pauses = []

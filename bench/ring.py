@@ -4,8 +4,8 @@ Method: the whole ring, HTTP included, with the mock engine: chats of 64 streame
         1, 64 or 256 clients at once, each followed by the next. Steps that take no time show
         what the ring can carry; at 2 ms per step it shows what the ring adds: the best there
         could be at 256 is 128,000 tok/s and 128 ms, and between a stream's tokens 2 ms. Those
-        gaps are timed on 4 streams among the 256. Clients begin all at once, and who waits for
-        that counts: it is what p99 shows (steps of 2 ms, 256 streams: 155 to 161 ms of loads of
+        gaps are timed on 4 streams among the 256. Clients begin all at once, and the wait for that
+        counts: it is what p99 shows (steps of 2 ms, 256 streams: 155 to 161 ms of loads of
         4 s, 151 of 10 s, 146 of 20 s). Then the same chats with a model of one layer,
         which costs next to nothing, with steps sent ahead and without (--no-async-scheduling). The
         load generator shares the cores; it is wrk where that is installed. Processor time is all

@@ -14,7 +14,7 @@ from support.servers import headrace
 from support.streams import complete
 
 MIB = 2**20
-SETTLE_S = 3.0  # until what is loaded after the start, so that nobody waits for it, is there
+SETTLE_S = 3.0  # until modules are imported that load after the start, in the background
 IDLE_S = 2.0
 
 

@@ -31,7 +31,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between proces
 
 extern "C" {
 
-// Store `value` and wake whoever waits for it. What was written before is visible to them.
+// Store `value` and wake all threads that wait for it. They see all writes made before.
 void headrace_publish(void *address, uint32_t value) {
     word_at(address)->store(value, std::memory_order_seq_cst);
     syscall(SYS_futex, address, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

@@ -1,6 +1,6 @@
-"""Links to the detokenizers. Steps that end while one of them is behind go to it as one message.
+"""Links to the detokenizers. Steps that end while a detokenizer is behind are sent as one message.
 
-So there are as many messages as a detokenizer can take, and each costs two processes to be woken.
+Each message wakes two processes, so a detokenizer that is behind gets fewer and larger ones.
 """
 
 from headrace.board.backlog import detokenizer_backlog
@@ -38,7 +38,7 @@ class DetokenizerLinks:
         self._held[detokenizer].append((output, tokens))
 
     def send_ready(self) -> None:
-        """Send what there is to those who are not behind; wait for one for whom much is held."""
+        """Send held outputs to each detokenizer that is not behind, or that has `MAX_HELD`."""
         for index, held in enumerate(self._held):
             if held and (self._backlogs[index]() < MAX_BEHIND or len(held) >= MAX_HELD):
                 self._send(index)

@@ -1,4 +1,4 @@
-"""The engine between two steps: messages in, a step out, results on their way to detokenizers."""
+"""The engine core: takes requests, schedules steps, and publishes results to detokenizers."""
 
 import logging
 import time
@@ -100,7 +100,7 @@ class EngineCore:
         self._update_board()
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
-        """Take all messages there are; wait for one where there is nothing else to do."""
+        """Handle all messages that have arrived. Wait for one only if there is no other work."""
         wait_ms = 0
         if not (self._scheduler.has_work and self._can_step):
             self._detokenizers.flush()
@@ -156,19 +156,19 @@ class EngineCore:
             self._detokenizers.hold(detokenizer, output, b"")
 
     def _drop(self, request: int) -> list[Sequence]:
-        """Let go of all sequences of a request; return those there were."""
+        """Remove all sequences of a request; return them."""
         compiling = self._grammars.abort(request)
         for sequence in compiling:
             self._dismiss(sequence)
         return self._scheduler.abort(request) + compiling
 
     def _dismiss(self, sequence: Sequence) -> None:
-        """Let go of the images of a sequence that the scheduler does not have."""
+        """Release the images of a sequence that the scheduler does not have."""
         if self._images is not None:
             self._images.dismiss(sequence.request.images)
 
     def poll_images(self) -> None:
-        """Take what the vision worker has made of images, and ask it for more.
+        """Take embeddings from the vision worker, and send it the next images.
 
         Raises:
             WorkerDied: too many died in a row.
@@ -184,7 +184,7 @@ class EngineCore:
         self._vision.ask(self._images)
 
     def abort_expired(self) -> None:
-        """Abort what nobody waits for any more."""
+        """Abort the requests whose leases have expired or whose frontend was replaced."""
         requests = chain(self._scheduler.requests, self._grammars.requests)
         starts = [slot[Field.STARTS] for slot in self._frontends]
         for request in self._intake.expired(requests, self._clock(), starts):
@@ -193,7 +193,7 @@ class EngineCore:
         self._resume_cache.forget_old(self._clock(), self._detokenizers.are_serving)
 
     def _add(self, sequence: Sequence) -> None:
-        # Who has been let in before is not refused now that everyone comes at once.
+        # A resumed request was admitted before: it is not refused when all come back at once.
         is_full = self._scheduler.is_full and not sequence.request.resumes
         match self._intake.judge(sequence.id, is_full):
             case IntakeDecision.TAKEN:
@@ -209,9 +209,9 @@ class EngineCore:
                 self._dismiss(sequence)
 
     def _resume(self, sequence: Sequence) -> None:
-        """Go on from what the same sequence has, if it is still here under its old id.
+        """Continue from the tokens of the same sequence, if it is still here under its old id.
 
-        Where log probabilities are told it begins anew: nobody keeps those.
+        A sequence with log probabilities starts again, since no process keeps those.
         """
         before = sequence.request.resumes
         request = request_of(before)
@@ -234,7 +234,7 @@ class EngineCore:
             self._publish([SequenceOutput(sequence, generated.tolist())])
 
     def run_once(self, workers: WorkerGroup) -> None:
-        """Compute a step if there is work; if a worker has died, begin everything again on others.
+        """Compute a step if there is work. If a worker died, recompute all sequences on new ones.
 
         Raises:
             WorkerDied: too many died in a row.
@@ -263,7 +263,7 @@ class EngineCore:
             self._update_board()
 
     def _without_stuck(self, news: list[SequenceOutput]) -> list[SequenceOutput]:
-        """Fail the requests whose grammars cannot be followed; return the news of all others."""
+        """Fail the requests whose grammars allow no token; return the outputs of all others."""
         stuck = {
             request_of(n.sequence.id): n.sequence for n in news if n.finished is FinishReason.ABORT
         }
@@ -280,7 +280,7 @@ class EngineCore:
         return [n for n in news if request_of(n.sequence.id) not in stuck]
 
     def _fail(self, sequence: Sequence, why: str, reason: str = "") -> None:
-        """End a sequence's request with an error, whose text is `reason` where there is one."""
+        """End a sequence's request with an error. `why` is logged; `reason` goes to the client."""
         request = request_of(sequence.id)
         log.error("request %x fails: %s", request, why)
         self._intake.drop(request)
@@ -293,7 +293,7 @@ class EngineCore:
     def step(self, workers: WorkerGroup) -> None:
         """Send a step, then take the result of the oldest, unless another can be sent before.
 
-        What the last one brought is told while the workers are busy.
+        The previous step's results are published while the workers compute.
         """
         if self._send(workers) and self._looks_ahead():
             return
@@ -329,7 +329,7 @@ class EngineCore:
         return True
 
     def _set_step_deadline(self) -> None:
-        """Say on the board when the oldest step is overdue."""
+        """Write to the board when the oldest step becomes overdue, for the hang watchdog."""
         patience_s = None
         if self._sent:
             _, step = self._sent[0]
@@ -338,14 +338,14 @@ class EngineCore:
         self._slot[Field.STEP_DUE_NS] = due_ns
 
     def _make_masks(self, workers: WorkerGroup) -> None:
-        """Make the masks of the oldest step: all tokens before those it draws are known."""
+        """Fill the grammar bitmasks of the oldest step: all of its input tokens are known."""
         chunks, step = self._sent[0]
         if step.masked_rows:
             fill_masks(chunks, workers.masks)
             workers.masks_written()
 
     def _take_result(self, workers: WorkerGroup) -> None:
-        """Wait for the oldest step, and take what it has brought."""
+        """Wait for the oldest step, and update the scheduler with its result."""
         result = workers.finish()
         if isinstance(result, StepFailed):
             self._retry(workers, result.why)
@@ -375,10 +375,10 @@ class EngineCore:
         self._publish(news)
 
     def _retry(self, workers: WorkerGroup, why: str) -> None:
-        """Have the oldest step, for which there was no memory, computed in smaller ones.
+        """Reschedule the oldest step, which ran out of memory, as smaller ones.
 
-        The one that was sent after it fails, too. Whoever is alone in one that cannot be cut, with
-        a whole image or an encoder's text, fails for good.
+        The step sent after it fails, too. A sequence alone in a step that cannot be split (a whole
+        image, or an encoder's text) fails for good.
         """
         chunks, step = self._sent[0]
         for _ in self._sent[1:]:
@@ -397,14 +397,14 @@ class EngineCore:
         self._update_board()
 
     def _budget(self) -> int | None:
-        """Return how many tokens to compute, so that texts being generated do not stall."""
+        """Return the token budget that keeps decodes within the target inter-token latency."""
         if not self._target_itl_s or not self._scheduler.is_generating:
             return None
         spare = self._step_time.tokens_within(self._target_itl_s, self._max_num_batched_tokens)
         return len(self._scheduler.running) + spare
 
     def _publish(self, news: list[SequenceOutput]) -> None:
-        """Have each detokenizer told what concerns it, while the next step is computed."""
+        """Hand outputs to the link of each detokenizer; sent while the next step is computed."""
         for index in range(len(self._detokenizers)):
             mine = [n for n in news if n.sequence.request.detokenizer == index]
             if mine:

@@ -1,8 +1,8 @@
-"""The grammars of sequences that have come, compiled beside the steps.
+"""Compiles the grammars of new sequences in a thread, beside the steps.
 
-llguidance is loaded while the workers load the model: it holds the interpreter's lock for 0.2 s,
-and nobody is there yet who would have to wait. A thread compiles, without that lock; who waits for
-it is not scheduled yet, and holds up nobody. Sequences of one grammar share what is compiled of it.
+llguidance is imported while the workers load the model, since the import holds the GIL for 0.2 s.
+Compilation does not hold the GIL. A sequence is scheduled once its grammar is compiled, so it
+delays no other. Sequences with equal grammars share the compiled one.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class MatcherQueue:
-    """Sequences that wait for their matchers, and what has been compiled.
+    """The sequences that wait for their grammar matchers, and a cache of compiled grammars.
 
     Args:
         load: makes a compiler, in the thread that uses it.

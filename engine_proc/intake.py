@@ -1,6 +1,6 @@
-"""Which requests an engine takes, and which of those it has nobody waits for any more. Pure.
+"""Admission of requests to the engine, and detection of those that lost their client. Pure.
 
-Messages of one request come from several senders, so an abort may come before what it aborts.
+Messages of one request come from several senders, so an abort may arrive before its request.
 """
 
 import enum
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class IntakeDecision(enum.Enum):
-    """What becomes of a sequence that comes."""
+    """The decision on a sequence that arrives."""
 
     TAKEN = enum.auto()
     REFUSED = enum.auto()  # with all others of its request, of which this is the first
@@ -25,7 +25,7 @@ class IntakeDecision(enum.Enum):
 
 
 class Intake:
-    """What an engine knows of the requests that come, by some clock in seconds."""
+    """Admits requests, and finds those to abort. Times are of one clock, in seconds."""
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._leases = Leases(lease_s)
@@ -43,19 +43,19 @@ class Intake:
         return IntakeDecision.TAKEN
 
     def drop(self, request: int) -> None:
-        """Let go of the sequences of a request that are still to come."""
+        """Reject the sequences of a request that arrive from now on."""
         self._aborted.add(request)
 
     def renew(self, requests: Iterable[int], now: float) -> None:
-        """Note that these are still waited for."""
+        """Renew the leases of `requests`."""
         self._leases.renew(requests, now)
 
     def expired(self, requests: Iterable[int], now: float, starts: Sequence[int] = ()) -> list[int]:
-        """Return which of the engine's `requests` are to be aborted; looks at them now and then.
+        """Return the engine's `requests` to abort. Checks them once in `LAPSE_S` at most.
 
         Args:
-            starts: how many processes there have been in each frontend's seat. Nobody waits for
-                what one has asked that was replaced.
+            starts: processes started so far in each frontend's seat. Requests of a replaced
+                frontend are aborted.
         """
         if now - self._looked_at < LAPSE_S:
             return []

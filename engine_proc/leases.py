@@ -1,7 +1,7 @@
-"""Leases: a request runs as long as its frontend says that somebody waits for it. Pure.
+"""Leases: a request runs while its frontend renews its lease. Pure.
 
-An abort is a message and may be lost with the process that would have sent it. What is not renewed
-lapses, so nothing runs on for nobody.
+An abort is a message, and is lost if the process that would send it dies. A lease that is not
+renewed expires, so no request outlives its client for long.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ LEASE_S = 10.0  # frontends renew ten times as often
 
 
 class Leases:
-    """Until when each request may run, by some clock in seconds."""
+    """The expiry time of each request, by one clock in seconds."""
 
     def __init__(self, duration_s: float = LEASE_S) -> None:
         self._duration_s = duration_s
@@ -18,16 +18,16 @@ class Leases:
         self._overdue: set[int] = set()  # at the last look
 
     def renew(self, requests: Iterable[int], now: float) -> None:
-        """Note that these are still waited for."""
+        """Renew the leases of `requests`."""
         until = now + self._duration_s
         self._until |= dict.fromkeys(requests, until)
 
     def expired(self, requests: Iterable[int], now: float) -> list[int]:
-        """Return which of the engine's `requests` nobody waits for; new ones get a lease.
+        """Return the engine's `requests` whose leases have expired; new requests get a lease.
 
-        That is known at the second look at which a lease has run out: where a machine stood still,
-        the first may come before those who would have renewed it. Leases of requests that the
-        engine does not have are forgotten.
+        A lease expires at the second check in a row that finds it overdue. After the machine was
+        suspended, the first check may run before the frontends have renewed. Leases of requests
+        that the engine does not have are removed.
         """
         granted = now + self._duration_s
         self._until = {request: self._until.get(request, granted) for request in requests}

@@ -28,7 +28,7 @@ from headrace.runtime.process import Context
 if TYPE_CHECKING:
     from headrace.model.grammar_compiler import GrammarCompiler
 
-SHORT_STEP_S = 0.004  # ahead of longer ones nothing is won, and who comes waits for two of them
+SHORT_STEP_S = 0.004  # longer steps gain nothing ahead, and a new request waits for two
 
 
 def main(config: EngineConfig, context: Context) -> None:

@@ -1,7 +1,8 @@
-"""What sequences have said that are not here any more, should they come again. Pure.
+"""Generated tokens of sequences that may be resumed after a crash. Pure.
 
-Two may: those that an engine had which died, as detokenizers tell the next one; and those that have
-ended while the detokenizer died that was to tell of it. Nothing of them is generated once more.
+Two kinds are kept. Detokenizers report the tokens of a dead engine's sequences to the new engine.
+And a sequence that ended is kept a while, in case its detokenizer died before it sent the end. A
+resumed sequence generates none of these tokens again.
 """
 
 from array import array
@@ -11,12 +12,12 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import GeneratedTokens
 from headrace.ipc.sockets import Frame
 
-KEEP_S = 30.0  # what nobody has taken up by then belongs to requests that are gone
+KEEP_S = 30.0  # tokens not taken by then belong to aborted requests
 KEEP_ENDED_S = 2.0  # by then, a detokenizer that serves has told the end
 
 
 class ResumeCache:
-    """Generated tokens by sequence, as it was called before."""
+    """Generated tokens by the sequence's id before the crash."""
 
     def __init__(self) -> None:
         self._said: dict[int, array[int]] = {}

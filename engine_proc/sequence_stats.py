@@ -1,7 +1,7 @@
-"""What the board is told of sequences: how many tokens they had, and how long each part took.
+"""Statistics of finished sequences on the board: token counts, and queue, prefill and decode times.
 
-A sequence waits until its first step, is prefilled until its first token, and decoded until its
-last. Those that run to their end are counted; who leaves before tells nothing of the engine.
+Queue time ends at the first step, prefill time at the first token, decode time at the last. Aborted
+sequences are not counted: their times depend on the client.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ RAN = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class TokenRate:
-    """How many tokens are generated in a second, as the board tells: lately, whatever "now" is."""
+    """The rate of generated tokens for the board, in tokens per second over the recent past."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -34,7 +34,7 @@ class TokenRate:
 
 
 class SequenceStats:
-    """Counts what steps bring, later: while the next one is computed."""
+    """Counts the outputs of a step while the workers compute the next one."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot

@@ -99,7 +99,7 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers of tests leave nothing in the home of whoever runs them."""
+    """Servers of tests write nothing to the home folder of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield

@@ -1,6 +1,6 @@
-"""Streams for as long as something is looked at: who has ended is followed by another.
+"""Endless load of streams: a stream that ends is followed by another.
 
-They are made by processes of their own, and dropped where they are when the context ends.
+Processes of their own read the streams, and disconnect when the context ends.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """How soon /health, or what else takes GET, answers: asked again and again by a process of its own.
 
-An answer is there when the kernel has it (`SO_TIMESTAMPING`): where all cores are taken, who asked
-may have to wait for one before he sees it, and that is not the server's time.
+An answer's time is when the kernel receives it (`SO_TIMESTAMPING`). On busy cores the client may
+read it later, and that delay is not the server's.
 """
 
 import json

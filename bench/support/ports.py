@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A port that nobody is given meanwhile, but who asks for it by number."""
+    """A port that the kernel assigns to no other socket meanwhile; binding it by number works."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))

@@ -11,12 +11,12 @@
 //   are in a table that is filled after capture. Without one, each rank copies its input into a
 //   workspace that the others have mapped already.
 //
-//   Barriers are between blocks of the same index, so whoever reads a vector of another rank has
-//   the block index of who wrote it. A flag is (meta << 32 | epoch): epochs count calls and are
-//   never reset, and meta is a hash of the call's sizes, so ranks that call differently fail. A
-//   waiting peer is at most one call behind, so a flag is there if its epoch is ours or the next;
-//   the distance is taken modulo 2^32. Whatever goes wrong sets the abort word, which every wait
-//   looks at.
+//   Barriers are between blocks of the same index, so the block that reads a vector of another rank
+//   has the index of the block that wrote it. A flag is (meta << 32 | epoch): epochs count calls
+//   and are never reset, and meta is a hash of the call's sizes, so ranks that call differently
+//   fail. A waiting peer is at most one call behind, so a flag is there if its epoch is ours or the
+//   next; the distance is taken modulo 2^32. Whatever goes wrong sets the abort word, which every
+//   wait looks at.
 //
 //   The workspace has two halves, used in turn. A half is written again two calls later, after a
 //   barrier of the call between, which a rank enters when it has read everything of the first one:
@@ -290,7 +290,7 @@ DEVICE void two_shot(const Group &group, const u64 *row, const Vector *in, Vecto
     FOR_OWN(i, min(part, num_vectors - own)) {
         sums[i] = sum<T>(sources, own + i);
     }
-    // Past this barrier nobody reads an input any more: no third one is needed.
+    // Past this barrier no rank reads an input any more: no third one is needed.
     if (!barrier(group, 1, epoch, meta)) {
         return;
     }

@@ -84,7 +84,7 @@ Process process_of(int32_t pid) {
     return {state != 'Z' && state != 'X' && virtual_bytes > 0, start_time};
 }
 
-// As `reader` should have it: a mismatch is about somebody else.
+// As `reader` should have it: a mismatch names the other rank.
 Verdict unpacked(uint32_t word, int reader) {
     const int about = int(word >> 8 & 0xff) - 1, by = int(word >> 16 & 0xff) - 1;
     const Outcome outcome = Outcome(word & 0xff);
@@ -221,7 +221,7 @@ int ShmGroup::enter() {
     }
     const Process self = process_of(getpid());
     if (!self.runs) {
-        return ENOSYS; // no /proc, so nobody could tell when a rank has died
+        return ENOSYS; // no /proc, so the death of a rank could not be detected
     }
     if (line(rank_).pid.load(std::memory_order_relaxed) != 0) {
         return EBUSY;
@@ -257,7 +257,7 @@ void ShmGroup::abort(Verdict verdict) {
     uint32_t none = 0;
     header().verdict.compare_exchange_strong(none, packed(verdict), std::memory_order_acq_rel);
     for (int rank = 0; rank < num_ranks_; ++rank) {
-        wake_all(line(rank).round); // who is about to sleep misses this, for `check_ns`
+        wake_all(line(rank).round); // a rank about to sleep misses this, for `check_ns`
     }
 }
 
@@ -302,8 +302,8 @@ Verdict ShmGroup::meet(uint64_t meta) {
     return {};
 }
 
-// Whoever goes to sleep counts itself, then looks again; this stores, then looks for sleepers. Both
-// are sequentially consistent: one of the two sees the other.
+// A rank that goes to sleep counts itself, then looks again; this stores, then looks for sleepers.
+// Both are sequentially consistent: one of the two sees the other.
 void ShmGroup::publish(uint64_t meta) {
     Line &own = line(rank_);
     own.meta[round_ % 2] = meta;
@@ -357,7 +357,7 @@ void ShmGroup::sleep_on(Line &line) {
     line.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Abort if somebody we wait for has died or left. Who has not joined yet is waited for.
+// Abort if a rank we wait for has died or left. A rank that has not joined yet is waited for.
 void ShmGroup::look_for_dead() {
     for (int peer = 0; peer < num_ranks_; ++peer) {
         const Line &line = this->line(peer);

@@ -2,17 +2,17 @@
 //
 // In round s a rank writes its half s % 2, publishes it, waits until all others have published
 // theirs, and reads them. It may write that half again in round s + 2, since then all others have
-// published round s + 1, and whoever has published s + 1 has read what it wanted of round s.
-// Rounds are numbered, never reset: nothing can be taken for something older or newer.
+// published round s + 1, and a rank that has published s + 1 has read what it wanted of round s.
+// Rounds are numbered, never reset: no round can be taken for an older or newer one.
 //
-//   0       header: size and number of ranks; the verdict, which is 0 until somebody aborts
-//   256     a line per rank: round published, what it is a part of, who sleeps, process
+//   0       header: size and number of ranks; the verdict, which is 0 until an abort
+//   256     a line per rank: round published, its `meta`, number of sleepers, process
 //   4096    per rank: half 0, half 1
 //
 // No wait is without end. A rank looks awake for a while if every rank can have a core, yields,
-// and sleeps; every 50 ms it looks whether those it waits for are alive. Whoever finds one dead, or
-// in another collective, writes the verdict. All waits return then, and the group is of no
-// use until it is revived.
+// and sleeps; every 50 ms it checks whether the ranks it waits for are alive. A rank that finds
+// another dead, or in another collective, writes the verdict. All waits return then, and the group
+// is unusable until it is revived.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -29,8 +29,8 @@ enum class Outcome : int32_t { ok, aborted, peer_died, mismatch };
 // How a collective ended.
 struct Verdict {
     Outcome outcome = Outcome::ok;
-    int32_t rank = -1; // whom it is about; -1: nobody
-    int32_t by = -1;   // who found that; in a mismatch, the two called different things
+    int32_t rank = -1; // the rank that failed; -1: none
+    int32_t by = -1; // the rank that found it; in a mismatch, the two called different collectives
 
     bool ok() const { return outcome == Outcome::ok; }
 };
@@ -62,7 +62,7 @@ public:
     static std::unique_ptr<ShmGroup> join(int fd, int rank, int num_ranks, int &error,
                                           char *shared = nullptr);
 
-    ~ShmGroup(); // waits for nobody; others who still need this rank find it gone
+    ~ShmGroup(); // does not wait; ranks that still need this one find it gone
     ShmGroup(const ShmGroup &) = delete;
     ShmGroup &operator=(const ShmGroup &) = delete;
 
@@ -87,7 +87,7 @@ public:
 
     Verdict verdict() const;
 
-    // Make the group of use again after an abort. Nobody may be in a collective; before the next,
+    // Make the group usable again after an abort. No rank may be in a collective; before the next,
     // every rank rejoins.
     void revive();
     void rejoin();

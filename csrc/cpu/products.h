@@ -22,8 +22,8 @@ struct Product : Linear {
 using Factors = std::initializer_list<const Matrix *>; // of the same width
 
 // Round a row of `x` to what products with `weights` multiply: 8 or 16 bits, bf16 or both.
-// Products take it for done: whoever computes a row rounds it in the same phase, while it is in
-// the cache.
+// Products assume that this is done: the code that computes a row rounds it in the same phase,
+// while it is in the cache.
 void round_activations(const StepState &state, const Activations &x, Factors weights, int row);
 
 // One phase for all, which multiply the same `x`: their blocks are counted through.

@@ -1,7 +1,7 @@
 // streams: pieces of many answers to the sockets of their clients.
 //   A step brings each stream a piece of some hundred bytes. Here that is a lookup and a system
 //   call; by way of the event loop's transports a frontend takes 1.15 times as long in all.
-//   Whatever is not just the next piece for a client who reads is left to the caller.
+//   All but the next piece for a client that keeps reading is left to the caller.
 
 #include <cstdint>
 #include <cstdio>
@@ -151,7 +151,7 @@ void headrace_streams_close(void *streams, uint64_t request) {
     static_cast<Streams *>(streams)->close(request);
 }
 
-// Write some rows; `left` has room for as many. What comes for who is left is left from then on.
+// Write some rows; `left` has room for as many. Later rows of a stream that is left are left, too.
 void headrace_streams_write(void *streams, const headrace::Rows *rows, headrace::Left *left,
                             headrace::Written *written) {
     *written = static_cast<Streams *>(streams)->write(*rows, left);

@@ -5,7 +5,7 @@
 //   the C library's.)
 //   Bound by compute. For a row of 49,152, with AVX-512 or AVX2: 8 or 27 us to see whose noise may
 //   win, 35 or 71 us for a sum of exponentials (top_p, log probabilities), 2 us to find the best
-//   where whoever made the logits has not.
+//   where the executor has not.
 
 #include "cpu/thread_pool.h"
 #include "sampling/sampler_row.h"

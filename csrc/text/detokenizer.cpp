@@ -395,7 +395,7 @@ uint32_t headrace_texts_stopped(void *texts, uint64_t *stopped, uint32_t room) {
     return static_cast<Texts *>(texts)->take_stopped(stopped, room);
 }
 
-// What a sequence has said and nobody has been told; valid until the next call.
+// The text of a sequence that has not been delivered; valid until the next call.
 void headrace_texts_text(void *texts, uint64_t id, headrace::TextView *text) {
     *text = static_cast<Texts *>(texts)->text(id);
 }

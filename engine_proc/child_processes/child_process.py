@@ -1,4 +1,4 @@
-"""A process that the engine starts, and the two channels to it."""
+"""A child process of the engine, with a channel in each direction."""
 
 import os
 import signal

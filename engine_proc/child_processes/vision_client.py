@@ -1,7 +1,7 @@
-"""The engine's side of its vision worker: what it is asked for, and a new one for one that dies.
+"""The engine's client of the vision worker: sends images, and replaces a worker that dies.
 
-Nothing waits for it but the sequences whose images it has. What was asked of one that died is asked
-of the next. On a GPU it has its memory before workers share the rest, so they are started after it.
+Only sequences whose images are in progress wait for it. A new worker gets the images of the dead
+one. On a GPU it allocates before the workers share the rest, so they start after it.
 """
 
 import logging
@@ -35,7 +35,7 @@ def num_area_rows(config: EngineConfig) -> int:
 
 
 class VisionClient:
-    """The vision worker, or none while one that died is to be replaced.
+    """The vision worker; there is none between a death and the replacement.
 
     Args:
         arena: where tensors of images are.

@@ -1,8 +1,6 @@
-"""The engine's side of its workers: their processes, the channels to them, and new ones for those
-that die.
+"""The engine's workers: their processes and channels, and their replacement after a death.
 
-Workers remember nothing of a sequence but its keys and values, so that what a dead one had can be
-computed again.
+A worker's only state of a sequence is its keys and values, so new workers can recompute it.
 """
 
 import logging
@@ -239,7 +237,7 @@ class WorkerGroup:
     def check(self) -> None:
         """Raise `WorkerDied` if one has ended; of several, the one that the others have lost."""
         lost = [worker for worker in self._all if worker.has_lost_a_peer]
-        for worker in self._all:  # whom those have lost had ended before
+        for worker in self._all:  # a lost peer had ended before
             worker.check(but_for_peers=True)
         for worker in lost:
             worker.check()

@@ -1,4 +1,4 @@
-"""What workers of one model do together, and how it can fail."""
+"""The interface of collective operations between workers, and their failures."""
 
 from contextlib import AbstractContextManager
 from enum import IntEnum
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class CollectiveOutcome(IntEnum):
-    """How a collective ended.
+    """The outcome of a collective.
 
     `CollectiveOutcome` of csrc/collectives/shm_group.h, `Code` of csrc/collectives/all_reduce.cuh.
     """
@@ -24,9 +24,9 @@ class CollectiveOutcome(IntEnum):
 
 
 class CollectiveFailed(HeadraceError):
-    """A collective ended without a result, and so will all others of the group.
+    """A collective ended without a result. All later ones of the group fail, too.
 
-    `rank` is the one that died, gave up or called something else; None where it is nobody's.
+    `rank` is the one that died, timed out or called another collective; None if there is none.
     """
 
     exit_status = ExitStatus.PEER_LOST

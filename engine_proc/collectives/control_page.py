@@ -1,5 +1,7 @@
-"""A page that the engine, its workers and their kernels share: one word that ends all waits, and
-how each rank's kernels failed. Whoever sees a worker die, or raises, sets the word.
+"""A page that the engine, its workers and their GPU kernels share.
+
+Its abort word ends all waits. The process that sees a worker die, or that raises, sets it. Kernels
+write each rank's failure.
 
     0            abort, u32: an Outcome
     128 (1 + r)  of rank r: outcome, peer, phase, block, epoch, u32 each, written by its kernels
@@ -22,7 +24,7 @@ STATUS = struct.Struct("=5I")
 
 @dataclass(frozen=True)
 class Status:
-    """Where a rank's kernel gave up: waiting for `peer` in a barrier of call number `epoch`."""
+    """A kernel's timeout: it waited for `peer` in a barrier of call number `epoch`."""
 
     outcome: CollectiveOutcome
     peer: int
@@ -89,5 +91,5 @@ class ControlPage:
         raise CollectiveFailed(status.outcome, status.peer, text)
 
     def clear(self) -> None:
-        """Forget what failed. Nobody may be using the page."""
+        """Clear the abort word and all failures. No process or kernel may be using the page."""
         self._map[:] = bytes(PAGE_BYTES)

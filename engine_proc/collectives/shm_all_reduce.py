@@ -1,7 +1,7 @@
-"""Collectives of a model's CPU workers in shared memory: `csrc/collectives/shm_all_reduce.h`.
+"""All-reduce and all-gather of CPU workers in shared memory: `csrc/collectives/shm_all_reduce.h`.
 
-The engine makes a group and hands its descriptor to the workers, which join it by rank. It watches
-the group as no rank: whoever sees a worker die ends all waits with `abort`.
+The engine creates a group and passes its descriptor to the workers, which join by rank. The engine
+itself has no rank: it watches. A process that sees a worker die ends all waits by `abort`.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ ISAS = ("best", "portable", "avx2", "avx512")  # as `Isa` of csrc/cpu/kernels.h
 
 
 class Array(Protocol):
-    """What a collective uses of an array of numpy or a tensor of torch."""
+    """The part of a numpy array or a torch tensor that collectives use."""
 
     @property
     def dtype(self) -> Any: ...
@@ -119,7 +119,7 @@ class ShmAllReduce(Collectives[Any]):
         """End all waits, in every process; the first to call this says why.
 
         Args:
-            rank: whom it is about; by default this rank, if it is one.
+            rank: the rank that failed. Default: this rank; None for the watcher.
         """
         about = self.rank if rank is None else rank
         self._core.headrace_shm_abort(self._group, outcome, about)

@@ -1,7 +1,7 @@
-"""Which images go through the tower in one call. Pure.
+"""Batches images for one call of the vision tower. Pure.
 
-Those that wait go together, in their order, as far as their tensors can be joined and are not too
-large together; an image that is too large goes alone. None waits for others to come.
+Waiting images are joined in order while their tensors can be concatenated and their total stays
+within the limit. An image above the limit is encoded alone. No image waits for others to arrive.
 """
 
 import math

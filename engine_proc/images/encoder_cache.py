@@ -1,9 +1,8 @@
-"""The embedding area's rows: which image has which, and who needs it. Pure bookkeeping; the memory
-is `EmbeddingArea`'s.
+"""The encoder cache: allocates rows of the embedding area to images. Pure.
 
-An image is known by its key and encoded once, however many need it. What nobody needs any more is
-kept until its rows are needed for something else; the image unused for longest goes first. Rows of
-an image need not be adjacent, so room is never in pieces.
+`EmbeddingArea` has the memory. An image is identified by its key and encoded once for all sequences
+that use it. An image without users keeps its rows until they are allocated again, least recently
+used first. Rows of an image need not be adjacent, so there is no fragmentation.
 """
 
 from array import array
@@ -22,7 +21,7 @@ class Held:
 
 
 class EncoderCache:
-    """Every row is free or an image's, and an image is needed by someone or idle."""
+    """Every row is free or belongs to an image. An image has users or is idle."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -43,7 +42,7 @@ class EncoderCache:
         return num_missing <= self.num_free - num_kept
 
     def hold(self, sizes: Mapping[bytes, int]) -> None:
-        """Note that somebody needs these images; there must be room for those that are new."""
+        """Add a user to each image. There must be room for the new ones; see `can_hold`."""
         assert self.can_hold(sizes), f"{sizes} wanted, {self.num_free} rows free"
         for key in sizes:  # before anything is evicted
             held = self._held.get(key)
@@ -69,7 +68,7 @@ class EncoderCache:
         return rows
 
     def let_go(self, keys: Iterable[bytes]) -> None:
-        """Note that somebody needs these images no more. One without an embedding is forgotten."""
+        """Remove a user from each image. One without users and without an embedding is freed."""
         for key in keys:
             held = self._held[key]
             held.num_users -= 1
@@ -96,5 +95,5 @@ class EncoderCache:
         return key in self._held and self._held[key].is_filled
 
     def rows(self, key: bytes) -> "array[int]":
-        """Return the rows of an image that somebody needs."""
+        """Return the rows of an image that has users."""
         return self._held[key].rows

@@ -1,11 +1,10 @@
-"""The images of the sequences that the engine has: which are encoded next, and who waits for them.
-Pure.
+"""The encoder queue: schedules the images of all live sequences for the vision worker. Pure.
 
-A sequence has rows for all of its images or for none, the most important first, and keeps them to
-its end: it may have to be computed again, when its pixels are gone. Images are encoded in the same
-order, those of several sequences together where `encoder_batch.py` lets them. Pixels are let go of
-as soon as the embedding is there. What a vision worker had at hand when it died is asked for again,
-each image alone; at the second death it has failed.
+A sequence gets rows of the encoder cache for all of its images or for none, by priority. It keeps
+them to its end, since a preempted sequence needs the embeddings again and its pixels are freed.
+Images are encoded in the same order; `encoder_batch.py` joins those of several sequences. Pixels
+are released when the embedding has arrived. If a vision worker dies, its images are encoded again,
+each alone. At its second death an image fails.
 """
 
 from bisect import insort
@@ -24,7 +23,7 @@ MAX_DEATHS = 2  # of vision workers that had an image at hand
 
 @dataclass(eq=False, slots=True)
 class EncoderJob:
-    """An image to be encoded, from the pixels of any of those who need it."""
+    """An image to be encoded, from the pixels of any sequence that needs it."""
 
     key: bytes
     num_deaths: int = 0
@@ -51,7 +50,7 @@ class EncoderQueue:
         image_token: the id that stands for a row.
         release: tells the arena that a tensor which came with a request is done with.
         are_whole: adjacent tokens of an image see each other.
-        importance: tells who comes first, the least of all.
+        importance: a sequence's sort key; the least is served first.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class EncoderQueue:
         self._admit()
 
     def _admit(self) -> None:
-        """Give those who wait their rows, as long as there is room for the first."""
+        """Allocate rows to waiting sequences, while there is room for the first."""
         while self._waiting and self.pool.can_hold(sizes_of(self._waiting[0])):
             sequence = self._waiting.pop(0)
             sizes = sizes_of(sequence)
@@ -166,7 +165,7 @@ class EncoderQueue:
         return Encode([image.tensors for image in images], rows)
 
     def _urgency(self, job: EncoderJob) -> tuple[int, int]:
-        """Return the importance of who is the most important of those who need an image."""
+        """Return the importance of the most important sequence that needs an image."""
         return min(self._importance(sequence) for sequence, _ in job.needed_by)
 
     def take(self, answer: Encoded) -> Losses:
@@ -196,7 +195,7 @@ class EncoderQueue:
         return losses
 
     def _end_batch(self) -> None:
-        """Have nothing at hand, and forget what nobody needs to be encoded any more."""
+        """End the batch in progress, and remove its jobs that no sequence needs any more."""
         for job, _ in self._in_progress:
             if not job.needed_by:
                 del self._jobs[job.key]

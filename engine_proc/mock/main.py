@@ -136,7 +136,7 @@ def times_of(sequence: MockSequence) -> Times:
 
 
 class MockEngine:
-    """What the loop has between steps."""
+    """The mock engine's state between steps."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How long the mock engine's steps take: a profile, from a small JSON file."""
+"""The mock engine's timing model: step times from a profile, a small JSON file."""
 
 import itertools
 from pathlib import Path

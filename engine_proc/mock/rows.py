@@ -1,6 +1,6 @@
-"""The texts that the mock engine generates, as columns.
+"""The sequences that the mock engine generates, as columns.
 
-Nothing is done per sequence in a step, but for those that have words of their own.
+A step does no work per sequence, except for sequences with a text of their own.
 """
 
 import numpy as np

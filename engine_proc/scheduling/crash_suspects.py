@@ -1,7 +1,7 @@
-"""With whom workers die. Pure.
+"""Finds the sequence that crashes workers. Pure.
 
-Whoever was in a step that workers did not survive runs alone until it is past that place. Who is
-alone there when workers die, twice, is deadly; all others go on with whom they were.
+All sequences of a step at which a worker died become suspects. A suspect runs alone until it has
+computed the tokens of that step. Running alone at two deaths, it is deadly and is failed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,14 @@ MAX_BLAMED = 2  # deaths at which a sequence was alone
 
 @dataclass(slots=True)
 class Suspicion:
-    """What there is against a sequence."""
+    """The evidence against one sequence."""
 
     until: int = 0  # it has this many computed tokens
     num_blamed: int = 0
 
 
 class CrashSuspects:
-    """Sequences that have still to show that they are harmless, in the order of their turns."""
+    """The suspects, in the order in which they run alone."""
 
     def __init__(self) -> None:
         self._all: dict[Sequence, Suspicion] = {}
@@ -34,9 +34,9 @@ class CrashSuspects:
         return iter(self._all)
 
     def accuse(self, chunks: Iterable[Chunk]) -> Sequence | None:
-        """Take note of who was in steps at which workers died; return one that is deadly.
+        """Suspect the sequences of steps at which a worker died; return one that is deadly.
 
-        Who has ended since was there, too, and is not suspected any more.
+        A sequence that has ended since counts as a member of its step, but is no suspect.
         """
         ends: dict[Sequence, int] = {}
         for chunk in chunks:
@@ -51,11 +51,11 @@ class CrashSuspects:
         return None
 
     def look(self, sequence: Sequence) -> None:
-        """Let go of one that is past the place where it was suspected."""
+        """Acquit a sequence that has computed the tokens it was suspected for."""
         suspicion = self._all.get(sequence)
         if suspicion is not None and sequence.num_computed >= suspicion.until:
             del self._all[sequence]
 
     def forget(self, sequence: Sequence) -> None:
-        """Let go of one that has ended."""
+        """Remove a sequence that has ended."""
         self._all.pop(sequence, None)

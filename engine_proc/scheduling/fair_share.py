@@ -1,4 +1,4 @@
-"""What each key (user) has had of the engine. Pure.
+"""Service counters of API keys (users), for fair scheduling. Pure.
 
 VTC: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
 """
@@ -9,7 +9,7 @@ MAX_KEYS = 4096  # that have nothing here and whose service is still remembered
 
 
 class FairShare:
-    """Counts computed tokens by key. Who was away does not bring the absence as credit."""
+    """Counts computed tokens by key. A key earns no credit while it has no requests."""
 
     def __init__(self) -> None:
         self._num_sequences: Counter[int] = Counter()  # of the keys that have some

@@ -1,4 +1,4 @@
-"""A step that has been chosen and whose result is not there yet. Pure."""
+"""A step that workers compute: its result has not arrived. Pure."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -17,8 +17,8 @@ class InflightStep:
     def is_foreseeable(self) -> bool:
         """Whether the next step can be chosen without the result, but for the tokens' ids.
 
-        Not where those decide how the next ones are sampled, and not where an image is awaited:
-        whose prompt has one gives his place to others in the next step.
+        False where a token decides how the next one is sampled. False where a prompt waits for an
+        image, since its sequence leaves the running set in the next step.
         """
         return not any(
             (chunk.is_last and chunk.sequence.looks_back) or chunk.sequence.awaits_image

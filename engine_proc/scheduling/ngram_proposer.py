@@ -1,9 +1,10 @@
-"""Guesses at the next tokens, from the text itself: prompt lookup. Pure.
+"""Proposes draft tokens from the sequence itself: prompt lookup decoding. Pure.
 
-What followed the last time the sequence ended in these tokens is likely to follow now (Saxena,
-"Prompt Lookup Decoding", 2023). A step computes the guesses beside the last token; each one that
-equals the token drawn in its place is right, so what comes out is what would have come out without,
-bit for bit, sampled text included. A wrong guess costs the computing of one token.
+The proposer finds the last earlier occurrence of the sequence's final tokens. The tokens that
+followed it are the drafts (Saxena, "Prompt Lookup Decoding", 2023). A step computes the drafts
+beside the last token. A draft is accepted if it equals the token sampled in its place. So the
+output is bit for bit that of decoding without drafts, sampled text included. A rejected draft costs
+the computation of one token.
 """
 
 from array import array
@@ -18,7 +19,7 @@ TOKENS_PER_STEP = 16  # of all running sequences; beyond, tokens no longer come 
 
 
 class NgramProposer:
-    """Guesses, fewer the more sequences run and the more often they were wrong."""
+    """Proposes fewer drafts the more sequences run, and the more drafts were rejected."""
 
     def propose(self, sequence: Sequence, num_running: int) -> "array[int]":
         """Return guesses at what follows a sequence's tokens, none where there is no match."""

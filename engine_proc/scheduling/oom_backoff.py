@@ -1,13 +1,13 @@
-"""How many tokens a step may have once there was no memory for one. Pure."""
+"""Limits the tokens of a step after a step ran out of memory. Pure."""
 
 HOLD_STEPS = 64  # that work before a larger one is tried
 MAX_HOLD_STEPS = 4096
 
 
 class OomBackoff:
-    """Half of what failed, and half of that; twice as much each time many steps have worked.
+    """Halves the token budget at each failure, and doubles it after many steps without one.
 
-    A size that fails again soon is tried less and less often.
+    A size that soon fails again is retried at growing intervals.
     """
 
     def __init__(self) -> None:

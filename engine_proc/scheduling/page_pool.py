@@ -1,9 +1,8 @@
-"""The KV cache's pages: which sequence uses each, and what each still holds.
+"""Allocates KV cache pages (vLLM's blocks) and finds cached prefixes. Pure.
 
-Pure bookkeeping: the memory belongs to the workers. Prefix cache: the hash of a full page covers
-its tokens and all pages before it, so prompts share pages as far as they agree (hash-chained
-blocks, as in vLLM). An unused page keeps its contents until it is needed; the one unused for
-longest is evicted first.
+The pool does bookkeeping only: the memory belongs to the workers. Prefix cache: the hash of a full
+page covers its tokens and the hash of the page before, so prompts share their common pages. A page
+without users keeps its contents until it is allocated again. Eviction is least recently used first.
 """
 
 from array import array
@@ -17,7 +16,11 @@ NO_MARKS: Mapping[int, bytes] = MappingProxyType({})
 
 
 class PagePool:
-    """Every page is free (empty), idle (cached, unused) or used by sequences."""
+    """Every page is free (empty), idle (cached, without users) or used by sequences.
+
+    Args:
+        page_tokens: tokens per page.
+    """
 
     def __init__(self, num_pages: int, page_tokens: int) -> None:
         self.num_pages = num_pages
@@ -94,7 +97,7 @@ class PagePool:
                 self._free.append(page)
 
     def reset(self) -> None:
-        """Drop the contents of idle pages, whose memory is gone. No page may be in use."""
+        """Empty the prefix cache: the workers' memory is gone. No page may be in use."""
         assert not any(self._num_users), "pages are in use"
         self._free += self._idle
         self._idle.clear()
@@ -112,7 +115,9 @@ def chain_digests(
 ) -> None:
     """Extend `digests`, one per full page of `tokens`, to the first `end` pages.
 
-    `marks` tell of what pages hold besides tokens.
+    Args:
+        salt: begins the chain; chains with different salts share nothing.
+        marks: by page, further content to hash, as of images.
     """
     for page in range(len(digests), end):
         content = tokens[page * page_tokens : (page + 1) * page_tokens].tobytes()

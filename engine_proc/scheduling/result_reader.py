@@ -1,4 +1,4 @@
-"""What a step brought, read in the order in which `build_step` asked."""
+"""Reads a `StepResult` sequence by sequence, in the order in which `build_step` wrote the step."""
 
 from array import array
 

@@ -1,19 +1,18 @@
-"""Which tokens run in the next step. Pure: no sockets, no clock, no torch.
+"""The scheduler: chooses the tokens of the next step. Pure: no sockets, no clock, no torch.
 
-Every sequence's computed tokens catch up with its tokens under one token budget per step; a long
-prompt is computed in chunks. Running sequences come first, the most important at the head; then
-waiting ones, as the queue's policy has it: the first that does not fit ends the step, since
-skipping it would let short prompts starve a long one for ever. When pages run out the least
-important running sequence gives its pages back and is computed again later (recompute preemption,
-as in vLLM).
+Continuous batching with chunked prefill: one token budget per step covers prompts and decodes.
+Running sequences are scheduled first, the highest priority at the head. Waiting sequences follow in
+the order of the queue's policy. The first that does not fit ends the step: skipping it would let
+short prompts starve a long one. When no page is free, the running sequence of the lowest priority
+is preempted: its pages are freed and its tokens are recomputed later, as in vLLM.
 
-A step may be chosen while another is being computed, whose tokens are not known yet: of each
-sequence that samples there one is expected. Who turns out to have ended is passed over in the step
-that was chosen since. Pages that are given back while a step is open are nobody's until it has
-ended, so none is taken from anybody for such a step. Where that does not do, it has to wait.
+Async scheduling: a step may be chosen while the step before is in flight. Each sequence that
+samples in the earlier step is assumed to gain one token. A sequence that proves to have ended is
+ignored in the later step. Pages freed while a step is in flight become available only when it has
+ended. So an ahead-of-time step never preempts: where pages are short, it waits.
 
-A prompt is computed up to the first image that has no embedding yet. Then it gives its place to
-others, and waits with its pages until somebody else has no others to take.
+A prompt is computed up to its first image without an embedding. The sequence then leaves the
+running set and keeps its pages until another sequence needs them.
 """
 
 from array import array
@@ -40,7 +39,7 @@ MAX_WATCHED = 64  # prompt tokens per chunk whose logits are looked at: they tak
 
 @dataclass(slots=True)
 class SequenceOutput:
-    """What a step brought for one sequence."""
+    """The new tokens of one sequence after a step, and its finish reason."""
 
     sequence: Sequence
     tokens: list[int]
@@ -51,7 +50,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
-    """What bounds a step and the queue."""
+    """Limits of a step, of the running set and of the waiting queue."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -61,7 +60,7 @@ class SchedulerLimits:
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """What has happened so far."""
+    """Counters since the start of the scheduler."""
 
     steps: int = 0
     steps_ahead: int = 0  # those that were chosen while another was being computed
@@ -75,11 +74,14 @@ class SchedulerStats:
 
 
 class MustWait(Exception):
-    """A step cannot be chosen before the one that is being computed has ended."""
+    """The next step cannot be chosen before the step in flight has ended."""
 
 
 class Scheduler:
-    """All sequences the engine has, running and waiting."""
+    """All sequences of the engine, running and waiting.
+
+    `schedule` chooses a step; `update` takes its result. Steps end in the order of their start.
+    """
 
     def __init__(
         self,
@@ -132,13 +134,13 @@ class Scheduler:
 
     @property
     def tokens_in_step(self) -> int:
-        """How many tokens the largest of them has."""
+        """The number of tokens of the largest step in flight."""
         sizes = (sum(chunk.num_tokens for chunk in step.chunks) for step in self._open)
         return max(sizes, default=0)
 
     @property
     def is_generating(self) -> bool:
-        """Whether somebody waits for the next token of a text."""
+        """Whether any running sequence is decoding."""
         return any(sequence.num_pending == 1 for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
@@ -166,8 +168,8 @@ class Scheduler:
     def schedule(self, budget: int | None = None) -> list[Chunk]:
         """Choose the chunks of the next step and give them pages.
 
-        Empty only without work, where all there is needs an image that has not been encoded, or
-        where one has to know what the step brings that is being computed.
+        The result is empty in three cases: there is no work; all work needs images that are not
+        encoded yet; or the choice depends on the result of the step in flight.
 
         Args:
             budget: tokens to compute, less than max_num_batched_tokens where that would take too
@@ -200,7 +202,7 @@ class Scheduler:
         return not (is_drafting or self._suspects) and self._open[-1].is_foreseeable
 
     def _schedule_all(self, budget: int) -> list[Chunk]:
-        """Return the chunks of a step for all who can go on."""
+        """Return the chunks of a step: running sequences first, then admitted ones."""
         num_preemptions = self.counts.preemptions
         chunks = list(self._running_chunks(budget - self._kept_free(budget)))
         if self.waiting and self.counts.preemptions == num_preemptions:
@@ -208,9 +210,9 @@ class Scheduler:
         return chunks
 
     def _kept_free(self, budget: int) -> int:
-        """Return how many tokens running prompts leave to a short one that is the next to begin.
+        """Return the tokens reserved for a short prompt that is next in the waiting queue.
 
-        Otherwise the last of them would be computed before it begins.
+        Without the reserve, it would start only after the running prompts are computed.
         """
         waits = self.waiting and len(self.running) < self._limits.max_num_seqs
         if not waits or self._limits.whole_prompts:
@@ -224,7 +226,7 @@ class Scheduler:
     def _schedule_suspect(self, budget: int) -> list[Chunk]:
         """Return the chunk of the first suspect that waits for no image, if there is one.
 
-        Others give back the pages it needs, and are computed again.
+        Other sequences are preempted for the pages it needs.
         """
         for suspect in self._suspects:
             if suspect in self.running:
@@ -262,7 +264,7 @@ class Scheduler:
                 budget -= 1
                 yield Chunk(sequence, start, 1, NO_TOKENS, is_last=True, is_decode=True)
                 continue
-            if sequence.num_pending > 1:  # somebody with the same prompt may have been faster
+            if sequence.num_pending > 1:  # another may have cached its prefix
                 self._count_hits(sequence, self._reuse(sequence))
             count = self._chunk_length(sequence, self._left_to(sequence, place, budget))
             if count <= 0:  # it waits for an image or room for a whole one, or is about to end
@@ -281,10 +283,10 @@ class Scheduler:
             budget -= count + len(drafts)
 
     def _left_to(self, sequence: Sequence, place: int, budget: int) -> int:
-        """Return how many tokens of a step a running sequence may take.
+        """Return the largest number of tokens that a running sequence may take in a step.
 
-        A prompt leaves one to each text behind it. Otherwise a text that began beside a long prompt
-        would stand still until that is computed.
+        A prompt leaves one token to each decode behind it. Otherwise a long prompt would stall
+        them until it is computed.
         """
         if sequence.num_pending <= 1:
             return budget
@@ -329,7 +331,7 @@ class Scheduler:
         return whole_end(sequence.images, start, end, budget + self._spare) - start
 
     def _drafts(self, sequence: Sequence, budget: int) -> "array[int]":
-        """Return guesses at a sequence's next tokens, if it has caught up and there is room."""
+        """Return draft tokens for a sequence that decodes, at most `budget` - 1."""
         assert self._speculation is not None
         if sequence.num_pending > 1 or not sequence.generates:
             return NO_TOKENS
@@ -345,10 +347,10 @@ class Scheduler:
             chain_digests(sequence.digests, sequence.tokens, page_tokens, end, salt, marks)
 
     def _reuse(self, sequence: Sequence) -> int:
-        """Give a sequence the remembered pages that continue what it has; one token stays to run.
+        """Extend a sequence by cached pages of its prefix. At least one token stays to compute.
 
         Returns:
-            How many tokens it need not compute.
+            The number of tokens found in the prefix cache.
         """
         if not self._reuses_prefixes or sequence.needs_prompt_logprobs:
             return 0
@@ -369,7 +371,7 @@ class Scheduler:
             sequence.num_cached += num_tokens
 
     def _remember(self, sequence: Sequence, start: int, end: int) -> None:
-        """Make the pages findable for others that were filled with the tokens from `start` on."""
+        """Put the pages that the tokens from `start` to `end` have filled into the prefix cache."""
         page_tokens = self._pool.page_tokens
         first, last = start // page_tokens, end // page_tokens
         if self._reuses_prefixes and first < last:
@@ -381,7 +383,10 @@ class Scheduler:
         return self._pool.pages_for(sequence.num_computed + count) - len(sequence.pages)
 
     def _can_hold(self, sequence: Sequence, count: int) -> bool:
-        """Whether there are pages for `count` more tokens; who waits for an image gives up his."""
+        """Whether there are pages for `count` more tokens.
+
+        Sequences that wait for an image are stripped of their pages where that is needed.
+        """
         num_new = self._missing_pages(sequence, count)
         if not self._pool.can_allocate(num_new):
             for other in self.waiting:
@@ -404,7 +409,7 @@ class Scheduler:
         self.counts.preemptions += 1
 
     def retry(self) -> None:
-        """Have what is in the open steps computed in the next ones: nothing comes of these."""
+        """Roll back the steps in flight: their chunks are scheduled again."""
         while self._open:
             step = self._open.pop()
             for chunk in step.chunks:
@@ -415,10 +420,10 @@ class Scheduler:
             self._close(step)
 
     def recompute(self, blames: bool = True) -> Sequence | None:
-        """Begin all sequences again from their tokens: the keys and values are lost.
+        """Recompute all sequences from their tokens: the KV cache is lost.
 
         Args:
-            blames: it may be a sequence's fault.
+            blames: whether the sequences of the steps in flight become crash suspects.
 
         Returns:
             A sequence at which workers die, if one is known.
@@ -434,7 +439,7 @@ class Scheduler:
         return deadly
 
     def _reset(self, sequence: Sequence) -> None:
-        """Begin a sequence again."""
+        """Free a sequence's pages, so that all of its tokens are recomputed."""
         self._release(sequence)
         if not sequence.has_started:
             sequence.prompt_logprobs.clear()

@@ -1,4 +1,4 @@
-"""How long a step takes, learned from those that were. Pure: the clock is the caller's."""
+"""Predicts step times from measured ones. Pure: the caller has the clock."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ MIN_CHUNK = 32  # tokens of prompt a step computes in any case, so that prompts 
 
 
 class Sums(NamedTuple):
-    """Of steps: how many there were, their tokens, seconds, and products of these."""
+    """Sums over steps: weight, tokens, seconds, tokens squared, tokens times seconds."""
 
     weight: float
     n: float
@@ -22,17 +22,17 @@ NOTHING = Sums(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class StepTimeModel:
-    """Fits seconds = base + slope * tokens by least squares, old steps fading.
+    """Fits seconds = base + slope * tokens by least squares; old steps fade.
 
-    One with prompts fades behind others of the kind: so it is known what a prompt takes, however
-    many steps have been without one.
+    Steps with prompts and steps without fade separately, so the time of a prompt stays known after
+    many decodes.
     """
 
     def __init__(self) -> None:
         self._sums: dict[bool, Sums] = {}  # of steps without prompts, and with
 
     def observe(self, num_tokens: int, seconds: float, num_sequences: int = 1) -> None:
-        """Take in one step, in which those who generate had a token each."""
+        """Record one step of `num_tokens`. Each of `num_sequences` decodes has one token in it."""
         has_prompts, n = num_tokens > num_sequences, float(num_tokens)
         weight, sum_n, sum_t, sum_nn, sum_nt = self._sums.get(has_prompts, NOTHING)
         self._sums[has_prompts] = Sums(

@@ -1,8 +1,8 @@
-"""Who runs next. Pure.
+"""The waiting queue: the order in which sequences are admitted. Pure.
 
-Keys (users) share the engine by service: among sequences of equal rank, the key that has had the
-least goes first. Within a key requests go in the order of their arrival. Each sequence of a request
-beyond its first lets some more of the requests pass that came later.
+API keys (users) share the engine by service: among sequences of equal rank, the key with the least
+service goes first. Within a key, requests are first come, first served. Each further sequence of a
+request (`n` > 1) lets some later requests pass.
 """
 
 import enum
@@ -21,7 +21,7 @@ AGE_TOKENS = 16  # of prefix that a step of waiting is worth, with `lpm`
 
 
 class Policy(enum.StrEnum):
-    """What goes before fairness."""
+    """The scheduling policy: the order before fairness between keys."""
 
     FCFS = "fcfs"  # nothing
     PRIORITY = "priority"  # the request's priority, the lowest first
@@ -34,9 +34,9 @@ class Policy(enum.StrEnum):
 
 
 class WaitingQueue:
-    """Sequences that wait: a line for each key, and priority where that counts.
+    """The waiting sequences: one FIFO line per key and priority.
 
-    Who runs next is the first of one of the lines, but with `lpm`.
+    The next sequence is the head of a line. With `lpm` (longest prefix match) it is any sequence.
     """
 
     def __init__(self, policy: Policy, pool: PagePool, shares: FairShare) -> None:
@@ -73,11 +73,15 @@ class WaitingQueue:
 
     @property
     def has_ready(self) -> bool:
-        """Whether somebody waits for nothing but a turn."""
+        """Whether any sequence can be admitted: it waits for no image and no grammar."""
         return any(True for _ in ready(self))
 
     def first(self, step: int) -> Sequence | None:
-        """Return who runs next, with `step` the number of steps so far, if anybody can."""
+        """Return the next sequence to admit, or None.
+
+        Args:
+            step: the number of steps so far.
+        """
         num = None if self._policy is Policy.LPM else 1  # of each line
         candidates = (s for line in self._lines.values() for s in islice(ready(line), num))
         return min(candidates, key=lambda sequence: self._rank(sequence, step), default=None)

@@ -1,4 +1,4 @@
-"""What a step computes of one sequence."""
+"""One sequence's share of a step."""
 
 from array import array
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ NOWHERE = range(0)
 
 @dataclass(slots=True)  # not frozen: that would triple the cost of making one
 class Chunk:
-    """`count` tokens of a sequence from `start` on, then guesses at those that follow.
+    """`count` tokens of a sequence from `start` on, then draft tokens.
 
-    What it says stays as it is while the sequence goes on, or ends.
+    A chunk does not change when its sequence goes on or ends.
     """
 
     sequence: Sequence

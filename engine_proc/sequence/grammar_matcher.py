@@ -1,4 +1,4 @@
-"""Where a sequence is in its grammar, and what may come next."""
+"""A sequence's state in its grammar: gives the bitmask of allowed next tokens."""
 
 from array import array
 from typing import TYPE_CHECKING
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class GrammarMatcher:
-    """A grammar and the generated tokens it has seen.
+    """A grammar, and the number of generated tokens it has consumed.
 
-    It looks at tokens when a mask is wanted and not before, so that nothing is done between steps.
-    Preemption is nothing to it: a sequence keeps its tokens.
+    Tokens are consumed when a mask is requested, so no time is spent between steps. Preemption does
+    not matter: a preempted sequence keeps its tokens.
 
     Args:
         inner: a matcher that has seen nothing, this one's own.

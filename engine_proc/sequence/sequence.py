@@ -21,11 +21,11 @@ BACK = ("bad_words",)
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """Tokens, how many of them are in the KV cache, and where.
+    """A sequence's tokens, and its pages in the KV cache.
 
-    There is no prefill and no decode: `num_computed` catches up with `len(tokens)`, and when it
-    has, the next token is sampled. While a step is being computed that samples it, the token is
-    expected: what comes after it can be computed, too.
+    Prefill and decode are one thing: `num_computed` catches up with `len(tokens)`, then the next
+    token is sampled. While the step that samples it is in flight, the token is expected, and the
+    step after it can be scheduled.
     """
 
     request: GenerateRequest
@@ -37,9 +37,9 @@ class Sequence:
     looks_back: bool = False  # what its rows ban depends on its last token; see `BACK`
     num_computed: int = 0  # what is being computed included
     num_expected: int = 0  # its tokens, and those that are being sampled
-    num_computable: int = 0  # tokens there will be at most, but for the last: nobody sees that
+    num_computable: int = 0  # the most tokens it can have, less the last: that is never input
     row: int = -1  # of the last step that samples its next token; kept by `build_step`
-    has_ended: bool = False  # what is still being computed of it is nobody's
+    has_ended: bool = False  # results of its steps in flight are ignored
     pages: "array[int]" = field(default_factory=lambda: array("i"))  # in position order
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache

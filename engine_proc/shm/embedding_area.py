@@ -1,7 +1,7 @@
 """Embeddings of images, in shared memory: from the vision worker to the workers.
 
-An inherited memfd of rows, each as long as a token's embedding. Which image has which rows is the
-engine's to know, see `EncoderCache`.
+An inherited memfd of rows, each as long as a token's embedding. The engine's `EncoderCache`
+allocates the rows.
 """
 
 import mmap

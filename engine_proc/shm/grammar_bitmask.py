@@ -1,7 +1,7 @@
-"""Which tokens may be drawn, in shared memory: from the engine to its workers.
+"""Bitmasks of the tokens that grammars allow, in shared memory: from the engine to its workers.
 
-An inherited memfd of masks, one bit per token of the vocabulary, the lowest first. Those of a step
-are written while the workers compute it, and `messages.Masks` says when they are there.
+An inherited memfd of masks, one bit per token of the vocabulary, lowest bit first. The engine
+writes the masks of a step while the workers compute it, then sends `Masks`.
 """
 
 import ctypes

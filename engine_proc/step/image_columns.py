@@ -1,4 +1,7 @@
-"""The columns of a step that tell of images. Pure. See `worker_messages.Step`."""
+"""The image columns of a step: embedding rows and M-RoPE positions. Pure.
+
+The format is that of `worker_messages.Step`.
+"""
 
 from array import array
 

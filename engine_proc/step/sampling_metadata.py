@@ -1,5 +1,7 @@
-"""How the rows of a step are sampled, as arrays. Pure: which tokens are banned or penalized now is
-decided here, the workers only do sums."""
+"""The sampling parameters of a step's rows, as arrays. Pure.
+
+This module decides which tokens a step bans or penalizes; the workers only add.
+"""
 
 import struct
 from array import array

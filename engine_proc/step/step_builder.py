@@ -1,4 +1,4 @@
-"""A step as arrays, for the workers."""
+"""Builds the `Step` message for the workers from the chunks of the scheduler."""
 
 from array import array
 

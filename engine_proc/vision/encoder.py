@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageEncoder(Protocol):
-    """What makes rows of images, [rows, row_size] of each."""
+    """Encodes images to embeddings, [rows, row_size] of each."""
 
     def encode(self, images: Sequence[Tensors]) -> list[Floats]: ...
 

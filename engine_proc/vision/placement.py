@@ -1,6 +1,7 @@
-"""Where a tower runs, in which type, and how much goes through it at once.
+"""Chooses the vision tower's device, dtype and batch size.
 
-It is where the decoder runs: on its first GPU, or on the CPU. Torch is loaded only to find GPUs.
+The tower runs where the decoder runs: on its first GPU, or on the CPU. Torch is imported only to
+find GPUs.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ CALL_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Placement:
-    """A tower's place."""
+    """The device, dtype and batch size of a tower."""
 
     device: str  # as torch names it
     dtype: str  # as `tower.load` takes it

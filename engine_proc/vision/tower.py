@@ -1,8 +1,8 @@
-"""A model's vision tower and projector: from pixels to rows that the decoder takes.
+"""A model's vision tower and projector: from pixels to embeddings of the decoder.
 
-They are transformers' own modules, with the weights of the model's folder. Nothing of the decoder
-is loaded. Alone, an image has the same rows to the last bit whatever came before it; in one call
-with others, last bits may depend on those.
+They are transformers' own modules, with the weights of the model's folder. The decoder is not
+loaded. An image encoded alone has bitwise reproducible rows. In a batch, the last bits may depend
+on the other images.
 """
 
 import inspect

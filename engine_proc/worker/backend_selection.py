@@ -1,4 +1,4 @@
-"""What will run a model, and why: told from the heads of its files, as `loader.py` will find it."""
+"""Predicts the executor that `loader.py` will choose for a model, from the heads of its files."""
 
 from pathlib import Path
 from typing import NamedTuple

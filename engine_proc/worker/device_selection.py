@@ -1,6 +1,6 @@
-"""Whether a model runs on GPUs or on the CPU, and why.
+"""Chooses GPUs or the CPU for a model, with the reason.
 
-Whoever looks for GPUs loads torch, so it is asked last, and only where there may be some.
+The search for GPUs imports torch, so it comes last, and only on machines that may have some.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ INTERPRET = "TRITON_INTERPRET"  # of Triton: kernels are interpreted, on the CPU
 
 
 class Device(NamedTuple):
-    """Where a model runs: "cpu" or "cuda"; and the reason."""
+    """The device of a model, "cpu" or "cuda", and the reason."""
 
     name: str
     why: str

@@ -1,4 +1,4 @@
-"""Loads a model, or a worker's share of it, into what runs it."""
+"""Loads a model, or a worker's shard of it, into its executor."""
 
 import logging
 from typing import TYPE_CHECKING

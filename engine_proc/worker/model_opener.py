@@ -1,6 +1,6 @@
-"""Opens a model for our own code where that can run it, with transformers where it must.
+"""Opens a model for Headrace's own executors, or else for transformers' modules.
 
-Torch is loaded only for the latter.
+Torch is imported only for the latter.
 """
 
 import logging

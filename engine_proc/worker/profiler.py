@@ -74,11 +74,11 @@ def record() -> Recorder:
 
 
 class Profiler:
-    """What a worker does about them.
+    """Records a worker's profiles on admin requests.
 
     Args:
-        directory: where traces go; None is that nobody can ask for one.
-        name: what they are called.
+        directory: of the traces; None disables profiles.
+        name: the prefix of trace files.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Profiler:
         self._began_ns = 0
 
     def look(self) -> None:
-        """Begin or end a profile, if somebody has asked for that since the last look."""
+        """Begin or end a profile, if an admin request has arrived since the last call."""
         if self._directory:
             for admin_request in self._admin_requests.take():
                 self._begin() if admin_request == START_PROFILE else self._end()

@@ -1,7 +1,7 @@
-"""What a worker says of its steps, in their order, as soon as it can be said.
+"""Sends a worker's step results to the engine, in order.
 
-A device goes on while the host prepares the next step for it, so a result is sent when the next
-step is on its way, or when it is there. Results that are there at once are sent at once.
+A device computes while the host prepares its next step. So a pending result is sent once the next
+step is launched, or earlier if it is complete. A result that is complete at once is sent at once.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from headrace.ipc.worker_messages import StepFailed, StepResult
 
 
 class ResultSender:
-    """Results that are sent, and one that is awaited.
+    """Sends results; at most one is pending.
 
     Args:
         send: hands a result to the engine.

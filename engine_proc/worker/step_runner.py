@@ -1,5 +1,8 @@
-"""Runs a worker's steps. One for which there is no memory fails, on all workers, and is run again
-in smaller ones: a worker that died of it would take all keys and values with it."""
+"""Runs a worker's steps, and survives a lack of memory.
+
+A step that runs out of memory fails on all workers, and the engine retries it as smaller steps. A
+worker that died of it would lose the KV cache.
+"""
 
 import sys
 from typing import Any
@@ -14,7 +17,7 @@ from headrace.ipc.worker_messages import Step, StepFailed, StepResult
 
 
 class TooLarge(HeadraceError):
-    """There is no memory for a step, and the workers have no way back from it: this one ends."""
+    """A step ran out of memory, and the workers cannot recover: this one exits."""
 
     exit_status = ExitStatus.SHORT_OF
 
@@ -48,7 +51,7 @@ class StepRunner:
             return self._runner.run(step, masks_of)
         except Exception as error:
             why = self._explain(error, step.num_tokens)
-        # By now nobody holds what the frames of the error held.
+        # By now the frames of the error are freed, and what they held.
         release()
         self._has_failed = True
         return StepFailed(why)

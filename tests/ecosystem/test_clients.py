@@ -105,7 +105,7 @@ def test_langchain_log_probabilities(server: RunningServer) -> None:
 
 
 class Person(BaseModel, extra="forbid"):
-    """Whom to speak of."""
+    """The subject of the answer."""
 
     name: str = Field(max_length=8)
     age: int = Field(ge=0, le=99)

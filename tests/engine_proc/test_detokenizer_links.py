@@ -1,4 +1,4 @@
-"""Steps go at once to who has handled the ones before; others get them together, all in order."""
+"""A detokenizer that keeps up gets each step at once; others get several together, in order."""
 
 from collections.abc import Iterator
 from pathlib import Path

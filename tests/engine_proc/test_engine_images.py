@@ -1,4 +1,4 @@
-"""The engine and images: who waits for what, what is let go of, and whom a failure ends."""
+"""The engine and images: which sequences wait, what is released, and what a failure ends."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,7 +123,7 @@ def test_suspect_waiting_for_an_image_delays_no_other(rig: Rig) -> None:
     assert dying.events == ["start", "worker 0 died"]
     text = request_id(0, 3)
     rig.take(generate(text))
-    for _ in range(5):  # who was in that step, one by one up to the image, then who needs none
+    for _ in range(5):  # first that step's sequences, one by one up to the image, then the others
         rig.engine.run_once(well)  # type: ignore[arg-type]
     rig.links.flush()
     assert rig.heard()[0].started.keys() == {text}

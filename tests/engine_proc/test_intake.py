@@ -53,7 +53,7 @@ def test_leases_are_looked_at_now_and_then() -> None:
     intake = Intake(lease_s=LAPSE_S / 4)
     assert intake.expired([FIRST], now=0) == []
     assert intake.expired([FIRST], now=LAPSE_S) == []
-    assert intake.expired([FIRST], now=1.5 * LAPSE_S) == [], "it has lapsed, but nobody looks"
+    assert intake.expired([FIRST], now=1.5 * LAPSE_S) == [], "it has expired, but is not checked"
     assert intake.expired([FIRST], now=2 * LAPSE_S) == [FIRST]
 
 

@@ -24,7 +24,7 @@ def test_renewing_keeps_a_request() -> None:
 def test_where_a_machine_stood_still_there_is_time_to_renew() -> None:
     leases = Leases(10)
     leases.expired([1, 2], now=0)
-    assert leases.expired([1, 2], now=60) == [], "who renews them has not been awake either"
+    assert leases.expired([1, 2], now=60) == [], "the frontend has not been awake either"
     leases.renew([1], now=60.1)
     assert leases.expired([1, 2], now=61) == [2]
     assert leases.expired([1], now=120) == [], "it had been renewed since it was overdue"

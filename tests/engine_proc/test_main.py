@@ -147,7 +147,7 @@ def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
     for _ in range(2):
         rig.turn()
     assert rig.workers.lives < 0, "they have died"
-    assert rig.slot[Field.STEP_DUE_NS] == 0, "of one that nobody computes"
+    assert rig.slot[Field.STEP_DUE_NS] == 0, "no worker computes the step"
 
 
 @ahead
@@ -162,7 +162,7 @@ def test_a_step_is_sent_before_the_last_has_its_result(rig: Rig) -> None:
     assert (list(rig.heard()[0].rows()), rig.turn()) == (
         [(FIRST + 1, 1, FinishReason.LENGTH)],
         [],
-    ), "nobody is computed past his end"
+    ), "no sequence is computed past its end"
     assert (rig.slot[Field.STEPS], rig.slot[Field.STEPS_AHEAD]) == (3, 2)
 
 

@@ -145,7 +145,7 @@ class Site:
                 await read(request)
                 await self.go.wait()
                 request.answer(200, [], b"late")
-                self.lost.put_nowait("nobody is told")
+                self.lost.put_nowait("not sent")
             case "/flood":
                 request.begin(200, [])
                 pour(request)
@@ -190,7 +190,7 @@ class Site:
         await asyncio.wait_for(running, DEADLINE_S)
 
     async def is_left(self) -> None:
-        """Wait until nobody is connected."""
+        """Wait until no client is connected."""
         async with asyncio.timeout(DEADLINE_S):
             while self._server.server_state.connections:
                 await asyncio.sleep(0)

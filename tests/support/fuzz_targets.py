@@ -1,4 +1,4 @@
-"""What is given to those who read what comes from outside: any bytes, and they must bear them.
+"""Fuzz targets: the readers of outside input, each of which must accept any bytes.
 
 A target takes bytes. It returns, or raises what is none of the errors its subject may have. Seeds
 are inputs that are right.

@@ -1,7 +1,7 @@
 """CUDA graphs on a CPU: what is launched while one is captured is written down, and launched again.
 
 What a graph may not do fails here, too. Python does not run again in a replay, so numbers are what
-they were. Nobody waits for the device, and nothing is read but what stays where it is and what the
+they were. No code waits for the device, and nothing is read but what stays where it is and what the
 graph itself has made. That memory belongs to the graphs that run before and after, too: before a
 replay there is rubbish in it, and after it again.
 """

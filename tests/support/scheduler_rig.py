@@ -54,7 +54,7 @@ def make_sequence(
 
 
 def generate_alone(prompt: list[int], max_tokens: int) -> tuple[list[int], FinishReason]:
-    """Return what the model says to `prompt` with nobody else around, and why it ends."""
+    """Return the model's output for `prompt` without batch mates, and its finish reason."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens))
@@ -242,7 +242,7 @@ class Rig:
             assert not sequence.pages or self.open
 
     def check_open_steps(self) -> None:
-        """Nobody else has a page that is being written, or gets it before the step has ended."""
+        """Check that a page being written has one user, and gets no other before the step ends."""
         writers: dict[int, Sequence] = {}
         for chunks, step in self.open:
             table = array("i", step.page_table)

@@ -90,8 +90,8 @@ class RunningServer:
         return sum(float(value) for value in values)
 
     def settle(self) -> None:
-        """Wait until nobody is served but who asks: all that was done before has been counted."""
-        wait_until(lambda: self.metric("http_requests_open") == 1, "nobody else is served")
+        """Wait until this request is the only one: all that was done before has been counted."""
+        wait_until(lambda: self.metric("http_requests_open") == 1, "no other request is open")
         for name in ("num_requests_waiting", "num_requests_running", "replies_open"):
             wait_until(lambda name=name: self.metric(name) == 0, name)  # type: ignore[misc]
 
@@ -107,7 +107,7 @@ class RunningServer:
         """Return the answers to requests that run beside each other, however slowly they come.
 
         No step is computed until all are open. It takes a server that is `HELD`, has one worker,
-        and is asked by nobody else.
+        and has no other client.
         """
         worker = self.ring["headrace: worker 0"]
         with ThreadPoolExecutor(len(what)) as pool:
@@ -145,9 +145,9 @@ def shared_memory_files() -> set[str]:
 
 
 def survivors(ring: Iterable[psutil.Process]) -> list[str]:
-    """Return who of a ring has still not ended when it should have.
+    """Return the processes of a ring that have not ended in time.
 
-    A zombie has; who adopted it has not looked yet.
+    A zombie has ended; its adoptive parent has not reaped it yet.
     """
 
     def left() -> list[str]:

@@ -20,7 +20,7 @@ TEMPLATES = {
         "{% generation %}{{ part['text'] + ' ' }}{% endgeneration %}{% endfor %}{% endif %}"
         "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
     ),
-    # Somebody says that it is helpful; what is a text and what are parts are told apart.
+    # Adds a default system prompt; tells strings and parts apart.
     "qwen2_5_vl": (
         "{% set images = namespace(count=0) %}{% for m in messages %}"
         "{% if loop.first and m['role'] != 'system' %}<|im_start|>system\n"

@@ -1,4 +1,4 @@
-"""Every API says what the model says, to the clients of those who made it."""
+"""Every API returns the model's output to the client library of its vendor."""
 
 import itertools
 import json

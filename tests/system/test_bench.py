@@ -50,7 +50,7 @@ def test_serve_finds_every_figure(mock: RunningServer, tmp_path: Path) -> None:
         for name in ("mean", "median", "std", "p50", "p90", "p99"):
             assert result[f"{name}_{metric}_ms"] >= 0
     assert result["request_goodput"] == result["request_throughput"] > 0
-    # A step takes 2 ms; who reads late may find many tokens at once.
+    # A step takes 2 ms; a client that reads late may find many tokens at once.
     assert result["mean_e2el_ms"] > 127 * 1.9
     steps_ms = 127 * result["mean_tpot_ms"]
     assert result["mean_ttft_ms"] + steps_ms == pytest.approx(result["mean_e2el_ms"])

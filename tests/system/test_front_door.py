@@ -171,7 +171,7 @@ def test_questions_are_answered_while_texts_are_written(server: RunningServer) -
         for path in ("/health", "/v1/models", "/metrics") * 10:
             assert httpx.get(server.url + path, timeout=TIMEOUT_S).status_code == 200
             assert httpx.head(server.url + path, timeout=TIMEOUT_S).content == b""
-    wait_until(lambda: server.metric("http_requests_open") == 1, "nobody else is served")
+    wait_until(lambda: server.metric("http_requests_open") == 1, "no other request is open")
 
 
 def test_get_overtakes_long_bodies_that_wait(server: RunningServer) -> None:

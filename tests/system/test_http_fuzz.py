@@ -108,7 +108,7 @@ def test_nothing_dies_and_nothing_is_left() -> None:
             CLOSING_S,
         )
         wait_until(lambda: server.metric("http_requests_open") == 1, "only this one is open")
-        wait_until(lambda: server.metric("num_requests_running") == 0, "nothing runs for nobody")
+        wait_until(lambda: server.metric("num_requests_running") == 0, "no orphan runs")
         assert server.metric("http_partings_total") > 0
         for title, size in memory(ring).items():
             assert size < GROWTH * before[title] + SPARE_BYTES, title

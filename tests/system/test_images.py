@@ -1,4 +1,4 @@
-"""Images on their way to the engine: what is refused, who dies, and who never notices.
+"""Images on their way to the engine: rejections, and deaths of processes that clients do not see.
 
 The engine is a mock, which is done with an image once its prompt is computed.
 """
@@ -96,7 +96,7 @@ class PictureHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, rest = self.path.partition("?")
-        with contextlib.suppress(ConnectionError):  # who asked may have died
+        with contextlib.suppress(ConnectionError):  # the client may have died
             if path == "/to":
                 self.send_response(302)
                 self.send_header("Location", rest)
@@ -159,7 +159,7 @@ def ask(server: RunningServer, *parts: Any, **fields: Any) -> httpx.Response:
 
 
 def queued_bytes(server: RunningServer) -> float:
-    """Return how much waits for tokenizers, but for who asks, which is a byte."""
+    """Return how much waits for tokenizers, less this request, which is a byte."""
     return server.metric("tokenizer_queue_bytes") - 1
 
 

@@ -71,7 +71,7 @@ def test_prefix_hit_rate_is_what_requests_share(server: RunningServer) -> None:
     info = re.search(r'^vllm:cache_config_info{.*block_size="(\d+)"', text, re.MULTILINE)
     assert info is not None
     page = int(info[1])
-    prompt = [20000 + token for token in range(4 * page)]  # as nobody else asks
+    prompt = [20000 + token for token in range(4 * page)]  # as in no other request
     branch = [*prompt[: 2 * page + 1], *prompt[:page]]
     # Whole pages are found, and one token is always left to compute.
     cases = [(prompt, 0), (prompt, 3), (branch, 2), ([*branch, 1], 3), (prompt[:page], 0)]

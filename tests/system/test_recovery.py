@@ -29,7 +29,7 @@ OPERATOR = {"Authorization": "Bearer operator"}
 RENEWED = ("frontend", "tokenizer", "detokenizer")
 CHAOS_S = float(os.environ.get("CHAOS_S", "60"))
 KILLS_PER_S = 0.1 if CHAOS_S <= 60 else 0.01  # so that some live for long
-SETTLED_S = 300.0  # a process's caches have their size; who lives longer may not grow any more
+SETTLED_S = 300.0  # by then caches have their size: an older process may not grow
 MAX_GROWTH = 1.05
 POLL_INTERVAL_S = 0.2  # between looks at `/health`
 KILL_AFTER = (2, 40, 200)  # events that all answers have brought together
@@ -73,7 +73,7 @@ async def read_beside_health(
 
 
 class Killer:
-    """Kills a process after so many events, or when there is one, and knows whom it has killed."""
+    """Kills a process after so many events, or when there is one, and records which."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Killer:
 
 @pytest.fixture(scope="module")
 def undisturbed(own_server: RunningServer) -> list[Any]:
-    """What is answered when nobody dies."""
+    """The answers without deaths."""
     answers = asyncio.run(read_all(own_server.url))
     assert not difference(asyncio.run(read_all(own_server.url)), answers), "they can be repeated"
     return answers

@@ -1,4 +1,4 @@
-"""Who runs next, of requests to a real server."""
+"""The order in which a real server runs requests."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from headrace.engine_proc.scheduling.waiting_queue import AGE_TOKENS
 
 SHARED = list(range(1000, 1320))  # whole pages that all but one begin with
 STRANGE = [7] * 20
-NUM_CLIENTS = 4  # who ask, and ask again
+NUM_CLIENTS = 4  # each asks again and again
 NUM_TOKENS = 8  # of an answer, and so its steps, at least
 MAX_ANSWERS = 100  # then they give up
 
@@ -54,7 +54,7 @@ def test_request_without_shared_prefix_waits_for_near_ones_only() -> None:
                 client.result()
     finally:
         server.stop()
-    # A known prefix is worth so many steps of waiting: who asks later than that comes after him. As
-    # many as there are clients may have been answered before he is heard of.
+    # A known prefix is worth so many steps of waiting: later requests come after this one. As many
+    # as there are clients may have been answered before it arrives.
     num_soon = len(SHARED) // AGE_TOKENS // NUM_TOKENS + 1
     assert 1 < num_first <= NUM_CLIENTS + num_soon + NUM_CLIENTS

@@ -222,7 +222,7 @@ def test_a_hostile_schema_is_refused_while_others_are_served(server: RunningServ
             assert [one.result().status_code for one in asked] == [200] * 4
             return len(checkers()) == 2
 
-        wait_until(has_each_tokenizer_one, "each tokenizer has who tries grammars out")
+        wait_until(has_each_tokenizer_one, "each tokenizer has a grammar checker")
         suspended = checkers()
         for checker in suspended:
             checker.suspend()  # it may take as long as it likes

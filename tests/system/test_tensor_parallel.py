@@ -28,7 +28,7 @@ SAMPLED: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[RunningServer]:
-    """Two workers who get each step while they are at the one before; one is short of memory."""
+    """Two workers with async scheduling, one of which is short of memory."""
     running = RunningServer(
         *("--tensor-parallel-size", "2", "--async-scheduling", *EXACT),
         env=mutants("worker=short_of_memory"),

@@ -1,4 +1,4 @@
-"""How checkpoints pack matrices of 4 bits: in words of 32, each with eight codes.
+"""The packings of 4-bit matrices in checkpoints: words of 32 bits, each with eight codes.
 
 Whatever the packing, a number is `(code - zero) * scale`, with a zero and a scale for some adjacent
 columns of a row, its group. A packing is told ranges of rows and columns of the matrix, [out, in].

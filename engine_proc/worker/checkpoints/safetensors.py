@@ -23,7 +23,7 @@ KNOWN_BYTES = NUMBER_BYTES | PACKED_BYTES | OTHER_BYTES
 
 
 class TensorEntry(msgspec.Struct):
-    """What the header says of a tensor. Offsets are bytes, counted from the header's end."""
+    """The header's entry of a tensor. Offsets are bytes, counted from the header's end."""
 
     dtype: str
     shape: list[int]

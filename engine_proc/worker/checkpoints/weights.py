@@ -47,7 +47,7 @@ E4M3_NUMBERS = e4m3_numbers()
 
 
 class Format(StrEnum):
-    """How a tensor's numbers are stored. Those from Q4_0 on are GGUF's block formats."""
+    """The storage format of a tensor. Those from Q4_0 on are GGUF's block formats."""
 
     F32 = "F32"
     F16 = "F16"

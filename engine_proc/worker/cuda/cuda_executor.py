@@ -188,7 +188,7 @@ class CudaExecutor:
         images: ImageInputs | None = None,
         prompts: FlashInferAttention | None = None,
     ) -> Tensor:
-        """Run the step in the buffers, padded to `sizes`. Nobody has more keys than `max_keys`."""
+        """Run the step in the buffers, padded to `sizes`; no sequence exceeds `max_keys` keys."""
         spec = self.spec
         step = self.step_of(sizes, max_keys, images, prompts)
         own = self.matrices["head"].apply(self.hidden(step))

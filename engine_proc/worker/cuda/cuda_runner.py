@@ -59,10 +59,10 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class CudaRunner:
-    """A `Runner` that generates. Nothing waits for the device but who asks for the result.
+    """A `Runner` that generates. Only `PendingResult.wait` waits for the device.
 
-    Tokens that a step draws stay on the device for the next one, which may have been sent before
-    the host has seen them.
+    Sampled tokens stay on the device as input of the next step, which may be launched before the
+    host has read them.
     """
 
     def __init__(

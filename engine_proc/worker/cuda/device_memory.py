@@ -1,4 +1,4 @@
-"""What a GPU says of its memory, and how much of it a step takes."""
+"""Queries of a GPU's memory, and measurement of a step's peak."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

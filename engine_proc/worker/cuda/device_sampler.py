@@ -1,4 +1,4 @@
-"""From logits on a device to tokens and log probabilities, which stay there.
+"""Samples tokens and log probabilities from logits on a device; the results stay there.
 
 Only rows that have a mask beside biases or penalties go to the host, to the C++ sampler: together
 these may leave no token, and then the mask counts alone.
@@ -32,7 +32,7 @@ Rows = npt.NDArray[np.void]
 
 @dataclass(frozen=True)
 class Drawn:
-    """What a step has drawn, on the device."""
+    """The sampled tokens and log probabilities of a step, on the device."""
 
     tokens: Tensor  # [rows], int32
     reports: Tensor | None = None  # of `report`, of the rows that want log probabilities;

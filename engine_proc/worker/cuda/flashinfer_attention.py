@@ -39,7 +39,7 @@ def is_for(step: Sizes) -> bool:
 
 
 class Columns(NamedTuple):
-    """Who attends to what, as FlashInfer takes it."""
+    """The index arrays of a batch, in FlashInfer's format."""
 
     query_starts: Int32s  # [sequences + 1]
     page_starts: Int32s  # [sequences + 1], in `pages`

@@ -1,4 +1,4 @@
-"""Where workers meet that have a GPU each: our own all-reduce, and NCCL behind it."""
+"""The tensor-parallel group of GPU workers: our own all-reduce, with NCCL as the fallback."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Which sizes of steps are captured as CUDA graphs, and which of them a step takes. Pure.
+"""The step sizes captured as CUDA graphs, and the choice of a graph for a step. Pure.
 
 A graph does any step that is no larger than it: what is missing is padding. So what is said of
 decodes, pieces of prompts and guesses is only how large steps of each kind are.
@@ -16,7 +16,7 @@ MAX_DRAFT_TOKENS = MIXED_TOKENS[-1]
 
 @dataclass(frozen=True, order=True)
 class Sizes:
-    """How large a step is, or the largest that a graph does."""
+    """The size of a step, or the largest step of a graph."""
 
     num_tokens: int
     num_sequences: int

@@ -1,4 +1,4 @@
-"""What images change of a step: rows in place of embeddings, and positions in three parts."""
+"""A step's image inputs: rows in place of embeddings, and M-RoPE positions."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How many KV pages a GPU has room for. Pure: what the device says is passed in."""
+"""Computes the number of KV pages that fit a GPU. Pure: measurements are passed in."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ GRAPH_BYTES = 8 << 20  # of each graph beside the pool that they share; a guess,
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one GPU says when weights are loaded and the largest step has been run, in bytes."""
+    """Memory of one GPU in bytes, after the weights are loaded and the largest step has run."""
 
     total: int
     free_before: int  # when nothing of this worker was there but its context,
@@ -43,7 +43,7 @@ class Figures:
         """Return what keys and values may take: what our share leaves, if that much is free.
 
         Args:
-            share: of all memory, for this worker and a tower, whoever else is on the GPU.
+            share: of all memory, for this worker and a tower; other processes do not reduce it.
         """
         taken = self.tower + self.held + self.libraries + self.step + self.graphs
         ours = int(self.total * share) - taken

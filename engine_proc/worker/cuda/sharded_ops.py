@@ -1,6 +1,7 @@
-"""What workers on GPUs compute together; see `shard.py` for who has what.
+"""Tensor-parallel operations of workers on GPUs; `shard.py` cuts the weights.
 
-Nothing here looks at a number on the host, and shapes follow from shapes: a graph can capture it.
+No operation reads a value on the host, and shapes depend on shapes only, so CUDA graphs can capture
+them.
 """
 
 import torch
@@ -19,7 +20,7 @@ class ShardedOps:
 
     Args:
         spec: of the whole model.
-        peers: None is a worker who has it all.
+        peers: None is a worker with the whole model.
     """
 
     def __init__(self, spec: DecoderSpec, peers: Peers[Collectives[Tensor]] | None) -> None:

@@ -1,4 +1,4 @@
-"""What kernels need to know of a step, derived on the device from the little that is sent there.
+"""The inputs of kernels in a step, derived on the device from one small array.
 
 A step goes there as one array of int32: how many tokens, sequences, logit rows and pages per
 sequence it has; then its token ids, of which -1 - r is the token that was drawn for row r of the

@@ -45,7 +45,7 @@ class UnsupportedSpec(ModelError):
 
 
 class WeightDtype(StrEnum):
-    """How weights are held in memory."""
+    """The format of weights in memory."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -55,7 +55,7 @@ class WeightDtype(StrEnum):
 
 
 class KVDtype(StrEnum):
-    """How keys and values are held: exactly, or rounded in half the memory."""
+    """The format of keys and values: exact, or rounded in half the memory."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -1,9 +1,9 @@
-"""From logits to tokens and log probabilities: `csrc/sampling/sampler.cpp`, as numpy arrays.
+"""Samples tokens from logits on the CPU: numpy bindings of `csrc/sampling/sampler.cpp`.
 
-The random part is Gumbel noise, a pure function of (seed, position, token): the token that
-maximizes `logit / temperature + noise` has the softmax's distribution, and what else is in the
-batch cannot change it. Min_p, top-k and top-p each keep the best tokens, the lower token first
-among equals: the k best, and the fewest that reach top-p of what was left before.
+Sampling is by the Gumbel-max trick: the token that maximizes `logit / temperature + noise` has the
+softmax's distribution. The noise is a pure function of (seed, position, token), so the rest of the
+batch cannot change a token. Min_p, top-k and top-p each keep the best tokens. Among equal logits
+the lower token wins. Top-p keeps the fewest tokens that reach p of the probability left before.
 """
 
 import ctypes

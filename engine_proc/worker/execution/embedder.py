@@ -20,7 +20,7 @@ class HiddenStates(Protocol):
 
 
 class Embedder:
-    """An executor and what is done to its vectors."""
+    """An executor, with the pooling of its hidden states."""
 
     def __init__(self, executor: HiddenStates, *, normalize: bool) -> None:
         self._executor = executor

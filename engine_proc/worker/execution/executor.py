@@ -1,7 +1,7 @@
-"""What executes a decoder: one call per engine step, on whatever device.
+"""The interface of decoder executors: one call per engine step, on the CPU or a GPU.
 
-Every executor owns its weights and its KV pages; who runs and where their pages are comes with
-each batch. An executor keeps no state per request, so a dead worker loses nothing but the cache.
+An executor owns its weights and its KV pages. The batch names the tokens and their pages. An
+executor keeps no state per request, so a worker that dies loses only the KV cache.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Logits:
-    """What a step says of the next tokens."""
+    """The logits of a step's rows."""
 
     rows: Floats  # [rows, vocab_size]
     # [rows, blocks of 64 tokens], the largest of each, where an executor finds them on its way.
@@ -55,5 +55,5 @@ class Executor(Protocol):
         ...
 
     def embed(self, batch: Batch) -> Floats:
-        """Do as `logits`, but return what the head would see, [rows, hidden_size]."""
+        """Do as `logits`, but return the hidden states before the head, [rows, hidden_size]."""
         ...

@@ -13,7 +13,7 @@ Progress = Callable[[int, int], None]  # takes the parts that are loaded, and th
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model, ready."""
+    """A loaded model: its runner, the size of its KV cache, and its abilities."""
 
     runner: Runner
     num_pages: int

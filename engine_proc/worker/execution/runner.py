@@ -21,7 +21,7 @@ def no_masks(num_rows: int) -> Masks:
 
 
 class PendingResult(Protocol):
-    """The result of a step that a device is still at."""
+    """The result of a step that a device still computes."""
 
     @property
     def is_there(self) -> bool:
@@ -29,18 +29,18 @@ class PendingResult(Protocol):
         ...
 
     def wait(self) -> StepResult:
-        """Return the result when it is there."""
+        """Wait for the result and return it."""
         ...
 
 
 class Runner(Protocol):
-    """What a worker does with a step."""
+    """Runs the steps of a worker: from `Step` to `StepResult`."""
 
     def run(self, step: Step, masks_of: MaskSource = no_masks) -> StepResult | PendingResult: ...
 
 
 class GenerationRunner:
-    """Draws a token for each logit row."""
+    """Samples a token for each logit row."""
 
     def __init__(self, executor: Executor, sampler: Sampler, embeds: Floats | None = None) -> None:
         """Take rows of images from `embeds`, the embedding area, [rows, hidden_size]."""

@@ -1,4 +1,4 @@
-"""Where transformers' modules meet our attention.
+"""Connects transformers' modules to our attention.
 
 Every model that uses transformers' attention interface calls the function registered here, under
 the name `HOOKED`, with its queries, keys and values after RoPE. It hands them to the `Attention`
@@ -28,7 +28,7 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What one layer asks for. The batch is flattened: `tokens` are those of all sequences."""
+    """The attention call of one layer. `tokens` are those of all sequences, flattened."""
 
     module: nn.Module
     query: Tensor  # [tokens, heads, head_dim]

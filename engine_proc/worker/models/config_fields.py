@@ -1,4 +1,4 @@
-"""Reading a model's config strictly: what nobody asked for, and might matter, is refused."""
+"""Reads a model's config strictly: a field that no reader asks for is an error."""
 
 from collections.abc import Mapping
 from typing import Any

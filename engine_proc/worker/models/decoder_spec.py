@@ -1,4 +1,4 @@
-"""What a decoder is, as data.
+"""The specification of a decoder, as data.
 
 `lower` writes a `DecoderSpec`, executors run it; nothing else knows a model family. A family that
 these fields cannot express is refused rather than approximated.
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class Norm(StrEnum):
-    """How a norm scales: by `w`, by `1 + w` (Gemma), or with mean subtraction (LayerNorm)."""
+    """The scaling of a norm: by `w`, by `1 + w` (Gemma), or with mean subtraction (LayerNorm)."""
 
     RMS = "rms"
     RMS_ONE_PLUS = "rms_one_plus"
@@ -17,7 +17,7 @@ class Norm(StrEnum):
 
 
 class NormPlacement(StrEnum):
-    """Where a layer's norms sit relative to attention and MLP."""
+    """The places of a layer's norms relative to attention and MLP."""
 
     PRE = "pre"  # Llama: x + f(norm(x))
     PRE_POST = "pre_post"  # Gemma 2 and 3: x + norm(f(norm(x)))
@@ -58,7 +58,7 @@ class RopeTable:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What may differ from layer to layer."""
+    """The part of a spec that may differ from layer to layer."""
 
     rope: int | None = 0  # index into `DecoderSpec.ropes`; None is NoPE
     window: int | None = None  # tokens attended to, the newest included; None is all

@@ -35,7 +35,7 @@ class NotLowered(ModelError):
 
 @dataclass(frozen=True)
 class DecoderModel:
-    """What an executor is made from."""
+    """A decoder on disk: the input of an executor."""
 
     spec: DecoderSpec
     weights: Weights

@@ -8,7 +8,7 @@ from headrace.engine_proc.worker.models.model_families import lower_config
 from headrace.errors import ModelError
 from headrace.model.vision_families import decoder_config
 
-# Fields of a `text_config` that are somebody else's: of generation, or of a connector.
+# Fields of a `text_config` that are not the decoder's: of generation, or of a connector.
 NOT_THE_DECODERS = frozenset(
     {
         "length_penalty",

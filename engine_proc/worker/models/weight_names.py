@@ -1,4 +1,4 @@
-"""Which tensor of a file is which weight, and what shape it must have."""
+"""Maps tensors of files to weights, with their required shapes."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 
 class WeightSource(NamedTuple):
-    """Where a weight is: rows of a tensor of the file, from `first_row` on."""
+    """The source of a weight: rows of a tensor of the file, from `first_row` on."""
 
     tensor: str
     first_row: int = 0

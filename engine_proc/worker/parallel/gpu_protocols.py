@@ -1,4 +1,4 @@
-"""What the all-reduce asks of a GPU: memory that other processes map, and launches.
+"""Protocols that the all-reduce needs of a GPU: memory that other processes map, and launches.
 
 `ipc_memory.py` and `ipc_kernels.py` are the real ones. Tests have CPU threads in their place.
 """

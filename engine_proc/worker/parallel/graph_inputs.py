@@ -1,8 +1,8 @@
-"""Where the inputs of captured graphs lie on all ranks, in a table on the GPU.
+"""A table on the GPU with the addresses of captured graphs' inputs on all ranks.
 
-While a graph is captured, its tensors have addresses on this rank and nobody knows those of the
-others. So each captured sum gets a row of the table and is told where the row is; when all ranks
-have captured, they tell each other their addresses once, and the rows are filled.
+During the capture of a graph a rank does not know the addresses of its tensors on other ranks. So
+each captured all-reduce gets a row of the table, and reads the addresses from there. After all
+ranks have captured, they exchange their addresses once and fill the rows.
 """
 
 import msgspec

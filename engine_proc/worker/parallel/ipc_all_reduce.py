@@ -38,7 +38,7 @@ TRIAL = Trial()
 
 
 class DeviceTensor(Protocol):
-    """What is needed of a torch.Tensor."""
+    """The part of torch.Tensor that the all-reduce uses."""
 
     @property
     def dtype(self) -> Any: ...
@@ -54,7 +54,7 @@ class DeviceTensor(Protocol):
 
 
 class PeerGpu(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank tells the others of its GPU, and how it would have it used."""
+    """A rank's GPU and its settings, as sent to the other ranks."""
 
     uuid: str
     host: str  # memory is shared within one
@@ -65,7 +65,7 @@ class PeerGpu(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the all-reduce is made of. Both are called once all ranks have agreed to go on.
+    """The factories of the all-reduce's parts. Both are called once all ranks have agreed to go on.
 
     Args:
         stream: returns the current one, as an address.

@@ -1,8 +1,8 @@
-"""One rank of a group of GPUs that read each other's memory: made jointly, and tried out.
+"""One rank of a group of GPUs that read each other's memory: set up jointly, and self-tested.
 
-No answer of a driver is believed. Whether two GPUs can reach each other depends on the machine's
-fabric, its virtualization and its containers, so before a group is used its own kernels sum
-changing numbers on all ranks for a while, with a limit on how long they wait.
+The driver's answers are not trusted. Access between two GPUs depends on the machine's fabric, its
+virtualization and its containers. So before use, the group's kernels sum changing numbers on all
+ranks, with a timeout.
 """
 
 import zlib
@@ -30,7 +30,7 @@ TRY_SIZES = (16, 4096, 65536)  # bytes: one vector, one block, several
 
 @dataclass(frozen=True)
 class Trial:
-    """How a group is tried out: sums of each kind, and how long a kernel waits for the others."""
+    """The self-test of a group: number of sums of each kind, and the timeout of a kernel."""
 
     num_sums: int = 100
     limit_ns: int = 2_000_000_000
@@ -209,7 +209,7 @@ class IpcGroup:
         """Leave the group.
 
         Args:
-            failed: nobody is waited for, and what others may be reading is kept until the end.
+            failed: do not wait for other ranks; keep memory that they may read until the exit.
         """
         if failed:
             self._unmap()
@@ -217,7 +217,7 @@ class IpcGroup:
         self._memory.synchronize()
         meet(self._peers)
         self._unmap()
-        meet(self._peers)  # nobody has this rank's memory mapped any more
+        meet(self._peers)  # no rank has this rank's memory mapped any more
         self._free()
 
     def _unmap(self) -> None:

@@ -22,12 +22,12 @@ ROW = struct.Struct(f"={MAX_RANKS}Q")
 STAGING_AT = ROWS_AT + NUM_ROWS * ROW.size
 GROUP = struct.Struct(f"={3 * MAX_RANKS + 6}Q")
 COUNTERS = struct.Struct("=3I")
-FIRST_EPOCH = 1  # flags that nobody has written are 0
+FIRST_EPOCH = 1  # flags not yet written are 0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How large the parts are. `half_bytes` is the largest tensor."""
+    """The sizes of the parts. `half_bytes` is the largest tensor."""
 
     half_bytes: int
     world: int

@@ -1,4 +1,4 @@
-"""Steps that all ranks of a group take, or none: who fails alone leaves the others waiting."""
+"""Steps that all ranks of a group take, or none: a rank that fails alone would block the rest."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -25,7 +25,7 @@ class StepRefused(HeadraceError):
 
 
 class RankResult(msgspec.Struct, array_like=True, frozen=True):
-    """How a step went on one rank: what it gave, encoded, or what went wrong."""
+    """The result of a step on one rank: its encoded value, or the error."""
 
     value: bytes = b""
     error: str = ""

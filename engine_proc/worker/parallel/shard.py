@@ -1,4 +1,4 @@
-"""What each of several workers has of a decoder.
+"""Cuts a decoder into the shards of tensor-parallel workers.
 
 Queries, keys, values, gate and up are cut by rows, `o` and `down` by the columns that read those,
 so that a layer has two sums over the workers. Embedding and head are cut by tokens: what a worker

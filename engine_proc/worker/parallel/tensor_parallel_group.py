@@ -14,7 +14,7 @@ Group = TypeVar("Group", bound=Collectives[Any])
 
 @dataclass(frozen=True)
 class Peers(Generic[Group]):
-    """Who has which share, and where they meet."""
+    """The shard of each rank, and the group of their collectives."""
 
     shards: Sequence[Shard]  # by rank
     group: Group  # we are one of its ranks

@@ -32,7 +32,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a token sees its own sequence; None is to the end."""
+    """The attention window of a token in its sequence; None is unlimited."""
 
     before: int | None = None  # positions before its own
     after: int | None = 0

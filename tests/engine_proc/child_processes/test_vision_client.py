@@ -115,7 +115,7 @@ def test_ready_vision_worker_is_asked_for_as_many_as_it_says(
         vision.take(images)
         vision.ask(images)
     assert [len(asked.images) for asked in told.asked] == [2]
-    for _ in range(2):  # it answers and dies; nobody is asked before the next one is there
+    for _ in range(2):  # it answers and dies; no batch is sent before the next one is ready
         vision.take(images)
     vision.ask(images)
     assert len(told.asked) == 1

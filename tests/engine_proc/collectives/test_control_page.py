@@ -1,4 +1,4 @@
-"""The page that ends all waits is one for all, and says who waited for whom."""
+"""The control page ends the waits of all processes, and tells which rank waited for which."""
 
 import os
 from collections.abc import Iterator

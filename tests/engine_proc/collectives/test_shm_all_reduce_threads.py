@@ -15,8 +15,8 @@ ROUNDS = 100
 
 RACE, WRONG = "ThreadSanitizer: data race", "0 of 3 ranks are right"
 ACQUIRE, RELAXED = "std::memory_order_acquire", "std::memory_order_relaxed"
-# What is broken: a text in shm_group.cpp, what replaces it, and how that shows. Who reads what has
-# been written again in order does not race, but adds up the wrong numbers.
+# What is broken: a text in shm_group.cpp, what replaces it, and how that shows. A rank that reads
+# what has been written again in order does not race, but adds up the wrong numbers.
 BROKEN = {
     "no release": ("round_, std::memory_order_seq_cst", f"round_, {RELAXED}", RACE),
     "no acquire": (

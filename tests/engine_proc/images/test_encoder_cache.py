@@ -1,4 +1,4 @@
-"""Rows are handed out once each, stay while somebody needs them, and come back."""
+"""Rows are allocated once each, stay while they have users, and are freed."""
 
 from collections import Counter
 

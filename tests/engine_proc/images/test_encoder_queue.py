@@ -58,7 +58,7 @@ def next_token(inputs: list[int]) -> int:
 
 
 def alone(parts: list[Part], num_tokens: int) -> list[int]:
-    """Return what the model says to a prompt with nobody else around."""
+    """Return the model's output for a prompt without batch mates."""
     inputs: list[int] = []
     for part in parts:
         is_text = isinstance(part, list)
@@ -222,7 +222,7 @@ class Rig:
             self.step()
 
     def check_empty(self) -> None:
-        """Nobody has anything any more."""
+        """Check that no page, row or image is in use."""
         assert self.pool.num_free == self.pool.num_pages
         assert self.embeddings.num_free == self.embeddings.num_rows
         assert self.images.num_waiting == 0
@@ -297,7 +297,7 @@ class Story:
             self.rig.answer(gone, failed)
 
     def check(self) -> None:
-        """Everybody has said what he would say alone, or the beginning of it."""
+        """Check that each sequence's output is, or begins, its output without batch mates."""
         for number, sequence in self.sequences.items():
             _, parts, max_tokens = self.script.prompts[number]
             said = self.rig.said[sequence.id]

@@ -1,4 +1,4 @@
-"""Who is in a step at which workers die runs alone, until it is known who is deadly."""
+"""The sequences of a step at which workers die run alone, until the deadly one is found."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -207,7 +207,7 @@ def test_long_prompt_is_chunked_beside_running_sequences() -> None:
     for _ in range(3):
         news = rig.step()
         computed.append(long.num_computed)
-        assert short in [item.sequence for item in news], "decoding waits for nobody's prompt"
+        assert short in [item.sequence for item in news], "decoding waits for no prompt"
     assert computed == [7, 14, 20]
     assert long.num_generated == 1
 

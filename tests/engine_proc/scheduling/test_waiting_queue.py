@@ -1,4 +1,4 @@
-"""Who runs next: by policy, then by what a key has had, then by arrival."""
+"""The order of admission: by policy, then by the service of the key, then by arrival."""
 
 from array import array
 

@@ -1,4 +1,4 @@
-"""Embeddings come to be where they were wanted; who has none is told apart from who has."""
+"""Embeddings are written to their rows; images without one are reported."""
 
 from collections.abc import Sequence
 from typing import Any

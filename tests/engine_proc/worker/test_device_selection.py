@@ -47,7 +47,7 @@ def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
     with pytest.raises(ModelError, match=f"^--device cuda: {NO_GPU}; use --device cpu$"):
         choose("cuda", "", lambda: NO_GPU)
     with pytest.raises(ModelError, match="--device cuda: int8 is not for them"):
-        choose("cuda", "int8 is not for them", lambda: pytest.fail("nobody asked"))
+        choose("cuda", "int8 is not for them", lambda: pytest.fail("GPUs are searched"))
 
 
 def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> DecoderModel:

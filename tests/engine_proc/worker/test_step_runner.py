@@ -146,7 +146,7 @@ def test_workers_fail_together_and_go_on_with_the_right_sums() -> None:
     runners = [
         Scripted(*(lambda r=rank, c=c, e=e: work(r, c, e) for c, e in acts)) for rank in range(2)
     ]
-    runners[0]._acts[1] = lambda: work(0, [9, 8])  # waits for one who does not come
+    runners[0]._acts[1] = lambda: work(0, [9, 8])  # waits for a rank that does not come
     attempts = [
         StepRunner(runner, group, is_alone=False)
         for runner, group in zip(runners, groups, strict=True)

@@ -25,7 +25,7 @@ TAIL = tl.constexpr(4)  # of what a split leaves: a maximum, a sum, and room, to
 
 @dataclass(frozen=True)
 class Tiling:
-    """How attention is cut. Other sizes give other bits."""
+    """The tile and split sizes of attention. Other sizes give other bits."""
 
     rows: int = 64  # of a tile, a token having one per query head; more where it has more heads
     keys: int = 64  # that are loaded together
@@ -42,7 +42,7 @@ class Tiling:
         return num_tokens // (self.num_rows(group) // group) + num_sequences
 
     def num_splits(self, max_keys: int) -> int:
-        """Return how many splits there are, when nobody has more keys than `max_keys`."""
+        """Return the number of splits for sequences of at most `max_keys` keys."""
         return -(-max_keys // self.split_keys)
 
     def num_sharing(self, num_programs: int, max_keys: int, split_bytes: int) -> int:
@@ -63,7 +63,7 @@ TILING = Tiling()
 
 @dataclass(frozen=True)
 class Stretches:
-    """Who the tokens of a batch belong to, on the device. Some stretches may be empty.
+    """The sequence boundaries of a batch's tokens, on the device. A sequence may be empty.
 
     A sequence may have tokens and no keys, as padding: they attend to nothing, and get zeros.
     """
@@ -97,7 +97,7 @@ def attend(
         softcap: scores become `softcap * tanh(score / softcap)`; None is no cap.
         sinks: [heads], scores of a key that has no value.
         kv_scales: what stored keys and values are multiplied with.
-        turns: as many as `tiling.enough_programs`, of `new_turns`, nobody else's while this runs.
+        turns: `tiling.enough_programs` of `new_turns`; no other kernel may use them meanwhile.
     Returns:
         [tokens, heads, head_dim]
     """
@@ -240,7 +240,7 @@ def attention_kernel(
 def find_tile(
     query_starts: tl.tensor, num_sequences: tl.tensor, TILE_TOKENS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return whose tile it is, where his tokens start, their count, and the tile's first.
+    """Return a tile's sequence, that sequence's first token and count, and the tile's first token.
 
     Sequence s has tiles from `query_starts[s] // TILE_TOKENS + s` on. The last begin first: of a
     prompt they have the most keys.
@@ -387,7 +387,7 @@ def store_split(
     sums: tl.tensor,
     mixed: tl.tensor,
 ) -> None:
-    """Store what a split has seen, for who merges."""
+    """Store a split's partial result, for the program that merges."""
     at = partial + split * (HEAD_DIM + TAIL)
     is_number = is_row[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(at[:, None] + dim[None, :], mixed, mask=is_number)

@@ -24,7 +24,7 @@ NUM_WARPS = 16  # a program has a whole row
 
 @dataclass(frozen=True)
 class Draws:
-    """How each row is drawn, [rows]. Numbers of one size lie equally far apart."""
+    """The sampling parameters of each row, [rows]. Numbers of one size lie equally far apart."""
 
     seeds: Tensor  # int64, the bits of a u64
     positions: Tensor  # the same

@@ -1,9 +1,9 @@
-"""Linear layers whose rows do not depend on each other: every sum is taken in one fixed order.
+"""Batch-invariant linear layers: every sum has one fixed order, whatever the number of rows.
 
-A library's product chooses its way by the number of rows, and rows by other ways have other bits.
-Here a sum is one of parts, which begin at places that the matrix alone decides. With few rows there
-are few tiles, and programs share one: each has a part, and who comes last adds them in order. With
-many a program takes all parts of its tile, in larger tiles: the order is the same.
+A library chooses its algorithm by the number of rows, and another algorithm gives other bits. Here
+a sum consists of parts whose boundaries depend on the matrix alone. With few rows there are few
+tiles, so programs share one (split-K): each computes a part, and the last to finish adds them in
+order. With many rows a program computes all parts of a larger tile, in the same order.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ GROUP_ROWS = 8  # tiles of rows whose programs run together, and read the same c
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes, and how. Other tiles give the same bits."""
+    """The tile of a program, and its launch parameters. Other tiles give the same bits."""
 
     rows: int
     columns: int
@@ -50,8 +50,8 @@ def part_terms(num_columns: int, num_terms: int) -> int:
 
 
 def tile_of(num_rows: int, num_parts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile that is likely to be quick: nobody has measured it. The interpreter has no
-    room for the widest."""
+    """Return the tile that is likely to be fast; it is not measured. The interpreter has no room
+    for the widest."""
     if dtype == torch.float32:
         return FP32
     if num_rows <= TILE_ROWS[0]:
@@ -70,8 +70,8 @@ def linear(
         x: [rows, terms]
         weight: [columns, terms]
         bias: [columns]
-        turns: ENOUGH_PROGRAMS of `new_turns`, nobody else's while this runs; without, no tile is
-            shared.
+        turns: ENOUGH_PROGRAMS of `new_turns`; no other kernel may use them meanwhile. Without,
+            no tile is shared.
     """
     num_rows, num_terms = x.shape
     num_columns = len(weight)

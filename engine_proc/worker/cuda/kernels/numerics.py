@@ -1,4 +1,4 @@
-"""What kernels do with numbers, here and in Triton's interpreter: round, multiply, normalize."""
+"""Arithmetic of kernels, on GPUs and in Triton's interpreter: round, multiply, normalize."""
 
 from enum import IntEnum
 
@@ -10,7 +10,7 @@ INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))  # on the CPU, for tes
 
 
 class Scaling(IntEnum):
-    """How a norm scales, as `spec.Norm`; or that there is none."""
+    """The scaling of a norm, as `decoder_spec.Norm`, or no norm."""
 
     NONE = 0
     RMS = 1

@@ -13,7 +13,7 @@ MINUS_INFINITY = tl.constexpr(float("-inf"))
 
 @dataclass(frozen=True)
 class Penalties:
-    """How the tokens of some rows are penalized, [rows]."""
+    """The penalties of some rows, [rows]."""
 
     rows: Tensor  # int32 or int64, of the logits
     starts: Tensor  # int32, where the row's tokens begin in the history,

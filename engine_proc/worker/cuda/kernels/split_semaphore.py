@@ -1,6 +1,6 @@
-"""Programs that share a tile: each leaves its part in memory, and who comes last takes them all.
+"""A semaphore for programs that share a tile (split-K): the last one to store reduces all parts.
 
-Which one that is changes nothing, as parts are taken in their order.
+Parts are reduced in their order, so the result does not depend on which program is last.
 """
 
 import torch
@@ -16,8 +16,8 @@ def new_turns(num_tiles: int, device: torch.device) -> Tensor:
 
 @triton.jit
 def comes_last(turns: tl.tensor, tile: tl.tensor, num_sharing: tl.tensor) -> tl.tensor:
-    """Return whether all who share a tile have stored their parts. First-level caches may not know
-    of them."""
+    """Whether all programs that share a tile have stored their parts. L1 caches may not have
+    them."""
     tl.debug_barrier()  # the whole program has, before one of its threads says so
     is_last = tl.atomic_add(turns + tile, 1, sem="acq_rel") == num_sharing - 1
     tl.store(turns + tile, 0, mask=is_last)

@@ -1,4 +1,4 @@
-"""Where top-k and top-p cut a row of logits: the limit from which on there are enough tokens.
+"""The threshold of top-k and top-p in a row of logits, found without a sort.
 
 Tokens are ordered by numbers that no two have in common, so nothing is sorted. A pass over the row
 weighs what is above several limits at once, and leaves a bracket between two of them, of which the

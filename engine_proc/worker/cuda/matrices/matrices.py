@@ -24,7 +24,7 @@ FP8 = "fp8"  # what `--quantization` can say here, beside "none"
 
 
 class Matrix(Protocol):
-    """What a layer multiplies with."""
+    """A weight matrix that a layer multiplies with."""
 
     def apply(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`, [rows, terms] -> [rows, columns]."""

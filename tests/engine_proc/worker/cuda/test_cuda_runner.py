@@ -86,7 +86,7 @@ def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device)
     on_host = Sampler(TINY.vocab_size, threads=1)
     ours = CudaRunner(executor, DeviceSampler(device, on_host, executor.draws))
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
-    promises = [ours.run(first), ours.run(second)]  # nobody has looked at the first
+    promises = [ours.run(first), ours.run(second)]  # the first is not read yet
     expected = [theirs.run(first), theirs.run(second)]
     for pending, result in zip(promises, expected, strict=True):
         assert tokens_of(pending.wait().token_ids).tolist() == tokens_of(result.token_ids).tolist()

@@ -36,9 +36,9 @@ def figures(**gib: float) -> Figures:
         ({}, 0.5, 50 - 26),
         ({}, 1.0, 77 - 3 - 1 - SPARE_BYTES / GIB),  # what the context took is not free
         ({}, 0.2, 0),
-        # Half the GPU is another's: its half counts against nobody, ...
+        # Half the GPU is another process's, which does not reduce our share, ...
         ({"free_before": 50, "free": 28}, 0.4, 40 - 26),
-        # ... but nobody has more than there is.
+        # ... but no share exceeds the free memory.
         ({"free_before": 50, "free": 28}, 0.9, 28 - 4 - SPARE_BYTES / GIB),
         # Another gave back 30 meanwhile, or took 10, which counts as ours.
         ({"free_before": 50, "free": 58}, 0.9, 58 - 4 - SPARE_BYTES / GIB),

@@ -1,4 +1,4 @@
-"""Workers on GPUs that share a model say what one says who has it all. Here they are threads."""
+"""GPU workers that share a model give the results of one that has it all. They are threads here."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""A step's inputs follow from who has how many tokens in it."""
+"""A step's inputs follow from the number of tokens of each sequence in it."""
 
 import dataclasses
 

@@ -222,7 +222,7 @@ def test_known_maxima_stand_for_logits_that_nothing_changes(fields: dict[str, fl
     logits = np.zeros((3, 300), np.float32)
     logits[:, 70], logits[:, 200] = 2, 3
     known = maxima_of(logits)
-    known[:, 200 // 64] = 1  # so that one sees who looks
+    known[:, 200 // 64] = 1  # so that a sampler that reads the maxima shows
     nothing, history = np.zeros(1, np.float32), np.zeros(1, np.int32)
     step = (logits, make_rows(3, temperature=0, **fields), history, history, nothing)
     tokens, _ = make_sampler(300).sample(*step, maxima=known)

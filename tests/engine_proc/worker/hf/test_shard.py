@@ -160,7 +160,7 @@ def test_a_plan_that_cannot_be_followed_is_refused(
     save(tmp_path, family, hidden_size=96)
     model = open_it(tmp_path)
     model.module._tp_plan = {**model.module.tp_plan, **plan}
-    groups[1].abort()  # whoever got so far would wait for it
+    groups[1].abort()  # a rank that got so far would wait for it
     with pytest.raises(ModelError, match=text):
         take_share(model, groups[0], MAX_MODEL_LEN)
 

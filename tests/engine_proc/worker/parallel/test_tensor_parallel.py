@@ -1,4 +1,4 @@
-"""Workers that share a model say what one says who has it all. Here they are threads."""
+"""Workers that share a model give the results of one that has it all. Here they are threads."""
 
 import dataclasses
 import os
