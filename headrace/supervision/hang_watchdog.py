@@ -1,6 +1,7 @@
 """Who has been silent for so long that only its end can help. Pure: the clock is the caller's."""
 
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField
 from headrace.runtime.wake_clock import WakeClock
 
 STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (`heartbeat.py`)
@@ -29,9 +30,9 @@ class HangWatchdog:
 
 def silent_s(slot: Slot, now_ns: int, since_ns: int) -> float:
     """Return for how long a process has not been heard by who is awake since some time."""
-    return (now_ns - max(slot[Field.HEARTBEAT_NS], since_ns)) / 1e9
+    return (now_ns - max(slot[CommonField.HEARTBEAT_NS], since_ns)) / 1e9
 
 
 def patience_s(slot: Slot, stuck_s: float) -> float:
     """Return for how long a process may be silent."""
-    return stuck_s if slot[Field.STATE] == State.READY else max(STARTING_S, stuck_s)
+    return stuck_s if slot[CommonField.STATE] == State.READY else max(STARTING_S, stuck_s)

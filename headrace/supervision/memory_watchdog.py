@@ -6,7 +6,8 @@ somebody else had grown.
 
 from collections.abc import Callable, Iterable
 
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField
 
 # Of the machine's memory, or the container's.
 SHARES = {
@@ -32,7 +33,9 @@ class MemoryWatchdog:
         found = []
         for slot in slots:
             limit = self._bytes[slot.seat.role]
-            has = own_bytes(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
+            has = (
+                own_bytes(slot[CommonField.PID]) if slot[CommonField.STATE] == State.READY else None
+            )
             if has is not None and has > limit:
                 found.append((slot, f"has {has >> 20} MiB of memory, more than its {limit >> 20}"))
         return found
