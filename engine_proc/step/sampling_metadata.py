@@ -6,10 +6,11 @@ from array import array
 
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import Sampling
-from headrace.ipc.worker_messages import SAMPLING_ROW
+from headrace.ipc.worker_messages import SAMPLING_CODES, SAMPLING_ROW, SamplingRow, sampling_offset
 
 BAN = float("-inf")
-POSITION, POSITION_AT = struct.Struct("<Q"), 8  # in a `SAMPLING_ROW`
+POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
+POSITION_AT = sampling_offset("position")
 
 
 class SamplingMetadata:
@@ -42,10 +43,10 @@ class SamplingMetadata:
     def watch(self, sequence: Sequence, position: int) -> None:
         """Add a row that reports how likely the prompt's token at `position` was."""
         num_logprobs = sequence.request.sampling.prompt_logprobs
+        assert num_logprobs is not None, "a request without them watches nothing"
         token = sequence.tokens[position]
-        self.rows += SAMPLING_ROW.pack(
-            0, position, 0, 1, 0, 0, 0, 1, 0, num_logprobs, token, 0, 0, 0, 0, 0
-        )
+        row = SamplingRow(position=position, num_logprobs=num_logprobs, target=token)
+        self.rows += SAMPLING_ROW.pack(*row)
 
     def _add_history(
         self, sequence: Sequence, position: int, drafts: "array[int]"
@@ -77,21 +78,26 @@ def pack(
     sampling: Sampling, position: int, history: tuple[int, int, int], bias: tuple[int, int]
 ) -> bytes:
     """Return the `SAMPLING_ROW` of a token to be drawn."""
-    return SAMPLING_ROW.pack(
-        sampling.seed,
-        position,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.repetition_penalty,
-        sampling.top_k,
-        -1 if sampling.logprobs is None else sampling.logprobs,
-        -1,
-        *history,
-        *bias,
+    history_start, num_prompt, num_history = history
+    bias_start, num_bias = bias
+    row = SamplingRow(
+        seed=sampling.seed,
+        position=position,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        top_k=sampling.top_k,
+        num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+        history_start=history_start,
+        num_prompt=num_prompt,
+        num_history=num_history,
+        bias_start=bias_start,
+        num_bias=num_bias,
     )
+    return SAMPLING_ROW.pack(*row)
 
 
 def banned_tokens(sequence: Sequence, position: int, drafts: "array[int]") -> list[int]:
