@@ -64,7 +64,7 @@ class Told:
 
 def started(monkeypatch: pytest.MonkeyPatch, told: Told, **flags: Any) -> VisionClient:
     """Return a vision worker whose process is told what to say, on a machine that may have GPUs."""
-    monkeypatch.setattr(module, "Child", told)
+    monkeypatch.setattr(module, "ChildProcess", told)
     monkeypatch.setattr(module, "has_gpus", lambda: True)
     seats = [Seat("engine", 0), Seat("vision", 0)]
     board = Board.create(seats)

@@ -68,7 +68,7 @@ def test_working_process_may_use_any_cpu_time(role: str) -> None:
     watched, numbers = Watched(role), count(1)
     for _ in range(4):
         assert watched.told(CEILINGS_S[role] - POLL_INTERVAL_S) == []
-        watched.slot[list(FIELDS[role])[0]] = next(numbers)
+        watched.slot[next(iter(FIELDS[role]))] = next(numbers)
 
 
 def test_idle_time_resets_the_spin_watchdog() -> None:
