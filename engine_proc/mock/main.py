@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 import msgspec
 import numpy as np
@@ -52,7 +52,7 @@ ONE, NONE = array("I", [1]).tobytes(), array("I", [0]).tobytes()
 UNFINISHED = bytes([NOT_FINISHED])
 
 
-def main(config: EngineConfig, context: Context) -> None:
+def main(config: EngineConfig, context: Context) -> NoReturn:
     """Run until SIGTERM."""
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     detokenizers = DetokenizerLinks(
