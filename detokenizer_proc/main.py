@@ -2,7 +2,8 @@
 In: ToDetokenizer (engine_proc).  Out: ToFrontend, ToEngine (stop strings)."""
 
 from headrace.board.backlog import detokenizer_backlog
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField, DetokenizerField
 from headrace.config.config import DetokenizerConfig
 from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.text import load_vocabulary
@@ -52,7 +53,7 @@ class Detokenizer:
         )
         self._engine = Outbox(address(config.run_dir, "engine"), on_wait=self._slot.beat)
         self._engine_slot = context.board.slot("engine")
-        self._engine_starts = self._engine_slot[Field.STARTS]
+        self._engine_starts = self._engine_slot[CommonField.STARTS]
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, self._slot
         )
@@ -61,36 +62,36 @@ class Detokenizer:
 
     def work(self) -> None:
         """Take what there is, and render it; wait for something where there is nothing."""
-        is_away = self._engine_slot[Field.STATE] != State.READY
+        is_away = self._engine_slot[CommonField.STATE] != State.READY
         wait_ms = AWAY_MS if is_away else IDLE_MS
         if self._is_holding:
             wait_ms = POLL_INTERVAL_MS
         elif self._replies.is_writing:
             wait_ms = 0
         received = self._inbox.receive(wait_ms)
-        is_another = self._engine_slot[Field.STARTS] != self._engine_starts
+        is_another = self._engine_slot[CommonField.STARTS] != self._engine_starts
         # What comes while that is not ready was sent by the one before it.
-        if is_another and (received is None or self._engine_slot[Field.STATE] == State.READY):
+        if is_another and (received is None or self._engine_slot[CommonField.STATE] == State.READY):
             self._begin_anew()
         num_steps = 0
         while received is not None:
             self._replies.feed(*received)
-            self._slot.add(Field.TOKENS, len(received[1]) // 4)
+            self._slot.add(DetokenizerField.TOKENS, len(received[1]) // 4)
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
         if num_steps or self._is_holding or self._replies.is_writing:
             self._tell()
-            self._slot.add(Field.MESSAGES_TAKEN, num_steps)
+            self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle_idle()
-        self._slot[Field.OPEN_REPLIES] = len(self._replies)
+        self._slot[DetokenizerField.OPEN_REPLIES] = len(self._replies)
 
     def _tell(self) -> None:
         """Send what has been rendered to all frontends that are not behind."""
         for stop in self._replies.stops():
             self._engine.send(stop)
         for place, times in self._replies.readings().items():
-            self._slot.add(Field.TOOL_READINGS + place, times)
+            self._slot.add(DetokenizerField.TOOL_READINGS + place, times)
         self._is_holding = False
         for frontend in range(len(self._frontends)):
             if self._frontends.backlog(frontend) >= MAX_BEHIND:
@@ -99,14 +100,14 @@ class Detokenizer:
             frames = self._replies.render(frontend)
             if frames is not None:
                 self._frontends.send(frontend, frames.message(), frames.data())
-                self._slot.add(Field.FRAMES)
+                self._slot.add(DetokenizerField.FRAMES)
 
     def _begin_anew(self) -> None:
         """Hand the engine what was said when the one before it died.
 
         The requests will be sent again: all there is here belongs to their old ids.
         """
-        self._engine_starts = self._engine_slot[Field.STARTS]
+        self._engine_starts = self._engine_slot[CommonField.STARTS]
         if len(self._replies):
             self._engine.send(*self._replies.generated())
             self._replies = self._no_replies()
@@ -120,7 +121,7 @@ class Detokenizer:
 
     def _in_progress(self, request: int) -> None:
         """Say on the board which reply to blame if this process dies; 0 is none."""
-        self._slot[Field.REPLY_AT_HAND] = request
+        self._slot[DetokenizerField.REPLY_AT_HAND] = request
 
     def close(self) -> None:
         """Drop all links."""
@@ -134,5 +135,5 @@ def mark_start(slot: Slot) -> None:
 
     Frontends read it once this process is ready; by then another reply may be at hand.
     """
-    slot[Field.LAST_REPLY_AT_HAND] = slot[Field.REPLY_AT_HAND]
-    slot[Field.REPLY_AT_HAND] = 0
+    slot[DetokenizerField.LAST_REPLY_AT_HAND] = slot[DetokenizerField.REPLY_AT_HAND]
+    slot[DetokenizerField.REPLY_AT_HAND] = 0

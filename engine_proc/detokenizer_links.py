@@ -4,7 +4,8 @@ Each message wakes two processes, so a detokenizer that is behind gets fewer and
 """
 
 from headrace.board.backlog import detokenizer_backlog
-from headrace.board.board import MESSAGES_SENT, Board, Field, Slot, State
+from headrace.board.board import MESSAGES_SENT, Board, Slot, State
+from headrace.board.fields import CommonField
 from headrace.ipc.messages import StepOutput
 from headrace.ipc.sockets import STEP_HIGH_WATER, Outbox, address
 
@@ -31,7 +32,7 @@ class DetokenizerLinks:
     @property
     def are_serving(self) -> bool:
         """Whether all detokenizers are there."""
-        return all(slot[Field.STATE] == State.READY for slot in self._slots)
+        return all(slot[CommonField.STATE] == State.READY for slot in self._slots)
 
     def hold(self, detokenizer: int, output: StepOutput, tokens: bytes) -> None:
         """Keep what a step brought until it is sent."""

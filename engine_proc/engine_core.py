@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from headrace.board.board import Field, Slot, Timing
+from headrace.board.board import Slot, Timing
+from headrace.board.fields import CommonField, EngineField
 from headrace.config.config import EngineConfig
 from headrace.engine_proc.child_processes.child_process import WorkerDied
 from headrace.engine_proc.child_processes.vision_client import VisionClient
@@ -80,7 +81,7 @@ class EngineCore:
         self._pool = pool
         self._detokenizers = detokenizers
         self._slot = slot
-        self._slot[Field.PAGE_TOKENS] = pool.page_tokens
+        self._slot[EngineField.PAGE_TOKENS] = pool.page_tokens
         self._sequence_stats = SequenceStats(slot)
         self._max_num_batched_tokens = config.execution.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
@@ -140,14 +141,14 @@ class EngineCore:
     def _stop(self, id: int) -> None:
         ended = self._scheduler.end(id)
         if ended is not None:
-            self._slot.add(Field.FINISHED)
+            self._slot.add(EngineField.FINISHED)
             self._sequence_stats.stop(ended)
             self._resume_cache.keep_ended(ended, self._clock())
 
     def _abort(self, request: int) -> None:
         self._intake.drop(request)
         ended = self._drop(request)
-        self._slot.add(Field.ABORTED, len(ended))
+        self._slot.add(EngineField.ABORTED, len(ended))
         if ended:
             self._publish([SequenceOutput(ended[0], [], FinishReason.ABORT)])  # one is enough
         else:  # its answer may still be being written
@@ -186,9 +187,9 @@ class EngineCore:
     def abort_expired(self) -> None:
         """Abort the requests whose leases have expired or whose frontend was replaced."""
         requests = chain(self._scheduler.requests, self._grammars.requests)
-        starts = [slot[Field.STARTS] for slot in self._frontends]
+        starts = [slot[CommonField.STARTS] for slot in self._frontends]
         for request in self._intake.expired(requests, self._clock(), starts):
-            self._slot.add(Field.LAPSED)
+            self._slot.add(EngineField.LAPSED)
             self._abort(request)
         self._resume_cache.forget_old(self._clock(), self._detokenizers.are_serving)
 
@@ -202,7 +203,7 @@ class EngineCore:
                 if not sequence.request.grammar or self._grammars.prepare(sequence):
                     self._scheduler.add(sequence)
             case IntakeDecision.REFUSED:
-                self._slot.add(Field.QUEUE_REFUSALS)
+                self._slot.add(EngineField.QUEUE_REFUSALS)
                 self._dismiss(sequence)
                 self._publish([SequenceOutput(sequence, [], FinishReason.REFUSED)])
             case IntakeDecision.DROPPED:
@@ -284,7 +285,7 @@ class EngineCore:
         request = request_of(sequence.id)
         log.error("request %x fails: %s", request, why)
         self._intake.drop(request)
-        self._slot.add(Field.ABORTED, len(self._drop(request)))
+        self._slot.add(EngineField.ABORTED, len(self._drop(request)))
         news = [SequenceOutput(sequence, [], FinishReason.ABORT)]
         failed, reasons = {request: sequence.request.plan}, {request: reason} if reason else {}
         output, tokens = step_output(news, failed, reasons)
@@ -335,7 +336,7 @@ class EngineCore:
             _, step = self._sent[0]
             patience_s = self._step_time.patience_s(step.num_tokens)
         due_ns = 0 if patience_s is None else time.monotonic_ns() + round(1e9 * patience_s)
-        self._slot[Field.STEP_DUE_NS] = due_ns
+        self._slot[EngineField.STEP_DUE_NS] = due_ns
 
     def _make_masks(self, workers: WorkerGroup) -> None:
         """Fill the grammar bitmasks of the oldest step: all of its input tokens are known."""
@@ -355,7 +356,7 @@ class EngineCore:
         num_tokens = step.num_tokens
         self._step_limit.worked()
         self._step_time.observe(num_tokens, self._began_at - began_at, len(chunks))
-        self._slot[Field.STEPPED_NS] = time.monotonic_ns()
+        self._slot[EngineField.STEPPED_NS] = time.monotonic_ns()
         self._set_step_deadline()
         news = self._scheduler.update(
             chunks, ResultReader(result, len(step.pooled_rows) // ITEM_BYTES)
@@ -363,11 +364,11 @@ class EngineCore:
         news = self._without_stuck(news)
         if self._sent:
             self._make_masks(workers)
-        self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
+        self._slot.add(EngineField.COMPUTED_TOKENS, num_tokens)
         self._slot.histogram(Timing.STEP).observe(num_tokens)
-        self._slot.add(Field.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
+        self._slot.add(EngineField.GENERATED_TOKENS, sum([len(n.tokens) for n in news]))
         ended = [n.sequence for n in news if n.finished is not None]
-        self._slot.add(Field.FINISHED, len(ended))
+        self._slot.add(EngineField.FINISHED, len(ended))
         for sequence in ended:
             self._resume_cache.keep_ended(sequence, self._clock())
         self._update_board()
@@ -412,30 +413,30 @@ class EngineCore:
 
     def _update_board(self) -> None:
         """Bring the board up to date."""
-        self._slot[Field.RUNNING] = len(self._scheduler.running)
-        self._slot[Field.WAITING] = len(self._scheduler.waiting)
-        self._slot[Field.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
-        self._slot[Field.PAGES_TOTAL] = self._pool.num_pages
-        self._slot[Field.PAGES_FREE] = self._pool.num_free
+        self._slot[EngineField.RUNNING] = len(self._scheduler.running)
+        self._slot[EngineField.WAITING] = len(self._scheduler.waiting)
+        self._slot[EngineField.WAITING_TOKENS] = self._scheduler.waiting.num_tokens
+        self._slot[EngineField.PAGES_TOTAL] = self._pool.num_pages
+        self._slot[EngineField.PAGES_FREE] = self._pool.num_free
         counts = self._scheduler.counts
-        self._slot[Field.STEPS] = counts.steps
-        self._slot[Field.STEPS_AHEAD] = counts.steps_ahead
-        self._slot[Field.PREEMPTIONS] = counts.preemptions
-        self._slot[Field.PREFIX_QUERIES] = counts.prefix_queries
-        self._slot[Field.PREFIX_HITS] = counts.prefix_hits
+        self._slot[EngineField.STEPS] = counts.steps
+        self._slot[EngineField.STEPS_AHEAD] = counts.steps_ahead
+        self._slot[EngineField.PREEMPTIONS] = counts.preemptions
+        self._slot[EngineField.PREFIX_QUERIES] = counts.prefix_queries
+        self._slot[EngineField.PREFIX_HITS] = counts.prefix_hits
         if self._images is not None:
             images, embeddings = self._images, self._images.pool
-            self._slot[Field.WAITING_IMAGES] = images.num_waiting
-            self._slot[Field.EMBEDDING_QUERIES] = images.num_queries
-            self._slot[Field.EMBEDDING_HITS] = images.num_hits
-            self._slot[Field.EMBEDDING_ROWS] = embeddings.num_rows
-            self._slot[Field.EMBEDDING_ROWS_FREE] = embeddings.num_free
-        self._slot[Field.DRAFTS] = counts.drafts
-        self._slot[Field.RIGHT_DRAFTS] = counts.accepted_drafts
-        self._slot[Field.DRAFT_ROUNDS] = counts.draft_rounds
+            self._slot[EngineField.WAITING_IMAGES] = images.num_waiting
+            self._slot[EngineField.EMBEDDING_QUERIES] = images.num_queries
+            self._slot[EngineField.EMBEDDING_HITS] = images.num_hits
+            self._slot[EngineField.EMBEDDING_ROWS] = embeddings.num_rows
+            self._slot[EngineField.EMBEDDING_ROWS_FREE] = embeddings.num_free
+        self._slot[EngineField.DRAFTS] = counts.drafts
+        self._slot[EngineField.RIGHT_DRAFTS] = counts.accepted_drafts
+        self._slot[EngineField.DRAFT_ROUNDS] = counts.draft_rounds
         if counts.accepted_drafts:
             for place, num_right in enumerate(counts.right_at):
-                self._slot[Field.RIGHT_AT + place] = num_right
+                self._slot[EngineField.RIGHT_AT + place] = num_right
 
 
 def step_output(

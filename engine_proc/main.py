@@ -3,7 +3,8 @@ In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToWorker, ToDet
 
 import math
 import pkgutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from headrace.config.config import CPU_KV_BYTES, EngineConfig
 from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
@@ -31,11 +32,18 @@ if TYPE_CHECKING:
 SHORT_STEP_S = 0.004  # longer steps gain nothing ahead, and a new request waits for two
 
 
-def main(config: EngineConfig, context: Context) -> None:
-    """Run until SIGTERM, or until workers die one after the other."""
-    if config.engine == "mock":
-        pkgutil.resolve_name("headrace.engine_proc.mock.main:main")(config, context)
-        return
+MOCK = "headrace.engine_proc.mock.main:main"  # by name: the engine does not load the mock
+
+
+def main(config: EngineConfig, context: Context) -> NoReturn:
+    """Run the engine that the config names until SIGTERM, or until workers die one by one."""
+    run: Callable[[EngineConfig, Context], NoReturn]
+    run = pkgutil.resolve_name(MOCK) if config.engine == "mock" else run_with_workers
+    run(config, context)
+
+
+def run_with_workers(config: EngineConfig, context: Context) -> NoReturn:
+    """Run the engine whose workers compute a model."""
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     grammars = MatcherQueue(lambda: load_compiler(config), config.eos_token_ids)
     arena, area, vision, workers = None, None, None, None

@@ -6,7 +6,8 @@ sequences are not counted: their times depend on the client.
 
 from collections import Counter
 
-from headrace.board.board import Field, Slot, Timing
+from headrace.board.board import Slot, Timing
+from headrace.board.fields import EngineField
 from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import FinishReason
@@ -21,15 +22,19 @@ class TokenRate:
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
         self._since_ns = 0
-        self._num_before = slot[Field.GENERATED_TOKENS]  # of an engine in whose place this one is
+        self._num_before = slot[
+            EngineField.GENERATED_TOKENS
+        ]  # of an engine in whose place this one is
 
     def observe(self, now_ns: int) -> None:
         """Look at how many there have been, once a second."""
         elapsed_ns = now_ns - self._since_ns
         if elapsed_ns < SECOND_NS:
             return
-        num = self._slot[Field.GENERATED_TOKENS]
-        self._slot[Field.TOKENS_PER_SECOND] = (num - self._num_before) * SECOND_NS // elapsed_ns
+        num = self._slot[EngineField.GENERATED_TOKENS]
+        self._slot[EngineField.TOKENS_PER_SECOND] = (
+            (num - self._num_before) * SECOND_NS // elapsed_ns
+        )
         self._since_ns, self._num_before = now_ns, num
 
 
@@ -84,8 +89,8 @@ class SequenceStats:
 
 def begin(slot: Slot, num_prompt: int, num_cached: int) -> None:
     """Count the prompt of a sequence that has its first token."""
-    slot.add(Field.PREFILLED_TOKENS, num_prompt - num_cached)
-    slot.add(Field.CACHED_TOKENS, num_cached)
+    slot.add(EngineField.PREFILLED_TOKENS, num_prompt - num_cached)
+    slot.add(EngineField.CACHED_TOKENS, num_cached)
 
 
 def close(
@@ -104,7 +109,7 @@ def close(
     """
     queued, scheduled, first, last = moments
     num_prompt, num_cached, num_generated, max_tokens = counts
-    slot.add(Field.ENDED + why)
+    slot.add(EngineField.ENDED + why)
     observed = [
         (Timing.WAITED, scheduled - queued),
         (Timing.PREFILLED, first - scheduled),

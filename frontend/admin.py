@@ -15,7 +15,8 @@ from headrace.board.admin_requests import (
     STOP_PROFILE,
     admin_request,
 )
-from headrace.board.board import Board, Field, Slot, State
+from headrace.board.board import Board, Slot, State
+from headrace.board.fields import CommonField, FrontendField
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.rejections import Rejection
 from headrace.system.procfs import vitals_of
@@ -82,7 +83,7 @@ class Admin:
         if not self._key_auth:
             return CLOSED
         if not self._key_auth.admits(key):
-            self._slot.add(Field.UNAUTHORIZED)
+            self._slot.add(FrontendField.UNAUTHORIZED)
             return WRONG_KEY
         if path not in METHODS:
             return invalid(404, f"there is nothing here; there are {', '.join(METHODS)}")
@@ -122,11 +123,11 @@ def invalid(status: int, message: str, allow: str = "") -> Rejection:
 
 def process_of(slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
-    state = State(slot[Field.STATE]).name.lower()
+    state = State(slot[CommonField.STATE]).name.lower()
     return (
-        f'{{"process":"{slot.seat}","pid":{slot[Field.PID]},"role":"{slot.seat.role}",'
-        f'"state":"{state}","starts":{slot[Field.STARTS]},'
-        f'"heartbeat_age_s":{slot.silent_s(now_ns):.2f},{memory(slot[Field.PID])}}}'
+        f'{{"process":"{slot.seat}","pid":{slot[CommonField.PID]},"role":"{slot.seat.role}",'
+        f'"state":"{state}","starts":{slot[CommonField.STARTS]},'
+        f'"heartbeat_age_s":{slot.silent_s(now_ns):.2f},{memory(slot[CommonField.PID])}}}'
     )
 
 

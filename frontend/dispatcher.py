@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headrace.board.board import Field, Slot
+from headrace.board.board import Slot
+from headrace.board.fields import FrontendField
 from headrace.exit_status import ExitStatus
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.messages import ResponseFrames, request_of
@@ -46,10 +47,10 @@ class Dispatcher:
         incoming = self._incoming[0]
         with self._vital():
             num_bytes = incoming.deliver(self._open_requests)
-        self._slot.add(Field.BYTES_OUT, num_bytes)
+        self._slot.add(FrontendField.BYTES_OUT, num_bytes)
         if incoming.is_delivered:
             self._incoming.popleft()
-            self._slot.add(Field.MESSAGES_TAKEN)
+            self._slot.add(FrontendField.MESSAGES_TAKEN)
         if self._incoming:
             self._loop.call_soon(self._deliver)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from starlette.types import Receive
 
-from headrace.board.board import Field, Slot
+from headrace.board.board import Slot
+from headrace.board.fields import FrontendField
 from headrace.board.http_counts import HttpCounts, HttpRow
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.admission.body_throttle import BodyThrottle
@@ -71,7 +72,7 @@ class Forwarder:
 
     def begin(self, request: HttpExchange) -> None:
         """Let a request in, or say why not: then its body is not read."""
-        self._slot.add(Field.REQUESTS)
+        self._slot.add(FrontendField.REQUESTS)
         head = request.head
         row = self._counts.row(request.method, request.path)
         row.begin()
@@ -161,7 +162,7 @@ class Forwarder:
                     raise ClientLeft
                 chunk = message.get("body", b"")
                 size += len(chunk)
-                self._slot.add(Field.HELD_BYTES, len(chunk))
+                self._slot.add(FrontendField.HELD_BYTES, len(chunk))
                 body.write(chunk)
                 if size > self._max_body_bytes or not message.get("more_body"):
                     return body.getvalue()
@@ -169,7 +170,7 @@ class Forwarder:
                 if rejection is not None:
                     raise BodyRefused(rejection)
         finally:
-            self._slot.add(Field.HELD_BYTES, -size)
+            self._slot.add(FrontendField.HELD_BYTES, -size)
 
     def resend(self) -> None:
         """Send again what processes had that have died and been replaced."""

@@ -6,7 +6,8 @@ there when nothing else answers. Names have no characters that JSON would escape
 
 from dataclasses import dataclass
 
-from headrace.board.board import Board, Field, Slot, State
+from headrace.board.board import Board, Slot, State
+from headrace.board.fields import CommonField
 from headrace.board.process_status import process_status
 
 LIVE, READY, STARTUP = "/health", "/ready", "/startup"
@@ -39,7 +40,7 @@ def health_of(
         reasons = [] if all(map(has_started, board.slots)) else reasons
     elif path == READY and is_draining:
         reasons.append("the server stops when open requests are answered")
-    progress = min((slot[Field.PROGRESS] for slot in board.of("worker")), default=1000) / 1000
+    progress = min((slot[CommonField.PROGRESS] for slot in board.of("worker")), default=1000) / 1000
     told = ",".join(f'"{reason}"' for reason in reasons)
     processes = ",".join(process_of(board, slot, now_ns) for slot in board.slots)
     body = (
@@ -51,15 +52,15 @@ def health_of(
 
 def has_started(slot: Slot) -> bool:
     """Whether a process has become ready in a seat, whatever became of it."""
-    return slot[Field.STATE] in (State.READY, State.DEAD) or slot[Field.STARTS] > 1
+    return slot[CommonField.STATE] in (State.READY, State.DEAD) or slot[CommonField.STARTS] > 1
 
 
 def process_of(board: Board, slot: Slot, now_ns: int) -> str:
     """Return what is told of a process, as JSON."""
-    restarts = max(slot[Field.STARTS], 1) - 1
+    restarts = max(slot[CommonField.STARTS], 1) - 1
     found = process_status(board, slot, now_ns)
     details = "".join(f',"{name}":{value}' for name, value in found.items())
     return (
-        f'{{"process":"{slot.seat}","state":"{State(slot[Field.STATE]).name.lower()}",'
+        f'{{"process":"{slot.seat}","state":"{State(slot[CommonField.STATE]).name.lower()}",'
         f'"silent_s":{slot.silent_s(now_ns):.2f},"restarts":{restarts}{details}}}'
     )

@@ -8,7 +8,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.board.board import Field, Slot, Timing
+from headrace.board.board import Slot, Timing
+from headrace.board.fields import FrontendField
 
 PERIOD_S = 0.01
 IDLE_PERIOD_S = 0.2  # where no request is open: to wake up costs
@@ -35,10 +36,10 @@ class LoopLag:
 
     def _fire(self) -> None:
         lag_ns = max(time.monotonic_ns() - self._due_ns, 0)
-        self._slot[Field.LAG_NS] = lag_ns
+        self._slot[FrontendField.LAG_NS] = lag_ns
         self._slot.histogram(Timing.LOOP_LAG).observe(lag_ns)
         # No callback that held the timer up has used more than either.
         blocked_ns = min(lag_ns, time.thread_time_ns() - self._cpu_ns)
-        if blocked_ns > self._slot[Field.LONGEST_CALLBACK_NS]:
-            self._slot[Field.LONGEST_CALLBACK_NS] = blocked_ns
+        if blocked_ns > self._slot[FrontendField.LONGEST_CALLBACK_NS]:
+            self._slot[FrontendField.LONGEST_CALLBACK_NS] = blocked_ns
         self.start()

@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 
 from headrace.board.backlog import frontend_backlog
-from headrace.board.board import Field
+from headrace.board.fields import FrontendField
 from headrace.config.config import FrontendConfig
 from headrace.frontend.admin import Admin
 from headrace.frontend.admission.admission import Admission, AdmissionLimits
@@ -110,7 +110,7 @@ class Frontend:
             StartQueue(after=self._links.flush),
             max_connections,
             is_leaving=lambda: self._is_leaving,
-            on_parting=partial(self._slot.add, Field.PARTINGS),
+            on_parting=partial(self._slot.add, FrontendField.PARTINGS),
         )
         return uvicorn.Config(
             app,
@@ -153,19 +153,19 @@ class Frontend:
         backlog.settle()
         num_taken = -1
         while True:
-            if num_taken == self._slot[Field.MESSAGES_TAKEN] and not dispatcher:
+            if num_taken == self._slot[FrontendField.MESSAGES_TAKEN] and not dispatcher:
                 backlog.settle_idle()
-            num_taken = self._slot[Field.MESSAGES_TAKEN]
+            num_taken = self._slot[FrontendField.MESSAGES_TAKEN]
             self._forwarder.resend()
             if self._server.should_exit and not self._is_leaving:
                 self._end_streams()
             self._slot.beat()
             self._awake.look(time.monotonic_ns())
-            self._slot[Field.CONNECTIONS] = len(self._server.server_state.connections)
-            self._slot[Field.ANSWERED] = self._server.server_state.total_requests
+            self._slot[FrontendField.CONNECTIONS] = len(self._server.server_state.connections)
+            self._slot[FrontendField.ANSWERED] = self._server.server_state.total_requests
             self._slot.open_ids = (open_request.id for open_request in self._open_requests)
             self._open_requests.cut_slowest()
-            self._slot[Field.UNSENT_BYTES] = self._open_requests.num_unsent_bytes
+            self._slot[FrontendField.UNSENT_BYTES] = self._open_requests.num_unsent_bytes
             self._gate.observe(loop.time())
             self._links.flush()
             self._links.renew(open_request.id for open_request in self._open_requests)
@@ -178,7 +178,7 @@ class Frontend:
     def _drain(self) -> None:
         """Take no more requests; the supervisor waits until those there are have been answered."""
         self._gate.is_closed = True
-        self._slot[Field.IS_CLOSED] = 1
+        self._slot[FrontendField.IS_CLOSED] = 1
 
     def _leave(self) -> None:
         """End when open requests are answered. New connections wait for the next in this seat.

@@ -7,7 +7,8 @@ are dropped: its client has left, and an abort is on its way.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from headrace.board.board import Field, Slot
+from headrace.board.board import Slot
+from headrace.board.fields import CommonField, FrontendField
 from headrace.board.http_counts import CLIENT_LEFT
 from headrace.frontend.http.socket_writer import Streams
 from headrace.frontend.http.unsent import Unsent
@@ -81,7 +82,7 @@ class OpenRequests:
         self.streams = Streams()
         self._frontend = frontend
         self._slot = slot
-        self._counter = first_counter(slot[Field.STARTS])
+        self._counter = first_counter(slot[CommonField.STARTS])
         self._open: dict[int, OpenRequest] = {}
 
     def __len__(self) -> int:
@@ -112,7 +113,7 @@ class OpenRequests:
         """Draw an id and wait for its answer."""
         open_request = OpenRequest(self._next_id(), wants_timing)
         self._open[open_request.id] = open_request
-        self._slot[Field.OPEN_REQUESTS] = len(self._open)
+        self._slot[FrontendField.OPEN_REQUESTS] = len(self._open)
         return open_request
 
     def _next_id(self) -> int:
@@ -149,7 +150,7 @@ class OpenRequests:
         """Stop waiting."""
         self._open.pop(open_request.id, None)
         self.streams.close(open_request.id)
-        self._slot[Field.OPEN_REQUESTS] = len(self._open)
+        self._slot[FrontendField.OPEN_REQUESTS] = len(self._open)
 
     def deliver(
         self,

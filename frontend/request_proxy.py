@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from headrace.board.board import Field, Slot, Timing
+from headrace.board.board import Slot, Timing
+from headrace.board.fields import FrontendField
 from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HttpExchange, ignore
@@ -59,7 +60,7 @@ class RequestProxy:
     def enter(self, body: bytes, key: int) -> None:
         """Send the request into the ring; `key` is whose part it has of the engine."""
         request, open_request, slot = self._request, self._open_request, self._slot
-        slot.add(Field.BYTES_IN, len(body))
+        slot.add(FrontendField.BYTES_IN, len(body))
         message = HttpRequest(open_request.id, request.method, request.path, time.time(), key)
         sent = InflightRequest(message, body)
         if not self._links.forward(sent):
@@ -68,8 +69,8 @@ class RequestProxy:
         open_request.sent = sent
         self._num_kept = len(body)
         self._has_place = True
-        slot.add(Field.KEPT_BYTES, self._num_kept)
-        slot.add(Field.ADMITTED, request.method == POST)
+        slot.add(FrontendField.KEPT_BYTES, self._num_kept)
+        slot.add(FrontendField.ADMITTED, request.method == POST)
         open_request.on_news = request.on_writable = self._write_news
         request.on_lost = open_request.drop
 
@@ -90,8 +91,8 @@ class RequestProxy:
     def _give_up_place(self) -> None:
         """Release the body and the place at the door: the response is here."""
         self._has_place = False
-        self._slot.add(Field.KEPT_BYTES, -self._num_kept)
-        self._slot.add(Field.ADMITTED, -(self._request.method == POST))
+        self._slot.add(FrontendField.KEPT_BYTES, -self._num_kept)
+        self._slot.add(FrontendField.ADMITTED, -(self._request.method == POST))
         if self._open_request.sent is not None:
             self._open_request.sent.body = b""
 
@@ -101,7 +102,7 @@ class RequestProxy:
         if open_request.complete and self._has_place:
             self._give_up_place()
         if open_request.dropped:
-            self._slot.add(Field.DISCONNECTS)
+            self._slot.add(FrontendField.DISCONNECTS)
             if not open_request.complete:
                 assert open_request.sent is not None
                 self._links.abort(open_request.sent)
@@ -117,13 +118,13 @@ class RequestProxy:
         if open_request.complete and not self._write_most():
             return
         data = open_request.unsent.take_all()
-        self._slot.add(Field.BYTES_OUT, len(data))
+        self._slot.add(FrontendField.BYTES_OUT, len(data))
         if not open_request.complete:
             request.write(data)
             open_request.write = self._write_piece
             return
         request.end(data)
-        self._slot.add(Field.RESPONSES)
+        self._slot.add(FrontendField.RESPONSES)
         if self._is_timed:
             whole = self._slot.histogram(Timing.WHOLE)
             whole.observe(time.monotonic_ns() - request.received_at)
@@ -140,7 +141,7 @@ class RequestProxy:
             if unsent.num_bytes <= PIECE_BYTES:
                 return True
             data = unsent.take(PIECE_BYTES)
-            self._slot.add(Field.BYTES_OUT, len(data))
+            self._slot.add(FrontendField.BYTES_OUT, len(data))
             request.write(data)
             if not request.is_writable:
                 return False
@@ -157,7 +158,7 @@ class RequestProxy:
         if not self._request.is_writable:
             return False
         self._request.write(data, num_written)
-        self._slot.add(Field.BYTES_OUT, len(data))
+        self._slot.add(FrontendField.BYTES_OUT, len(data))
         # There may be many more pieces. Where this one waits none may overtake it, though one of
         # another sequence may have gone through a moment ago.
         self._streams.open(self._open_request.id, self._request.clear_socket)

@@ -1,7 +1,7 @@
 """The process that answers GETs: it loads no tokenizer, so they wait for none."""
 
 from headrace.board.backlog import tokenizer_backlog
-from headrace.board.board import Field
+from headrace.board.fields import TokenizerField
 from headrace.config.config import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
@@ -39,14 +39,14 @@ class InfoLane:
     def _answer(self, request: HttpRequest, body: Body) -> None:
         job = Job(request, len(body), self._routes.handle(request, body))
         if request.is_suspect:
-            self._slot[Field.AT_HAND] = request.id
+            self._slot[TokenizerField.AT_HAND] = request.id
         job.begin()
-        self._slot[Field.AT_HAND] = 0
+        self._slot[TokenizerField.AT_HAND] = 0
         answer = job.outcome
         assert isinstance(answer, Answer)
         head = Head(answer.status, answer.content_type, headers=answer.headers)
         frames = ResponseFrames.of({request.id: head}, [request.id], [len(answer.body)], [True])
         self._frontends.send(frontend_of(request.id), frames, answer.body)
-        self._slot.add(Field.REFUSED, answer.status >= 400)
-        self._slot.add(Field.HANDLED)
-        self._slot.add(Field.HANDLED_BYTES, len(body) + 1)
+        self._slot.add(TokenizerField.REFUSED, answer.status >= 400)
+        self._slot.add(TokenizerField.HANDLED)
+        self._slot.add(TokenizerField.HANDLED_BYTES, len(body) + 1)

@@ -14,7 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from headrace.board.backlog import tokenizer_backlog
-from headrace.board.board import Field, Timing
+from headrace.board.board import Timing
+from headrace.board.fields import TokenizerField
 from headrace.config.config import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import (
@@ -124,9 +125,9 @@ class Service:
         for start in range(0, len(jobs), self._max_batch_size):
             self._work(jobs[start : start + self._max_batch_size])
         for request, body in self._suspects:
-            self._slot[Field.AT_HAND] = request.id
+            self._slot[TokenizerField.AT_HAND] = request.id
             self._work([self._job(request, body)])
-            self._slot[Field.AT_HAND] = 0
+            self._slot[TokenizerField.AT_HAND] = 0
         self._suspects.clear()
         return True
 
@@ -208,15 +209,15 @@ class Service:
         for job in jobs:
             match outcome := job.outcome:
                 case Answer():
-                    slot.add(Field.REFUSED, outcome.status >= 400)
+                    slot.add(TokenizerField.REFUSED, outcome.status >= 400)
                 case Sequences():
-                    slot.add(Field.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
+                    slot.add(TokenizerField.PROMPT_TOKENS, sum(map(len, outcome.prompts)))
                     for _, same in itertools.groupby(outcome.prompts, key=id):
                         slot.histogram(Timing.N).observe(len(list(same)))
                 case Dropped():
-                    slot.add(Field.ABANDONED)
-        slot.add(Field.HANDLED, len(jobs))
-        slot.add(Field.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
+                    slot.add(TokenizerField.ABANDONED)
+        slot.add(TokenizerField.HANDLED, len(jobs))
+        slot.add(TokenizerField.HANDLED_BYTES, sum(job.num_bytes + 1 for job in jobs))
 
     def _answer(self, request: HttpRequest, answer: Answer) -> None:
         """Send a response that is complete."""

@@ -6,7 +6,7 @@
 
 namespace headrace {
 
-struct SamplingRow { // worker_messages.SAMPLING_ROW
+struct SamplingRow { // worker_messages.SamplingRow; a test compares both
     uint64_t seed, position;
     float temperature, top_p, min_p;
     float presence_penalty, frequency_penalty, repetition_penalty;

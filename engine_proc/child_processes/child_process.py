@@ -5,7 +5,8 @@ import signal
 import time
 from typing import Any, Generic, TypeVar
 
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.errors import HeadraceError
 from headrace.exit_status import CAUSES, ExitStatus, ending
@@ -69,7 +70,7 @@ class ChildProcess(Generic[Ask, Answer]):
     @property
     def is_ready(self) -> bool:
         """Whether it has said that it serves."""
-        return self._slot[Field.STATE] == State.READY
+        return self._slot[CommonField.STATE] == State.READY
 
     @property
     def has_lost_a_peer(self) -> bool:
@@ -82,7 +83,10 @@ class ChildProcess(Generic[Ask, Answer]):
         Args:
             but_for_peers: and not since another has ended.
         """
-        rank, is_chaos = self._slot.seat.index, self._slot[Field.HARMED_PID] == self._process.pid
+        rank, is_chaos = (
+            self._slot.seat.index,
+            self._slot[CommonField.HARMED_PID] == self._process.pid,
+        )
         for seat, reason in self._hang_watchdog.check([self._slot], time.monotonic_ns()):
             write_last(self._slot)
             raise WorkerDied(f"{seat} {reason}", rank, is_chaos=is_chaos)
@@ -97,7 +101,7 @@ class ChildProcess(Generic[Ask, Answer]):
         self, crash_reports: CrashReports, death: WorkerDied, requests: list[int]
     ) -> None:
         """Keep what is known of its death."""
-        self._slot[Field.STATE] = State.DEAD
+        self._slot[CommonField.STATE] = State.DEAD
         crash_reports.make(self._slot, str(death), self._process.stacks.take(), requests)
 
     def stop(self) -> None:
@@ -105,4 +109,4 @@ class ChildProcess(Generic[Ask, Answer]):
         self._process.kill()
         self._process.wait()
         self._process.stacks.close()
-        self._slot[Field.STATE] = State.DEAD
+        self._slot[CommonField.STATE] = State.DEAD

@@ -13,12 +13,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import assert_never
+from typing import NoReturn, assert_never
 
 import msgspec
 import numpy as np
 
-from headrace.board.board import Field, Slot, Timing
+from headrace.board.board import Slot, Timing
+from headrace.board.fields import CommonField, EngineField
 from headrace.config.config import EngineConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.intake import Intake, IntakeDecision
@@ -51,7 +52,7 @@ ONE, NONE = array("I", [1]).tobytes(), array("I", [0]).tobytes()
 UNFINISHED = bytes([NOT_FINISHED])
 
 
-def main(config: EngineConfig, context: Context) -> None:
+def main(config: EngineConfig, context: Context) -> NoReturn:
     """Run until SIGTERM."""
     inbox: Inbox[ToEngine] = Inbox(address(config.run_dir, "engine"), ToEngine, tee=context.tee)
     detokenizers = DetokenizerLinks(
@@ -151,14 +152,14 @@ class MockEngine:
         self._profile = profile
         self._detokenizers = detokenizers
         self._slot = slot
-        self._slot[Field.PAGE_TOKENS] = PAGE_TOKENS
+        self._slot[EngineField.PAGE_TOKENS] = PAGE_TOKENS
         self._rate = TokenRate(slot)
         execution = config.execution
         self._max_num_seqs = execution.max_num_seqs
         self._max_num_queued = config.max_num_queued
         self._max_tokens = profile.max_num_batched_tokens or execution.max_num_batched_tokens
         self._num_pages = execution.max_num_seqs * -(-execution.max_model_len // PAGE_TOKENS)
-        self._slot[Field.PAGES_TOTAL] = self._num_pages
+        self._slot[EngineField.PAGES_TOTAL] = self._num_pages
         self._vector = unit_vector(config.embedding_size or 1)
         self._sequences: dict[int, MockSequence] = {}
         self._requests: dict[int, list[int]] = {}  # the sequences of each
@@ -213,7 +214,7 @@ class MockEngine:
                     if stopped.first_token:
                         self._close(stopped, FinishReason.STOP, self._stepped)
                     self._forget(stopped)
-                    self._slot.add(Field.FINISHED)
+                    self._slot.add(EngineField.FINISHED)
             case GeneratedTokens():  # what is resumed begins anew
                 pass
             case _:
@@ -231,15 +232,15 @@ class MockEngine:
         ended = [self._sequences[id] for id in self._requests.get(request, ())]
         for sequence in ended:
             self._forget(sequence)
-        self._slot.add(Field.ABORTED, len(ended))
+        self._slot.add(EngineField.ABORTED, len(ended))
         for sequence in ended[:1]:  # one is enough
             self._end(sequence.request, FinishReason.ABORT)
 
     def abort_expired(self) -> None:
         """Abort requests whose leases have expired."""
-        starts = [slot[Field.STARTS] for slot in self._frontends]
+        starts = [slot[CommonField.STARTS] for slot in self._frontends]
         for request in self._intake.expired(self._requests, time.monotonic(), starts):
-            self._slot.add(Field.LAPSED)
+            self._slot.add(EngineField.LAPSED)
             self._abort(request)
 
     def _add(self, request: GenerateRequest, num_prompt: int) -> None:
@@ -251,7 +252,7 @@ class MockEngine:
                 self._wait_in_line(request, num_prompt)
             case IntakeDecision.REFUSED:
                 self._release(request)
-                self._slot.add(Field.QUEUE_REFUSALS)
+                self._slot.add(EngineField.QUEUE_REFUSALS)
                 self._end(request, FinishReason.REFUSED)
             case IntakeDecision.DROPPED:
                 self._release(request)
@@ -309,10 +310,10 @@ class MockEngine:
             self._publish(index, begun, ended)
         self._detokenizers.send_ready()
         self._slot.histogram(Timing.STEP).observe(num_tokens)
-        self._slot.add(Field.COMPUTED_TOKENS, num_tokens)
-        self._slot.add(Field.GENERATED_TOKENS, self._num_generating)
+        self._slot.add(EngineField.COMPUTED_TOKENS, num_tokens)
+        self._slot.add(EngineField.GENERATED_TOKENS, self._num_generating)
         self._rate.observe(now)
-        self._slot.add(Field.FINISHED, len(ended))
+        self._slot.add(EngineField.FINISHED, len(ended))
         for sequence in ended:
             why = FinishReason.STOP if sequence.request.embeds else FinishReason.LENGTH
             self._close(sequence, why, now)
@@ -397,11 +398,11 @@ class MockEngine:
 
     def _update_board(self) -> None:
         """Bring the board up to date. A prompt of which a part is computed counts as waiting."""
-        if self._step > self._slot[Field.STEPS]:
-            self._slot[Field.STEPPED_NS] = time.monotonic_ns()
-        self._slot[Field.STEPS] = self._step
-        self._slot[Field.RUNNING] = self._num_generating
-        self._slot[Field.WAITING] = len(self._waiting)
-        self._slot[Field.WAITING_TOKENS] = self._num_waiting_tokens
+        if self._step > self._slot[EngineField.STEPS]:
+            self._slot[EngineField.STEPPED_NS] = time.monotonic_ns()
+        self._slot[EngineField.STEPS] = self._step
+        self._slot[EngineField.RUNNING] = self._num_generating
+        self._slot[EngineField.WAITING] = len(self._waiting)
+        self._slot[EngineField.WAITING_TOKENS] = self._num_waiting_tokens
         used = -(-self._num_context // PAGE_TOKENS)
-        self._slot[Field.PAGES_FREE] = max(0, self._num_pages - used)
+        self._slot[EngineField.PAGES_FREE] = max(0, self._num_pages - used)

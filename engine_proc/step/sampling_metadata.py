@@ -8,10 +8,15 @@ from array import array
 
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import Sampling
-from headrace.ipc.worker_messages import SAMPLING_ROW
+from headrace.ipc.worker_messages import SAMPLING_CODES, SAMPLING_ROW, SamplingRow, sampling_offset
 
 BAN = float("-inf")
-POSITION, POSITION_AT = struct.Struct("<Q"), 8  # in a `SAMPLING_ROW`
+POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
+POSITION_AT = sampling_offset("position")
+HISTORY_AND_BIAS = ("history_start", "num_prompt", "num_history", "bias_start", "num_bias")
+PLACES = struct.Struct("<" + "".join(SAMPLING_CODES[name] for name in HISTORY_AND_BIAS))
+PLACES_AT = sampling_offset(HISTORY_AND_BIAS[0])
+assert SamplingRow._fields[-len(HISTORY_AND_BIAS) :] == HISTORY_AND_BIAS, "they end the row"
 
 
 class SamplingMetadata:
@@ -28,26 +33,25 @@ class SamplingMetadata:
 
         The last of its tokens may not be known yet, unless it `looks_back`.
         """
-        if sequence.is_plain:  # only the position in its row changes
-            row = sequence.sampling_row
-            if not row:
-                row += pack(sequence.request.sampling, 0, (0, 0, 0), (0, 0))
-            POSITION.pack_into(row, POSITION_AT, position)
-            self.rows += row
-            return
-        history = self._add_history(sequence, position, drafts)
-        bias_start = len(self.bias)
-        self._add_bias(sequence, position, drafts)
-        bias = bias_start, len(self.bias) - bias_start
-        self.rows += pack(sequence.request.sampling, position, history, bias)
+        row = sequence.sampling_row
+        if not row:
+            row += pack(sequence.request.sampling)
+        POSITION.pack_into(row, POSITION_AT, position)
+        if not sequence.is_plain:
+            history = self._add_history(sequence, position, drafts)
+            bias_start = len(self.bias)
+            self._add_bias(sequence, position, drafts)
+            num_bias = len(self.bias) - bias_start
+            PLACES.pack_into(row, PLACES_AT, *history, bias_start, num_bias)
+        self.rows += row
 
     def watch(self, sequence: Sequence, position: int) -> None:
         """Add a row that reports how likely the prompt's token at `position` was."""
         num_logprobs = sequence.request.sampling.prompt_logprobs
+        assert num_logprobs is not None, "a request without them watches nothing"
         token = sequence.tokens[position]
-        self.rows += SAMPLING_ROW.pack(
-            0, position, 0, 1, 0, 0, 0, 1, 0, num_logprobs, token, 0, 0, 0, 0, 0
-        )
+        row = SamplingRow(position=position, num_logprobs=num_logprobs, target=token)
+        self.rows += SAMPLING_ROW.pack(*row)
 
     def _add_history(
         self, sequence: Sequence, position: int, drafts: "array[int]"
@@ -76,24 +80,30 @@ class SamplingMetadata:
 
 
 def pack(
-    sampling: Sampling, position: int, history: tuple[int, int, int], bias: tuple[int, int]
+    sampling: Sampling,
+    position: int = 0,
+    history: tuple[int, int, int] = (0, 0, 0),
+    bias: tuple[int, int] = (0, 0),
 ) -> bytes:
     """Return the `SAMPLING_ROW` of a token to be drawn."""
-    return SAMPLING_ROW.pack(
-        sampling.seed,
-        position,
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.presence_penalty,
-        sampling.frequency_penalty,
-        sampling.repetition_penalty,
-        sampling.top_k,
-        -1 if sampling.logprobs is None else sampling.logprobs,
-        -1,
-        *history,
-        *bias,
+    row = SamplingRow(
+        seed=sampling.seed,
+        position=position,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        top_k=sampling.top_k,
+        num_logprobs=-1 if sampling.logprobs is None else sampling.logprobs,
+        history_start=history[0],
+        num_prompt=history[1],
+        num_history=history[2],
+        bias_start=bias[0],
+        num_bias=bias[1],
     )
+    return SAMPLING_ROW.pack(*row)
 
 
 def banned_tokens(sequence: Sequence, position: int, drafts: "array[int]") -> list[int]:

@@ -54,22 +54,22 @@ def build_step(chunks: list[Chunk]) -> Step:
                 logit_rows.append(first_row + chunk.count - 1 + num_drafts)
     images = ImageColumns(chunks)
     return Step(
-        token_ids.tobytes(),
-        positions.tobytes(),
-        rows_of.tobytes(),
-        b"".join(table),
-        logit_rows.tobytes(),
-        bytes(sampling.rows),
-        sampling.history.tobytes(),
-        sampling.bias_tokens.tobytes(),
-        sampling.bias.tobytes(),
-        pooled_rows.tobytes(),
-        token_types(chunks) if pooled_rows else b"",
-        masked_rows.tobytes(),
-        images.embed_rows,
-        images.rope_positions,
-        images.last_seen,
-        relay_column(token_sources, len(token_ids)),
+        token_ids=token_ids.tobytes(),
+        positions=positions.tobytes(),
+        sequences=rows_of.tobytes(),
+        page_table=b"".join(table),
+        logit_rows=logit_rows.tobytes(),
+        rows=bytes(sampling.rows),
+        history=sampling.history.tobytes(),
+        bias_tokens=sampling.bias_tokens.tobytes(),
+        bias=sampling.bias.tobytes(),
+        pooled_rows=pooled_rows.tobytes(),
+        token_types=token_types(chunks) if pooled_rows else b"",
+        masked_rows=masked_rows.tobytes(),
+        embed_rows=images.embed_rows,
+        rope_positions=images.rope_positions,
+        last_seen=images.last_seen,
+        token_sources=relay_column(token_sources, len(token_ids)),
     )
 
 

@@ -3,7 +3,7 @@ In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 
 from typing import TYPE_CHECKING
 
-from headrace.board.board import Field
+from headrace.board.fields import VisionField
 from headrace.config.config import ExecutionConfig, VisionConfig
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
@@ -44,8 +44,8 @@ def main(config: VisionConfig, context: Context) -> None:
             answer = encode(message, tower, arena, area.rows)
             heartbeat.end()
             num_lost = len(answer.gone) + len(answer.failed)
-            context.slot.add(Field.ENCODER_BATCHES)
-            context.slot.add(Field.ENCODED_IMAGES, len(message.images) - num_lost)
+            context.slot.add(VisionField.ENCODER_BATCHES)
+            context.slot.add(VisionField.ENCODED_IMAGES, len(message.images) - num_lost)
             answers.send(answer)
 
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from headrace.board.admin_requests import PROFILE, AdminRequests
-from headrace.board.board import Field
+from headrace.board.fields import CommonField, WorkerField
 from headrace.config.config import WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
@@ -38,7 +38,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     area = GrammarBitmask(config.mask_fd, config.execution.vocab_size)
 
     def progress(done: int, total: int) -> None:
-        context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
+        context.slot[CommonField.PROGRESS] = 1000 * done // max(total, 1)
 
     def masks_of(num_rows: int) -> Masks:
         answers.flush()  # what it has is in the masks
@@ -70,7 +70,7 @@ def main(config: WorkerConfig, context: Context) -> None:
             heartbeat.begin()
             profiles.began()
             answers.add(attempts.run(step, masks_of))
-            context.slot.add(Field.COMPUTED_STEPS)
+            context.slot.add(WorkerField.COMPUTED_STEPS)
             profiles.took(step.num_tokens)
         elif answers.is_due:
             answers.flush()

@@ -1,6 +1,7 @@
 """The gate of a frontend: authentication, and admission by the numbers on the board."""
 
-from headrace.board.board import Board, Field, Slot
+from headrace.board.board import Board, Slot
+from headrace.board.fields import EngineField, FrontendField
 from headrace.frontend.admission.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
 from headrace.frontend.http.conformance import body_fault
@@ -8,7 +9,7 @@ from headrace.frontend.http.rejections import STOPPING, UNAUTHORIZED, Rejection,
 from headrace.frontend.http.request_head import RequestHead
 
 POST = "POST"
-LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOADS}
+LIMITS = {MAX_REQUESTS: FrontendField.REQUEST_OVERLOADS, MAX_TOKENS: FrontendField.TOKEN_OVERLOADS}
 
 
 class Gate:
@@ -33,7 +34,7 @@ class Gate:
     def enter(self, method: str, head: RequestHead) -> Rejection | None:
         """Let a request in, or return why not; all that is known of it is its head."""
         if not self._key_auth.admits(head.key):
-            self._slot.add(Field.UNAUTHORIZED)
+            self._slot.add(FrontendField.UNAUTHORIZED)
             return UNAUTHORIZED
         fault = body_fault(method, head)
         if fault is not None:
@@ -57,7 +58,7 @@ class Gate:
         """Return why there is no room for a request with a body of `length` bytes, or None."""
         rejection = self._admission.refuse(self._load(), length)
         if rejection is not None:
-            self._slot.add(Field.OVERLOADS)
+            self._slot.add(FrontendField.OVERLOADS)
             if rejection.limit in LIMITS:
                 self._slot.add(LIMITS[rejection.limit])
         return rejection
@@ -69,27 +70,32 @@ class Gate:
         """
         rejection = self._admission.refuse_body(self._num_body_bytes - size, size)
         if rejection is not None:
-            self._slot.add(Field.OVERLOADS)
+            self._slot.add(FrontendField.OVERLOADS)
         return rejection
 
     @property
     def retry_after_s(self) -> int:
         """In how many seconds half of what waits in the engine will be done."""
-        return self._admission.requests.seconds_for(self._engine[Field.WAITING] // 2)
+        return self._admission.requests.seconds_for(self._engine[EngineField.WAITING] // 2)
 
     def observe(self, now: float) -> None:
         """Look at how fast work gets done; now and then."""
-        self._admission.requests.observe(self._engine[Field.FINISHED], now)
-        self._admission.tokens.observe(self._engine[Field.COMPUTED_TOKENS], now)
+        self._admission.requests.observe(self._engine[EngineField.FINISHED], now)
+        self._admission.tokens.observe(self._engine[EngineField.COMPUTED_TOKENS], now)
 
     def _load(self) -> Load:
         return Load(
-            num_requests=sum([slot[Field.ADMITTED] for slot in self._frontends]),
-            num_waiting_tokens=self._engine[Field.WAITING_TOKENS],
+            num_requests=sum([slot[FrontendField.ADMITTED] for slot in self._frontends]),
+            num_waiting_tokens=self._engine[EngineField.WAITING_TOKENS],
             num_body_bytes=self._num_body_bytes,
         )
 
     @property
     def _num_body_bytes(self) -> int:
         """How many bytes of bodies there are, in all frontends."""
-        return sum([slot[Field.HELD_BYTES] + slot[Field.KEPT_BYTES] for slot in self._frontends])
+        return sum(
+            [
+                slot[FrontendField.HELD_BYTES] + slot[FrontendField.KEPT_BYTES]
+                for slot in self._frontends
+            ]
+        )

@@ -4,7 +4,8 @@ and for profiles the workers.
 Counters only grow, so nothing is lost when either of them is busy or replaced.
 """
 
-from headrace.board.board import Board, Field, Slot
+from headrace.board.board import Board, Slot
+from headrace.board.fields import FrontendField
 
 RENEWABLE = ("frontend", "tokenizer", "detokenizer", "fetcher")  # one after the other, unnoticed
 STOP = "drain"
@@ -16,7 +17,7 @@ WISHES = (*SUPERVISED, *PROFILE)
 
 def admin_request(slot: Slot, what: str) -> None:
     """Note one of `WISHES`; for the slot's owner."""
-    slot.add(Field.WISHES + WISHES.index(what))
+    slot.add(FrontendField.WISHES + WISHES.index(what))
 
 
 class AdminRequests:
@@ -24,7 +25,7 @@ class AdminRequests:
 
     def __init__(self, board: Board, heeded: tuple[str, ...] = SUPERVISED) -> None:
         self._heeded = heeded
-        self._places = [Field.WISHES + WISHES.index(what) for what in heeded]
+        self._places = [FrontendField.WISHES + WISHES.index(what) for what in heeded]
         self._slots = list(board.of("frontend"))
         self._counts = self._read()
 

@@ -1,6 +1,7 @@
 """Backlogs: messages sent to a process and not yet handled, by counters on the board."""
 
-from headrace.board.board import MESSAGES_SENT, Board, Field, Slot
+from headrace.board.board import MESSAGES_SENT, Board, Slot
+from headrace.board.fields import DetokenizerField, FrontendField, TokenizerField
 
 
 class Backlog:
@@ -43,17 +44,21 @@ class Backlog:
 def tokenizer_backlog(board: Board, index: int) -> Backlog:
     """Return how many bytes of bodies a tokenizer has still to handle, each counted as one more."""
     senders, receiver = list(board.of("frontend")), board.slot("tokenizer", index)
-    return Backlog(senders, Field.FORWARDED_BYTES + index, receiver, Field.HANDLED_BYTES)
+    return Backlog(
+        senders, FrontendField.FORWARDED_BYTES + index, receiver, TokenizerField.HANDLED_BYTES
+    )
 
 
 def detokenizer_backlog(board: Board, index: int) -> Backlog:
     """Return how many steps a detokenizer has still to handle."""
     receiver = board.slot("detokenizer", index)
-    return Backlog([board.slot("engine")], MESSAGES_SENT + index, receiver, Field.MESSAGES_TAKEN)
+    return Backlog(
+        [board.slot("engine")], MESSAGES_SENT + index, receiver, DetokenizerField.MESSAGES_TAKEN
+    )
 
 
 def frontend_backlog(board: Board, index: int) -> Backlog:
     """Return how many messages a frontend has still to handle."""
     senders = [*board.of("tokenizer"), *board.of("detokenizer")]
     receiver = board.slot("frontend", index)
-    return Backlog(senders, MESSAGES_SENT + index, receiver, Field.MESSAGES_TAKEN)
+    return Backlog(senders, MESSAGES_SENT + index, receiver, FrontendField.MESSAGES_TAKEN)

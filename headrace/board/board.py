@@ -2,7 +2,7 @@
 
 One memfd, inherited by file descriptor: it has no name, so nothing is left behind however the
 server dies. Each process owns one slot and is its only writer; 8-byte aligned stores are atomic
-on the processors we run on, so readers need no lock. Counters only grow unless called a gauge.
+on the processors we run on, so readers need no lock. `fields.py` has the words.
 """
 
 import enum
@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from headrace.board.fields import FIELD_WORDS, FIELDS, TIMER_GAUGE, CommonField, EngineField
 from headrace.board.histogram import COUNTS, HISTOGRAM_WORDS, SECONDS, Histogram, Scale
 from headrace.board.http_counts import HTTP_WORDS
 from headrace.errors import ConfigError
 
 SLOT_WORDS = 5632  # of 8 bytes: whole pages, so neighbors never share a cache line
-LAST_WORDS = 64  # here a slot's text begins, 512 bytes
+LAST_WORDS = FIELD_WORDS  # here a slot's text begins, 512 bytes
 MESSAGES_SENT = 128  # here how many messages it has sent to each frontend
 HISTOGRAMS = 192  # and here its histograms
 LOG_WORDS = 1024
@@ -39,121 +40,7 @@ class State(enum.IntEnum):
     DEAD = 3  # written by the supervisor
 
 
-class Field(enum.IntEnum):
-    """Words of a slot."""
-
-    PID = 0
-    STATE = 1
-    HEARTBEAT_NS = 2  # CLOCK_MONOTONIC
-    PROGRESS = 3  # gauge, per mille of start-up work done
-    STARTS = 4  # of processes in this seat
-    STACKS_FD = 5  # the process's own descriptor of its `StackFile`
-    HARMED_PID = 7  # the last target of a signal of --chaos; written by the supervisor
-    # frontend
-    REQUESTS = 8
-    RESPONSES = 9
-    DISCONNECTS = 10
-    OPEN_REQUESTS = 11  # gauge
-    BYTES_IN = 12
-    BYTES_OUT = 13
-    HELD_BYTES = 14  # gauge, of bodies being read
-    IS_CLOSED = 25  # gauge: no requests are let in, since the server stops
-    KEPT_BYTES = 24  # gauge, of bodies read whose answers are not complete
-    UNSENT_BYTES = 15  # gauge, of responses whose clients read too slowly
-    CONNECTIONS = 16  # gauge
-    OVERLOADS = 17  # requests refused since there is too much to do,
-    REQUEST_OVERLOADS = 22  # of which there were too many requests,
-    TOKEN_OVERLOADS = 23  # or too many tokens that wait
-    UNAUTHORIZED = 18
-    PARTINGS = 26  # connections refused or ended: too many, too slow, or not HTTP
-    ADMITTED = 20  # gauge: requests that take a place: with a body that has come, not answered
-    MESSAGES_TAKEN = 21  # of MESSAGES_SENT to it, handled whole
-    ANSWERED = 27  # all that was asked, `/health` too
-    LONGEST_CALLBACK_NS = 19  # of CPU time, on the event loop, so far
-    LAG_NS = 6  # gauge, how late the event loop's last timer was; before all that is `WORK`
-    WISHES = 57  # 7 words, how often operators have asked for each of `WISHES`
-    FORWARDED_BYTES = 31  # 26 words, one per tokenizer process: bodies sent to it
-    # tokenizer
-    HANDLED = 8
-    REFUSED = 9
-    PROMPT_TOKENS = 10
-    HANDLED_BYTES = 11  # of FORWARDED_BYTES, done with
-    AT_HAND = 12  # the suspect request that is being handled, 0 where there is none
-    IMAGES = 13  # looked for in the arena,
-    FOUND_IMAGES = 14  # and found there: prepared for a request before
-    IMAGE_BYTES = 15  # gauge, of prepared images in the arena,
-    SENT_IMAGE_BYTES = 16  # gauge, and of those that the engine is not done with
-    ABANDONED = 17  # of HANDLED, those left undone since their clients had left
-    # engine
-    STEPS = 8
-    RUNNING = 9  # gauge
-    WAITING = 10  # gauge
-    PAGES_TOTAL = 11  # gauge
-    PAGES_FREE = 12  # gauge
-    COMPUTED_TOKENS = 13
-    GENERATED_TOKENS = 14
-    PREEMPTIONS = 15
-    ABORTED = 16
-    FINISHED = 17
-    QUEUE_REFUSALS = 18
-    PREFIX_QUERIES = 19  # tokens looked up in the prefix cache
-    PREFIX_HITS = 20  # and those found
-    DRAFTS = 21  # tokens guessed by speculation
-    RIGHT_DRAFTS = 22  # and those right
-    LAPSED = 23  # requests aborted since no frontend renewed them
-    WAITING_TOKENS = 24  # gauge, tokens to compute for waiting sequences
-    ENDED = 25  # 2 words, sequences run to their end, by `FinishReason`
-    PREFILLED_TOKENS = 27  # of prompts that have a first token, those computed,
-    CACHED_TOKENS = 28  # and those found in the prefix cache
-    PAGE_TOKENS = 29  # gauge, that a page of the KV cache holds
-    DRAFT_ROUNDS = 30  # steps of sequences in which tokens were guessed
-    TOKENS_PER_SECOND = 31  # gauge, generated lately
-    RIGHT_AT = 32  # 15 words, one per place of a guess: how often it was right
-    EMBEDDING_QUERIES = 47  # images looked up among those encoded before
-    EMBEDDING_HITS = 48  # and those found
-    WAITING_IMAGES = 49  # gauge, to be encoded or being it
-    EMBEDDING_ROWS = 50  # gauge, of the embedding area,
-    EMBEDDING_ROWS_FREE = 51  # gauge, and those of no image in use
-    STEPS_AHEAD = 52  # of STEPS, those sent while another was computed
-    STEPPED_NS = 53  # gauge, CLOCK_MONOTONIC, when a step has ended,
-    STEP_DUE_NS = 54  # gauge, and when the oldest that is open is overdue; 0 is never
-    # worker
-    COMPUTED_STEPS = 8
-    # vision worker
-    ENCODED_IMAGES = 8
-    ENCODER_BATCHES = 9  # calls of the tower, for these
-    # fetcher, with AT_HAND
-    FETCHED_IMAGES = 8
-    FETCH_REFUSALS = 9
-    # detokenizer
-    TOKENS = 8
-    OPEN_REPLIES = 9  # gauge
-    FRAMES = 10
-    TOOL_READINGS = 11  # 12 words, by what `tool_calls.py` tells apart
-    REPLY_AT_HAND = 23  # the request whose reply is being written, 0 where it is not known,
-    LAST_REPLY_AT_HAND = 24  # and when the process died that was in this seat before
-
-
-WORK = slice(8, 64)  # of these words some change when a process gets something done
-GAUGES = {
-    "frontend": (
-        *(Field.OPEN_REQUESTS, Field.HELD_BYTES, Field.UNSENT_BYTES, Field.CONNECTIONS),
-        *(Field.ADMITTED, Field.KEPT_BYTES, Field.IS_CLOSED, Field.LAG_NS),
-    ),
-    "tokenizer": (Field.IMAGE_BYTES, Field.SENT_IMAGE_BYTES),
-    "engine": (
-        *(Field.RUNNING, Field.WAITING, Field.WAITING_TOKENS),
-        *(Field.PAGES_TOTAL, Field.PAGES_FREE, Field.WAITING_IMAGES),
-        *(Field.EMBEDDING_ROWS, Field.EMBEDDING_ROWS_FREE, Field.STEPPED_NS, Field.STEP_DUE_NS),
-    ),
-    "worker": (),
-    "vision": (),
-    "fetcher": (),
-    "detokenizer": (Field.OPEN_REPLIES,),
-}
 MAX_FRONTENDS = HISTOGRAMS - MESSAGES_SENT
-MAX_TOKENIZERS = 16  # beside the one for long prompts
-MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 
 
 class Timing(enum.IntEnum):
@@ -219,6 +106,12 @@ class Slot:
             for start, span in zip(starts, Timing, strict=False)
         ]
         self._ids = words[IDS:HTTP]
+        fields = FIELDS[seat.role]
+        gauges = [field for field in (*CommonField, *fields) if field.is_gauge]
+        self._gauge_words = [word for field in gauges for word in field.words]
+        self._work_words = [
+            word for field in fields if field.kind != TIMER_GAUGE for word in field.words
+        ]
         self.http_words = words[HTTP:LOG]  # of `HttpCounts`
         self._log = words[LOG + 1 :].cast("B")
 
@@ -238,28 +131,32 @@ class Slot:
 
     def beat(self) -> None:
         """Say that this process is alive."""
-        self._words[Field.HEARTBEAT_NS] = time.monotonic_ns()
+        self._words[CommonField.HEARTBEAT_NS] = time.monotonic_ns()
 
     def silent_s(self, now_ns: int) -> float:
         """Return for how long nothing has been heard of the process, if ever it was there."""
-        return max(now_ns - self[Field.HEARTBEAT_NS], 0) / 1e9 if self[Field.STATE] else 0.0
+        return (
+            max(now_ns - self[CommonField.HEARTBEAT_NS], 0) / 1e9
+            if self[CommonField.STATE]
+            else 0.0
+        )
 
     def enter(self, state: State) -> None:
         """Move to `state`."""
         self.beat()
-        self._words[Field.PID] = os.getpid()
-        self._words[Field.STATE] = state
+        self._words[CommonField.PID] = os.getpid()
+        self._words[CommonField.STATE] = state
         if state == State.STARTING:
-            self.add(Field.STARTS)
+            self.add(CommonField.STARTS)
             self[LOG] = 0
             self.open_ids = ()
-            for field in GAUGES[self.seat.role]:
-                self[field] = 0
+            for word in self._gauge_words:
+                self._words[word] = 0
 
     @property
-    def work(self) -> bytes:
-        """What the process counts of what it does: the same again is that it has done nothing."""
-        return bytes(self._words[WORK])
+    def work(self) -> list[int]:
+        """The role's own fields: while they stay the same, the process gets nothing done."""
+        return [self._words[word] for word in self._work_words]
 
     @property
     def open_ids(self) -> list[int]:
@@ -308,13 +205,13 @@ class Slot:
             since_ns: since when the asking process has been awake (`wake_clock.py`). Silence
                 before that does not count.
         """
-        state = State(self[Field.STATE])
+        state = State(self[CommonField.STATE])
         if state != State.READY:
             return f"{self.seat} is {state.name.lower()}"
         patient_until_ns = since_ns + round(HEARTBEAT_LIMIT_S * 1e9)
         if self.silent_s(now_ns) >= HEARTBEAT_LIMIT_S and now_ns >= patient_until_ns:
             return f"{self.seat} has been silent for {self.silent_s(now_ns):.0f} s"
-        due_ns = self[Field.STEP_DUE_NS] if self.seat.role == "engine" else 0
+        due_ns = self[EngineField.STEP_DUE_NS] if self.seat.role == "engine" else 0
         if due_ns and now_ns > max(due_ns, patient_until_ns):
             return f"{self.seat} waits for a step that has taken far too long"
         return None

@@ -1,7 +1,15 @@
 """Status of each kind of process for `/health` and `/admin`: its work and its queue."""
 
 from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokenizer_backlog
-from headrace.board.board import Board, Field, Slot
+from headrace.board.board import Board, Slot
+from headrace.board.fields import (
+    DetokenizerField,
+    EngineField,
+    FetcherField,
+    FrontendField,
+    VisionField,
+    WorkerField,
+)
 
 
 def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
@@ -10,30 +18,30 @@ def process_status(board: Board, slot: Slot, now_ns: int) -> dict[str, float]:
     match slot.seat.role:
         case "frontend":
             return {
-                "open_requests": slot[Field.OPEN_REQUESTS],
-                "connections": slot[Field.CONNECTIONS],
+                "open_requests": slot[FrontendField.OPEN_REQUESTS],
+                "connections": slot[FrontendField.CONNECTIONS],
                 "queued_messages": max(frontend_backlog(board, index)(), 0),
-                "lag_s": round(slot[Field.LAG_NS] / 1e9, 4),
+                "lag_s": round(slot[FrontendField.LAG_NS] / 1e9, 4),
             }
         case "tokenizer":
             return {"queued_bytes": max(tokenizer_backlog(board, index)(), 0)}
         case "engine":
             found: dict[str, float] = {
-                "running": slot[Field.RUNNING],
-                "waiting": slot[Field.WAITING],
-                "steps": slot[Field.STEPS],
+                "running": slot[EngineField.RUNNING],
+                "waiting": slot[EngineField.WAITING],
+                "steps": slot[EngineField.STEPS],
             }
-            if stepped_ns := slot[Field.STEPPED_NS]:
+            if stepped_ns := slot[EngineField.STEPPED_NS]:
                 found["last_step_s"] = round(max(now_ns - stepped_ns, 0) / 1e9, 2)
             return found
         case "worker":
-            return {"steps": slot[Field.COMPUTED_STEPS]}
+            return {"steps": slot[WorkerField.COMPUTED_STEPS]}
         case "detokenizer":
             return {
-                "open_replies": slot[Field.OPEN_REPLIES],
+                "open_replies": slot[DetokenizerField.OPEN_REPLIES],
                 "queued_steps": max(detokenizer_backlog(board, index)(), 0),
             }
         case "vision":
-            return {"images": slot[Field.ENCODED_IMAGES]}
+            return {"images": slot[VisionField.ENCODED_IMAGES]}
         case _:
-            return {"images": slot[Field.FETCHED_IMAGES]}
+            return {"images": slot[FetcherField.FETCHED_IMAGES]}

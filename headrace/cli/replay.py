@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from headrace import logs
-from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField, DetokenizerField, FrontendField
 from headrace.cli.replay_compare import (
     Outcomes,
     ReplayedResponses,
@@ -53,6 +54,10 @@ UNIONS: dict[str, Any] = {
     "tokenizer": ToTokenizer,
     "engine": ToEngine,
     "detokenizer": ToDetokenizer,
+}
+TAKEN = {  # counters of messages that a receiver has handled
+    "frontend": FrontendField.MESSAGES_TAKEN,
+    "detokenizer": DetokenizerField.MESSAGES_TAKEN,
 }
 RECEIVERS = {
     "tokenizer": ("engine", "frontend"),
@@ -175,7 +180,7 @@ class Stage:
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
-        while self.slot[Field.STATE] != State.READY:
+        while self.slot[CommonField.STATE] != State.READY:
             self.check()
             if time.monotonic() > deadline:
                 raise HeadraceError(f"{self.slot.seat} has not started within {START_S} s")
@@ -195,7 +200,8 @@ class Stage:
             received = inbox.receive(POLL_INTERVAL_MS)
             if received is not None:
                 self.answers.take(*received)
-                slot.add(Field.MESSAGES_TAKEN)
+                if role in TAKEN:
+                    slot.add(TAKEN[role])
         inbox.close()
 
     def send(self, pairs: list[tuple[Message, bytes]]) -> None:
@@ -246,7 +252,7 @@ class Silence:
         """
         if self._slot.silent_s(now_ns) > STUCK_S:
             raise HeadraceError(f"{self._slot.seat} has been silent for {STUCK_S:g} s")
-        beat_ns = self._slot[Field.HEARTBEAT_NS]
+        beat_ns = self._slot[CommonField.HEARTBEAT_NS]
         if said_at != self._said_at:
             self._said_at, self._beat_ns, self._num_beats = said_at, beat_ns, 0
         elif beat_ns - self._beat_ns >= BEAT_NS:
@@ -259,7 +265,7 @@ def play(slot: Slot) -> None:
     """Have a seat look as if its process were there, and well for as long as this takes."""
     slot.enter(State.STARTING)
     slot.enter(State.READY)
-    slot[Field.HEARTBEAT_NS] = time.monotonic_ns() + AN_HOUR_NS
+    slot[CommonField.HEARTBEAT_NS] = time.monotonic_ns() + AN_HOUR_NS
 
 
 def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:

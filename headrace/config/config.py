@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.board.board import MAX_FRONTENDS, MAX_PREPROCESSORS, MAX_TOKENIZERS
+from headrace.board.board import MAX_FRONTENDS
+from headrace.board.fields import MAX_PREPROCESSORS, MAX_TOKENIZERS
 from headrace.config.chaos import parse_chaos
 from headrace.config.media_domains import read_domain
 from headrace.errors import ConfigError

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from headrace.board.backlog import tokenizer_backlog
-from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import ANTHROPIC_PATHS
 from headrace.ipc.inflight import InflightRequest
@@ -83,7 +84,10 @@ class Router:
         target = min(self._lane(sent.request, body), key=self._business)
         if target >= self._long and self.backlog(target) >= MAX_LONG_BACKLOG_BYTES:
             return False
-        counter, num_bytes = Field.FORWARDED_BYTES + target, len(body) + 1  # none is work, too
+        counter, num_bytes = (
+            FrontendField.FORWARDED_BYTES + target,
+            len(body) + 1,
+        )  # none is work, too
         self._slot.add(counter, num_bytes)  # first: it may be handled before this goes on
         if not self._tokenizers[target].try_put(sent.request, body):
             self._slot.add(counter, -num_bytes)
@@ -102,7 +106,7 @@ class Router:
 
     def _business(self, tokenizer: int) -> tuple[bool, int]:
         """Return how little use it is to send to a tokenizer now."""
-        is_ready = self._tokenizer_slots[tokenizer][Field.STATE] == State.READY
+        is_ready = self._tokenizer_slots[tokenizer][CommonField.STATE] == State.READY
         return not is_ready, self.backlog(tokenizer)
 
     def resend(
@@ -143,9 +147,9 @@ class Router:
         """Return at which request the process died that was in a seat, where that is known."""
         match seat.role:
             case "tokenizer":
-                return self._tokenizer_slots[seat.index][Field.AT_HAND]
+                return self._tokenizer_slots[seat.index][TokenizerField.AT_HAND]
             case "detokenizer":
-                return self._detokenizer_slots[seat.index][Field.LAST_REPLY_AT_HAND]
+                return self._detokenizer_slots[seat.index][DetokenizerField.LAST_REPLY_AT_HAND]
             case _:
                 return 0
 

@@ -1,13 +1,14 @@
 """Messages between the engine and its workers, in shared memory: steps and results."""
 
 import struct
+from typing import Annotated, NamedTuple, get_type_hints
 
 from headrace.ipc.messages import Message
 
 ITEM_BYTES = 4  # of the columns of a `Step`
 
 
-class Step(Message, tag="step", frozen=True):
+class Step(Message, tag="step", frozen=True, kw_only=True):
     """The batch of one step: engine -> every worker. Arrays are little-endian.
 
     The first five fields are those of `executor.Batch`. `rows` has a `SAMPLING_ROW` for each of
@@ -51,16 +52,48 @@ class Resume(Message, tag="resume", frozen=True):
     """A step has failed; those sent after this are to be run again: engine -> every worker."""
 
 
-# How one row is sampled. Its noise is a function of seed and position, the new token's, so batch
-# mates never change a result.
-#   u64 seed, position
-#   f32 temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty
-#   i32 top_k
-#   i32 num_logprobs                             likeliest tokens to report; -1 is no logprobs
-#   i32 target                                   not sampled, this token is only looked at; or -1
-#   i32 history_start, num_prompt, num_history   the first num_prompt are the prompt's
-#   i32 bias_start, num_bias
-SAMPLING_ROW = struct.Struct("<2Q6f8i")
+U64 = Annotated[int, "Q"]
+I32 = Annotated[int, "i"]
+F32 = Annotated[float, "f"]
+
+
+class SamplingRow(NamedTuple):
+    """How one row is sampled: the one table of `SAMPLING_ROW`, in order of its fields.
+
+    Noise is a function of seed and position, so batch mates never change a result.
+    `csrc/sampling/sampler_row.h` has the same struct; a test compares both.
+    """
+
+    seed: U64 = 0
+    position: U64 = 0  # the new token's
+    temperature: F32 = 0.0
+    top_p: F32 = 1.0
+    min_p: F32 = 0.0
+    presence_penalty: F32 = 0.0
+    frequency_penalty: F32 = 0.0
+    repetition_penalty: F32 = 1.0
+    top_k: I32 = 0
+    num_logprobs: I32 = -1  # likeliest tokens to report; -1 is no logprobs
+    target: I32 = -1  # the token to report instead of sampling; -1 is none
+    history_start: I32 = 0
+    num_prompt: I32 = 0  # so many tokens of the history, its first, are the prompt's
+    num_history: I32 = 0
+    bias_start: I32 = 0
+    num_bias: I32 = 0
+
+
+# The codes of `struct` for the fields of a row, by name.
+SAMPLING_CODES: dict[str, str] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(SamplingRow, include_extras=True).items()
+}
+SAMPLING_ROW = struct.Struct("<" + "".join(SAMPLING_CODES.values()))
+
+
+def sampling_offset(name: str) -> int:
+    """Return where a field of a `SAMPLING_ROW` begins, in bytes."""
+    place = SamplingRow._fields.index(name)
+    return struct.calcsize("<" + "".join(SAMPLING_CODES.values())[:place])
 
 
 class StepResult(Message, tag="result", frozen=True):

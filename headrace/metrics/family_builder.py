@@ -6,7 +6,8 @@ from prometheus_client.core import (
     Metric,
 )
 
-from headrace.board.board import Board, Field, Timing
+from headrace.board.board import Board, Timing
+from headrace.board.fields import EngineField
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import Bounds
 from headrace.metrics.exposition import HistogramFamily
@@ -35,8 +36,8 @@ class BoardTotals:
     @property
     def kv_usage(self) -> float:
         """The share of KV pages in use, 0 to 1."""
-        pages = self.engine(Field.PAGES_TOTAL)
-        return 1 - self.engine(Field.PAGES_FREE) / pages if pages else 0.0
+        pages = self.engine(EngineField.PAGES_TOTAL)
+        return 1 - self.engine(EngineField.PAGES_FREE) / pages if pages else 0.0
 
 
 class Families:

@@ -14,7 +14,16 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from headrace.board.backlog import frontend_backlog, tokenizer_backlog
-from headrace.board.board import Board, Field, State, Timing
+from headrace.board.board import Board, State, Timing
+from headrace.board.fields import (
+    CommonField,
+    DetokenizerField,
+    EngineField,
+    FetcherField,
+    FrontendField,
+    TokenizerField,
+    VisionField,
+)
 from headrace.board.histogram import HistogramSum
 from headrace.board.histogram_bounds import HEADRACE
 from headrace.config.config import ModelCard
@@ -27,63 +36,98 @@ from headrace.system.procfs import vitals_of
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 COUNTERS = [
-    ("http_requests", "HTTP requests read", "frontend", Field.REQUESTS),
-    ("http_responses", "HTTP responses written whole", "frontend", Field.RESPONSES),
-    ("http_disconnects", "Clients that left before the end", "frontend", Field.DISCONNECTS),
-    ("http_overloads", "Requests refused unread, for overload", "frontend", Field.OVERLOADS),
-    ("http_partings", "Connections ended: bad HTTP, too slow, many", "frontend", Field.PARTINGS),
-    ("http_unauthorized", "Requests without a valid key", "frontend", Field.UNAUTHORIZED),
-    ("http_received_bytes", "Bytes of request bodies", "frontend", Field.BYTES_IN),
-    ("http_sent_bytes", "Bytes of response bodies", "frontend", Field.BYTES_OUT),
-    ("tokenizer_requests", "Requests handled", "tokenizer", Field.HANDLED),
-    ("tokenizer_refusals", "Requests refused", "tokenizer", Field.REFUSED),
-    ("tokenizer_abandoned", "Requests whose clients had left", "tokenizer", Field.ABANDONED),
-    ("prompt_tokens", "Prompt tokens received", "tokenizer", Field.PROMPT_TOKENS),
-    ("images", "Images in requests", "tokenizer", Field.IMAGES),
-    ("images_found", "Images that need not be prepared again", "tokenizer", Field.FOUND_IMAGES),
-    ("engine_steps", "Steps executed", "engine", Field.STEPS),
-    ("engine_steps_ahead", "Steps sent while another was run", "engine", Field.STEPS_AHEAD),
-    ("computed_tokens", "Tokens run through the model", "engine", Field.COMPUTED_TOKENS),
-    ("generation_tokens", "Tokens generated", "engine", Field.GENERATED_TOKENS),
-    ("num_preemptions", "Sequences whose pages were taken back", "engine", Field.PREEMPTIONS),
-    ("prefix_cache_queries", "Tokens looked up", "engine", Field.PREFIX_QUERIES),
-    ("prefix_cache_hits", "Tokens found", "engine", Field.PREFIX_HITS),
-    ("encoder_cache_queries", "Images of prompts", "engine", Field.EMBEDDING_QUERIES),
-    ("encoder_cache_hits", "Those encoded before", "engine", Field.EMBEDDING_HITS),
-    ("encoded_images", "Images encoded", "vision", Field.ENCODED_IMAGES),
-    ("encoder_batches", "Calls of the tower for them", "vision", Field.ENCODER_BATCHES),
-    ("fetched_images", "Images fetched by their URLs", "fetcher", Field.FETCHED_IMAGES),
-    ("fetch_refusals", "Requests whose images were not", "fetcher", Field.FETCH_REFUSALS),
-    ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", Field.DRAFTS),
-    ("spec_decode_num_accepted_tokens", "Guesses right", "engine", Field.RIGHT_DRAFTS),
-    ("queue_refusals", "Requests refused, the queue being full", "engine", Field.QUEUE_REFUSALS),
-    ("aborted_sequences", "Sequences aborted", "engine", Field.ABORTED),
-    ("lapsed_requests", "Requests whose lease lapsed", "engine", Field.LAPSED),
-    ("finished_sequences", "Sequences run to their end", "engine", Field.FINISHED),
-    ("detokenized_tokens", "Tokens turned into text", "detokenizer", Field.TOKENS),
+    ("http_requests", "HTTP requests read", "frontend", FrontendField.REQUESTS),
+    ("http_responses", "HTTP responses written whole", "frontend", FrontendField.RESPONSES),
+    ("http_disconnects", "Clients that left before the end", "frontend", FrontendField.DISCONNECTS),
+    (
+        "http_overloads",
+        "Requests refused unread, for overload",
+        "frontend",
+        FrontendField.OVERLOADS,
+    ),
+    (
+        "http_partings",
+        "Connections ended: bad HTTP, too slow, many",
+        "frontend",
+        FrontendField.PARTINGS,
+    ),
+    ("http_unauthorized", "Requests without a valid key", "frontend", FrontendField.UNAUTHORIZED),
+    ("http_received_bytes", "Bytes of request bodies", "frontend", FrontendField.BYTES_IN),
+    ("http_sent_bytes", "Bytes of response bodies", "frontend", FrontendField.BYTES_OUT),
+    ("tokenizer_requests", "Requests handled", "tokenizer", TokenizerField.HANDLED),
+    ("tokenizer_refusals", "Requests refused", "tokenizer", TokenizerField.REFUSED),
+    (
+        "tokenizer_abandoned",
+        "Requests whose clients had left",
+        "tokenizer",
+        TokenizerField.ABANDONED,
+    ),
+    ("prompt_tokens", "Prompt tokens received", "tokenizer", TokenizerField.PROMPT_TOKENS),
+    ("images", "Images in requests", "tokenizer", TokenizerField.IMAGES),
+    (
+        "images_found",
+        "Images that need not be prepared again",
+        "tokenizer",
+        TokenizerField.FOUND_IMAGES,
+    ),
+    ("engine_steps", "Steps executed", "engine", EngineField.STEPS),
+    ("engine_steps_ahead", "Steps sent while another was run", "engine", EngineField.STEPS_AHEAD),
+    ("computed_tokens", "Tokens run through the model", "engine", EngineField.COMPUTED_TOKENS),
+    ("generation_tokens", "Tokens generated", "engine", EngineField.GENERATED_TOKENS),
+    ("num_preemptions", "Sequences whose pages were taken back", "engine", EngineField.PREEMPTIONS),
+    ("prefix_cache_queries", "Tokens looked up", "engine", EngineField.PREFIX_QUERIES),
+    ("prefix_cache_hits", "Tokens found", "engine", EngineField.PREFIX_HITS),
+    ("encoder_cache_queries", "Images of prompts", "engine", EngineField.EMBEDDING_QUERIES),
+    ("encoder_cache_hits", "Those encoded before", "engine", EngineField.EMBEDDING_HITS),
+    ("encoded_images", "Images encoded", "vision", VisionField.ENCODED_IMAGES),
+    ("encoder_batches", "Calls of the tower for them", "vision", VisionField.ENCODER_BATCHES),
+    ("fetched_images", "Images fetched by their URLs", "fetcher", FetcherField.FETCHED_IMAGES),
+    ("fetch_refusals", "Requests whose images were not", "fetcher", FetcherField.FETCH_REFUSALS),
+    ("spec_decode_num_draft_tokens", "Tokens guessed", "engine", EngineField.DRAFTS),
+    ("spec_decode_num_accepted_tokens", "Guesses right", "engine", EngineField.RIGHT_DRAFTS),
+    (
+        "queue_refusals",
+        "Requests refused, the queue being full",
+        "engine",
+        EngineField.QUEUE_REFUSALS,
+    ),
+    ("aborted_sequences", "Sequences aborted", "engine", EngineField.ABORTED),
+    ("lapsed_requests", "Requests whose lease lapsed", "engine", EngineField.LAPSED),
+    ("finished_sequences", "Sequences run to their end", "engine", EngineField.FINISHED),
+    ("detokenized_tokens", "Tokens turned into text", "detokenizer", DetokenizerField.TOKENS),
 ]
 GAUGES = [
-    ("http_requests_open", "HTTP requests in progress", "frontend", Field.OPEN_REQUESTS),
-    ("http_connections", "Open connections", "frontend", Field.CONNECTIONS),
-    ("http_held_bytes", "Bytes of bodies being read", "frontend", Field.HELD_BYTES),
-    ("http_unsent_bytes", "Bytes clients have yet to read", "frontend", Field.UNSENT_BYTES),
-    ("image_bytes", "Bytes of prepared images", "tokenizer", Field.IMAGE_BYTES),
-    ("image_bytes_sent", "Of those the engine needs", "tokenizer", Field.SENT_IMAGE_BYTES),
-    ("num_requests_running", "Sequences in the running batch", "engine", Field.RUNNING),
-    ("num_requests_waiting", "Sequences waiting for a place", "engine", Field.WAITING),
-    ("num_tokens_waiting", "Tokens to compute of those", "engine", Field.WAITING_TOKENS),
-    ("kv_pages", "Pages of the KV cache", "engine", Field.PAGES_TOTAL),
-    ("kv_pages_total", "As kv_pages; goes with the next release", "engine", Field.PAGES_TOTAL),
-    ("kv_pages_free", "Free pages of the KV cache", "engine", Field.PAGES_FREE),
-    ("num_images_waiting", "Images to be encoded", "engine", Field.WAITING_IMAGES),
-    ("embedding_rows", "Rows for embeddings of images", "engine", Field.EMBEDDING_ROWS),
+    ("http_requests_open", "HTTP requests in progress", "frontend", FrontendField.OPEN_REQUESTS),
+    ("http_connections", "Open connections", "frontend", FrontendField.CONNECTIONS),
+    ("http_held_bytes", "Bytes of bodies being read", "frontend", FrontendField.HELD_BYTES),
+    ("http_unsent_bytes", "Bytes clients have yet to read", "frontend", FrontendField.UNSENT_BYTES),
+    ("image_bytes", "Bytes of prepared images", "tokenizer", TokenizerField.IMAGE_BYTES),
+    ("image_bytes_sent", "Of those the engine needs", "tokenizer", TokenizerField.SENT_IMAGE_BYTES),
+    ("num_requests_running", "Sequences in the running batch", "engine", EngineField.RUNNING),
+    ("num_requests_waiting", "Sequences waiting for a place", "engine", EngineField.WAITING),
+    ("num_tokens_waiting", "Tokens to compute of those", "engine", EngineField.WAITING_TOKENS),
+    ("kv_pages", "Pages of the KV cache", "engine", EngineField.PAGES_TOTAL),
+    (
+        "kv_pages_total",
+        "As kv_pages; goes with the next release",
+        "engine",
+        EngineField.PAGES_TOTAL,
+    ),
+    ("kv_pages_free", "Free pages of the KV cache", "engine", EngineField.PAGES_FREE),
+    ("num_images_waiting", "Images to be encoded", "engine", EngineField.WAITING_IMAGES),
+    ("embedding_rows", "Rows for embeddings of images", "engine", EngineField.EMBEDDING_ROWS),
     (
         "embedding_rows_total",
         "As embedding_rows; goes with the next release",
-        *("engine", Field.EMBEDDING_ROWS),
+        *("engine", EngineField.EMBEDDING_ROWS),
     ),
-    ("embedding_rows_free", "Those that no sequence needs", "engine", Field.EMBEDDING_ROWS_FREE),
-    ("replies_open", "Replies being rendered", "detokenizer", Field.OPEN_REPLIES),
+    (
+        "embedding_rows_free",
+        "Those that no sequence needs",
+        "engine",
+        EngineField.EMBEDDING_ROWS_FREE,
+    ),
+    ("replies_open", "Replies being rendered", "detokenizer", DetokenizerField.OPEN_REPLIES),
 ]
 HISTOGRAMS = [
     ("event_loop_lag_seconds", "How late timers fire", Timing.LOOP_LAG),
@@ -117,13 +161,13 @@ class BoardCollector(Collector):
         """Yield all families."""
         up = GaugeMetricFamily("headrace:process_up", "Whether the process serves", labels=LABELS)
         for slot in self._board.slots:
-            up.add_metric([self._model, str(slot.seat)], slot[Field.STATE] == State.READY)
+            up.add_metric([self._model, str(slot.seat)], slot[CommonField.STATE] == State.READY)
         yield up
         restarts = CounterMetricFamily(
             "headrace:process_restarts", "Processes that died and were replaced", labels=LABELS
         )
         for slot in self._board.slots:
-            restarts.add_metric([self._model, str(slot.seat)], max(slot[Field.STARTS], 1) - 1)
+            restarts.add_metric([self._model, str(slot.seat)], max(slot[CommonField.STARTS], 1) - 1)
         yield restarts
         for name, help, role, field in COUNTERS:
             counter = CounterMetricFamily(f"headrace:{name}", help, labels=LABELS)
@@ -142,15 +186,15 @@ class BoardCollector(Collector):
             labels=LABELS,
         )
         for slot in self._board.of("frontend"):
-            seconds = slot[Field.LONGEST_CALLBACK_NS] / 1e9
+            seconds = slot[FrontendField.LONGEST_CALLBACK_NS] / 1e9
             longest.add_metric([self._model, str(slot.seat)], seconds)
         yield longest
         usage = GaugeMetricFamily(
             "headrace:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", labels=LABELS
         )
         for slot in self._board.of("engine"):
-            total = slot[Field.PAGES_TOTAL]
-            used = 1 - slot[Field.PAGES_FREE] / total if total else 0.0
+            total = slot[EngineField.PAGES_TOTAL]
+            used = 1 - slot[EngineField.PAGES_FREE] / total if total else 0.0
             usage.add_metric([self._model, str(slot.seat)], used)
         yield usage
         yield from self._backlogs()
@@ -179,8 +223,10 @@ class BoardCollector(Collector):
 
     def _vitals(self) -> Iterator[Metric]:
         """What the kernel says of each process that lives."""
-        alive = [s for s in self._board.slots if s[Field.STATE] in (State.STARTING, State.READY)]
-        found = [(slot, vitals_of(slot[Field.PID])) for slot in alive]
+        alive = [
+            s for s in self._board.slots if s[CommonField.STATE] in (State.STARTING, State.READY)
+        ]
+        found = [(slot, vitals_of(slot[CommonField.PID])) for slot in alive]
         for kind, name, help, attribute in VITALS:
             family = kind(f"headrace:{name}", help, labels=LABELS)
             for slot, vitals in found:

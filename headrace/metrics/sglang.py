@@ -10,7 +10,8 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from headrace.board import histogram_bounds
-from headrace.board.board import Board, Field, Timing
+from headrace.board.board import Board, Timing
+from headrace.board.fields import EngineField
 from headrace.config.config import ModelCard
 from headrace.metrics.family_builder import BoardTotals, Families, Labels
 
@@ -80,14 +81,14 @@ class SglangCollector(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         engine = self._readings.engine
-        pages, page_tokens = engine(Field.PAGES_TOTAL), engine(Field.PAGE_TOKENS)
-        free, total = engine(Field.PAGES_FREE) * page_tokens, pages * page_tokens
-        hits, queries = engine(Field.PREFIX_HITS), engine(Field.PREFIX_QUERIES)
-        rounds, right = engine(Field.DRAFT_ROUNDS), engine(Field.RIGHT_DRAFTS)
-        speed = engine(Field.TOKENS_PER_SECOND) if engine(Field.RUNNING) else 0
+        pages, page_tokens = engine(EngineField.PAGES_TOTAL), engine(EngineField.PAGE_TOKENS)
+        free, total = engine(EngineField.PAGES_FREE) * page_tokens, pages * page_tokens
+        hits, queries = engine(EngineField.PREFIX_HITS), engine(EngineField.PREFIX_QUERIES)
+        rounds, right = engine(EngineField.DRAFT_ROUNDS), engine(EngineField.RIGHT_DRAFTS)
+        speed = engine(EngineField.TOKENS_PER_SECOND) if engine(EngineField.RUNNING) else 0
         for name, help, value in [
-            ("num_running_reqs", "Sequences that run", engine(Field.RUNNING)),
-            ("num_queue_reqs", "Sequences that wait", engine(Field.WAITING)),
+            ("num_running_reqs", "Sequences that run", engine(EngineField.RUNNING)),
+            ("num_queue_reqs", "Sequences that wait", engine(EngineField.WAITING)),
             ("token_usage", "Share of the KV cache in use, 0 to 1", self._readings.kv_usage),
             ("full_token_usage", "The same: all layers are alike", self._readings.kv_usage),
             ("num_used_tokens", "Tokens that the KV cache has in use", total - free),
@@ -107,22 +108,26 @@ class SglangCollector(Collector):
             (
                 "spec_accept_rate",
                 "Share of guesses that were right, so far",
-                share(right, engine(Field.DRAFTS)),
+                share(right, engine(EngineField.DRAFTS)),
             ),
         ]:
             yield self._scheduler.gauge(name, help, [({}, value)])
 
     def _counters(self) -> Iterator[Metric]:
         engine = self._readings.engine
-        computed, cached = engine(Field.PREFILLED_TOKENS), engine(Field.CACHED_TOKENS)
-        generated, aborted = engine(Field.GENERATED_TOKENS), engine(Field.ABORTED)
-        ended = engine(Field.FINISHED) + aborted
+        computed, cached = engine(EngineField.PREFILLED_TOKENS), engine(EngineField.CACHED_TOKENS)
+        generated, aborted = engine(EngineField.GENERATED_TOKENS), engine(EngineField.ABORTED)
+        ended = engine(EngineField.FINISHED) + aborted
         for name, help, value in [
             ("prompt_tokens", "Tokens of prompts that have a first token", computed + cached),
             ("generation_tokens", "Tokens generated", generated),
             ("num_requests", "Sequences that ended", ended),
             ("num_aborted_requests", "Sequences whose client left", aborted),
-            ("spec_verify_calls", "Steps of sequences with guesses", engine(Field.DRAFT_ROUNDS)),
+            (
+                "spec_verify_calls",
+                "Steps of sequences with guesses",
+                engine(EngineField.DRAFT_ROUNDS),
+            ),
         ]:
             yield self._front.counter(name, help, [({}, value)])
         source = {"cache_source": "device"}
@@ -135,7 +140,7 @@ class SglangCollector(Collector):
             ({"mode": "decode"}, generated),
         ]
         yield self._scheduler.counter("realtime_tokens", "Tokens, by what was done", modes)
-        retracted = engine(Field.PREEMPTIONS)
+        retracted = engine(EngineField.PREEMPTIONS)
         help = "Sequences whose KV pages were taken back"
         yield self._scheduler.counter("num_retracted_requests", help, [({}, retracted)])
 

@@ -10,25 +10,26 @@ from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
 from headrace.board import histogram_bounds
-from headrace.board.board import Board, Field, Timing
+from headrace.board.board import Board, Timing
+from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
 from headrace.config.config import ModelCard
 from headrace.ipc.messages import FinishReason
 from headrace.metrics.family_builder import BoardTotals, Families, Labels
 from headrace.metrics.tool_calls import labeled
 
-IMAGES = (Field.IMAGES, Field.FOUND_IMAGES)
-MAX_DRAFTS = 15  # places of `Field.RIGHT_AT`
+IMAGES = (TokenizerField.IMAGES, TokenizerField.FOUND_IMAGES)
+MAX_DRAFTS = 15  # places of `EngineField.RIGHT_AT`
 
 # Counters of the engine.
 COUNTERS = [
-    ("num_preemptions", "Sequences whose KV pages were taken back", Field.PREEMPTIONS),
-    ("prompt_tokens_cached", "Tokens of prompts found in the cache", Field.CACHED_TOKENS),
-    ("generation_tokens", "Tokens generated", Field.GENERATED_TOKENS),
-    ("prefix_cache_queries", "Tokens looked up in the prefix cache", Field.PREFIX_QUERIES),
-    ("prefix_cache_hits", "Tokens found in the prefix cache", Field.PREFIX_HITS),
-    ("spec_decode_num_drafts", "Steps of sequences with guesses", Field.DRAFT_ROUNDS),
-    ("spec_decode_num_draft_tokens", "Tokens guessed", Field.DRAFTS),
-    ("spec_decode_num_accepted_tokens", "Guesses that were right", Field.RIGHT_DRAFTS),
+    ("num_preemptions", "Sequences whose KV pages were taken back", EngineField.PREEMPTIONS),
+    ("prompt_tokens_cached", "Tokens of prompts found in the cache", EngineField.CACHED_TOKENS),
+    ("generation_tokens", "Tokens generated", EngineField.GENERATED_TOKENS),
+    ("prefix_cache_queries", "Tokens looked up in the prefix cache", EngineField.PREFIX_QUERIES),
+    ("prefix_cache_hits", "Tokens found in the prefix cache", EngineField.PREFIX_HITS),
+    ("spec_decode_num_drafts", "Steps of sequences with guesses", EngineField.DRAFT_ROUNDS),
+    ("spec_decode_num_draft_tokens", "Tokens guessed", EngineField.DRAFTS),
+    ("spec_decode_num_accepted_tokens", "Guesses that were right", EngineField.RIGHT_DRAFTS),
 ]
 # Counters of what there is none of, which vLLM tells whether there is or not.
 ABSENT = [
@@ -129,7 +130,7 @@ class VllmCollector(Collector):
 
     def _gauges(self) -> Iterator[Metric]:
         engine, gauge = self._readings.engine, self._families.gauge
-        running, waiting = engine(Field.RUNNING), engine(Field.WAITING)
+        running, waiting = engine(EngineField.RUNNING), engine(EngineField.WAITING)
         yield gauge("num_requests_running", "Sequences that run", [({}, running)])
         yield gauge("num_requests_waiting", "Sequences that wait", [({}, waiting)])
         yield gauge(
@@ -139,18 +140,18 @@ class VllmCollector(Collector):
         )
         usage = self._readings.kv_usage
         yield gauge("kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", [({}, usage)])
-        pages = str(engine(Field.PAGES_TOTAL))
+        pages = str(engine(EngineField.PAGES_TOTAL))
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}  # it never sleeps
         sleep: list[tuple[Labels, float]] = [({"sleep_state": s}, n) for s, n in states.items()]
         yield gauge("engine_sleep_state", "Whether the engine is awake: it always is", sleep)
-        info = {"block_size": str(engine(Field.PAGE_TOKENS)), "num_gpu_blocks": pages}
+        info = {"block_size": str(engine(EngineField.PAGE_TOKENS)), "num_gpu_blocks": pages}
         yield gauge("cache_config_info", "What the KV cache is, as labels", [(info, 1)])
 
     def _counters(self) -> Iterator[Metric]:
         engine, counter = self._readings.engine, self._families.counter
         for name, help, field in COUNTERS:
             yield counter(name, help, [({}, engine(field))])
-        computed, cached = engine(Field.PREFILLED_TOKENS), engine(Field.CACHED_TOKENS)
+        computed, cached = engine(EngineField.PREFILLED_TOKENS), engine(EngineField.CACHED_TOKENS)
         help = "Tokens of prompts that have a first token"
         yield counter("prompt_tokens", help, [({}, computed + cached)])
         sources: list[tuple[Labels, float]] = [
@@ -167,28 +168,30 @@ class VllmCollector(Collector):
         for name, help in ABSENT:
             yield counter(name, help, [({}, 0)])
         ends = {
-            "stop": engine(Field.ENDED + FinishReason.STOP),
-            "length": engine(Field.ENDED + FinishReason.LENGTH),
-            "abort": engine(Field.ABORTED),
+            "stop": engine(EngineField.ENDED + FinishReason.STOP),
+            "length": engine(EngineField.ENDED + FinishReason.LENGTH),
+            "abort": engine(EngineField.ABORTED),
             "error": 0,  # an error ends the server, too
             "repetition": 0,  # is not detected here
         }
         reasons: list[tuple[Labels, float]] = [({"finished_reason": r}, n) for r, n in ends.items()]
         yield counter("request_success", "Sequences that ended, by why", reasons)
         right: list[tuple[Labels, float]] = [
-            ({"position": str(place)}, engine(Field.RIGHT_AT + place))
+            ({"position": str(place)}, engine(EngineField.RIGHT_AT + place))
             for place in range(MAX_DRAFTS)
         ]
         total = self._readings.total
-        too_many = total("frontend", Field.REQUEST_OVERLOADS) + engine(Field.QUEUE_REFUSALS)
+        too_many = total("frontend", FrontendField.REQUEST_OVERLOADS) + engine(
+            EngineField.QUEUE_REFUSALS
+        )
         rejections: list[tuple[Labels, float]] = [
             ({"reason": "max_num_queued_reqs"}, too_many),
-            ({"reason": "max_num_queued_tokens"}, total("frontend", Field.TOKEN_OVERLOADS)),
+            ({"reason": "max_num_queued_tokens"}, total("frontend", FrontendField.TOKEN_OVERLOADS)),
         ]
         help = "Requests refused for want of room"
         yield self._doors.counter("admission_rejections", help, rejections)
         readings: list[tuple[Labels, float]] = [
-            (labels, total("detokenizer", Field.TOOL_READINGS + place))
+            (labels, total("detokenizer", DetokenizerField.TOOL_READINGS + place))
             for place, labels in labeled()
         ]
         help = "Answers, or events of streams, read for calls of tools"

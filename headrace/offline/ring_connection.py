@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.board.board import Field, State
+from headrace.board.board import State
+from headrace.board.fields import FrontendField
 from headrace.config.config import ServerConfig
 from headrace.errors import DeadlyRequest, EngineDied
 from headrace.ipc.inflight import InflightRequest
@@ -240,7 +241,7 @@ class Ring:
                 if sent.take(id % MAX_SEQUENCES, entry, last, num_delivered):
                     piece = b"".join((*sent.release(), entry))
                     self._put(request_of(id), head, piece, bool(last))
-        self._slot.add(Field.MESSAGES_TAKEN)
+        self._slot.add(FrontendField.MESSAGES_TAKEN)
         self._flush()
 
     def _put(self, id: int, head: Head | None, data: bytes, last: bool) -> None:

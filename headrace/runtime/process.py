@@ -23,7 +23,8 @@ import msgspec
 import setproctitle
 
 from headrace import logs
-from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField
 from headrace.errors import HeadraceError
 from headrace.exit_status import ExitStatus
 from headrace.ipc.recorder import Tee
@@ -104,8 +105,10 @@ class Context:
 
         A worker that has loaded its share waits for slower ones; it hangs when all do.
         """
-        likes = [s for s in self.board.of(self.seat.role) if s[Field.STATE] != State.READY]
-        return [(slot[Field.PROGRESS], resident_bytes(slot[Field.PID])) for slot in likes]
+        likes = [s for s in self.board.of(self.seat.role) if s[CommonField.STATE] != State.READY]
+        return [
+            (slot[CommonField.PROGRESS], resident_bytes(slot[CommonField.PID])) for slot in likes
+        ]
 
     @property
     def orphaned(self) -> bool:
@@ -159,7 +162,7 @@ def spawn(
             )
         process.stacks = stacks
         undo.pop_all()
-    slot[Field.PID] = process.pid  # before it says so itself
+    slot[CommonField.PID] = process.pid  # before it says so itself
     return process
 
 
@@ -220,7 +223,7 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
     board = Board(note.board_fd, note.seats)
     slot = board.slot(note.role, note.index)
     write_to(note.stacks_fd)
-    slot[Field.STACKS_FD] = note.stacks_fd
+    slot[CommonField.STACKS_FD] = note.stacks_fd
     slot.enter(State.STARTING)
     writer.keep = slot.keep_line
     end_with_threads(slot, writer)
@@ -244,7 +247,7 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
         sys.exit(error.exit_status)
     except Exception as error:
         slot.exit_reason = repr(error)
-        if isinstance(error, OSError | MemoryError) and slot[Field.STATE] == State.STARTING:
+        if isinstance(error, OSError | MemoryError) and slot[CommonField.STATE] == State.STARTING:
             slot.exit_reason = str(error)
             sys.exit(ExitStatus.SHORT_OF)
         log.exception("unexpected error")

@@ -13,7 +13,8 @@ import time
 from collections.abc import Iterable, Iterator
 from fcntl import F_SETFL, fcntl
 
-from headrace.board.board import Field, Seat, Slot, State
+from headrace.board.board import Seat, Slot, State
+from headrace.board.fields import CommonField
 
 ASK = signal.SIGQUIT  # has a process write; it is not stopped by it, nor its system calls
 POLL_INTERVAL_S = 0.01  # between looks at whether a file is complete: it has not grown
@@ -39,9 +40,11 @@ class StackFile:
     @classmethod
     def of(cls, slot: Slot) -> "StackFile | None":
         """Open that of the process in a seat; None where there is none."""
-        path = f"/proc/{slot[Field.PID]}/fd/{slot[Field.STACKS_FD]}"
+        path = f"/proc/{slot[CommonField.PID]}/fd/{slot[CommonField.STACKS_FD]}"
         try:  # a later process with the same id has no such file
-            if slot[Field.STATE] not in ALIVE or not os.readlink(path).startswith(f"/memfd:{NAME}"):
+            if slot[CommonField.STATE] not in ALIVE or not os.readlink(path).startswith(
+                f"/memfd:{NAME}"
+            ):
                 return None
             return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError:
@@ -95,7 +98,7 @@ def asked(slots: Iterable[Slot]) -> Iterator[dict[Seat, StackFile]]:
                 opened.callback(file.close)
                 file.take()
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(slot[Field.PID], ASK)
+                    os.kill(slot[CommonField.PID], ASK)
                     files[slot.seat] = file
         before, sizes = [0], [file.size for file in files.values()]
         for _ in range(MAX_POLLS):

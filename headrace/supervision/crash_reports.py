@@ -18,7 +18,8 @@ from typing import Any
 import msgspec
 
 from headrace import __version__
-from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField
 from headrace.board.process_status import process_status
 from headrace.config.config import CrashConfig
 from headrace.runtime.stack_dumps import stacks_of
@@ -81,7 +82,7 @@ class CrashReports:
         }
         data = msgspec.json.format(msgspec.json.encode(crash_report), indent=2)
         stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 1000):03}"
-        name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[Field.PID]}{SUFFIX}"
+        name = f"{stem}-{slot.seat.role}-{slot.seat.index}-{slot[CommonField.PID]}{SUFFIX}"
         if self._writer is None:
             self._writer = threading.Thread(
                 target=self._write_all, args=(self._directory,), name="crash-reports", daemon=True
@@ -103,9 +104,9 @@ class CrashReports:
             details["requests"] = [f"{id:x}" for id in slot.open_ids]
         return {
             "process": str(slot.seat),
-            "pid": slot[Field.PID],
-            "state": State(slot[Field.STATE]).name.lower(),
-            "starts": slot[Field.STARTS],
+            "pid": slot[CommonField.PID],
+            "state": State(slot[CommonField.STATE]).name.lower(),
+            "starts": slot[CommonField.STARTS],
             "silent_s": round(slot.silent_s(now_ns), 3),
             **details,
             "stacks": stacks.get(slot.seat, "").splitlines(),

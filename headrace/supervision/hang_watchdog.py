@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField
 from headrace.runtime.wake_clock import WakeClock
 from headrace.supervision.watchdog import WatchdogVerdict
 
@@ -32,9 +33,9 @@ class HangWatchdog:
 
 def silent_s(slot: Slot, now_ns: int, since_ns: int) -> float:
     """Return the seconds since a heartbeat, or since the watcher woke up."""
-    return (now_ns - max(slot[Field.HEARTBEAT_NS], since_ns)) / 1e9
+    return (now_ns - max(slot[CommonField.HEARTBEAT_NS], since_ns)) / 1e9
 
 
 def patience_s(slot: Slot, stuck_s: float) -> float:
     """Return the seconds that a process may be silent."""
-    return stuck_s if slot[Field.STATE] == State.READY else max(STARTING_S, stuck_s)
+    return stuck_s if slot[CommonField.STATE] == State.READY else max(STARTING_S, stuck_s)

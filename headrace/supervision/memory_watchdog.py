@@ -6,7 +6,8 @@ another process has grown.
 
 from collections.abc import Callable, Sequence
 
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField
 from headrace.supervision.watchdog import WatchdogVerdict
 
 # Of the machine's memory, or the container's.
@@ -33,7 +34,11 @@ class MemoryWatchdog:
         found = []
         for slot in slots:
             limit = self._bytes[slot.seat.role]
-            has = self._own_bytes(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
+            has = (
+                self._own_bytes(slot[CommonField.PID])
+                if slot[CommonField.STATE] == State.READY
+                else None
+            )
             if has is not None and has > limit:
                 reason = f"has {has >> 20} MiB of memory, more than its {limit >> 20}"
                 found.append(WatchdogVerdict(slot.seat, reason))

@@ -7,7 +7,8 @@ an event that it does not take still beats, and keeps a core from the others.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headrace.board.board import Field, Seat, Slot, State
+from headrace.board.board import Seat, Slot, State
+from headrace.board.fields import CommonField
 from headrace.runtime.heartbeat import MAX_WORK_S
 from headrace.supervision.watchdog import WatchdogVerdict
 
@@ -26,7 +27,7 @@ class Look:
 
     at: float
     pid: int
-    work: bytes
+    work: list[int]
     used_s: float
     began_s: float
 
@@ -53,14 +54,18 @@ class SpinWatchdog:
         now = now_ns / 1e9
         found = []
         for slot in slots:
-            used = self._used_s(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
+            used = (
+                self._used_s(slot[CommonField.PID])
+                if slot[CommonField.STATE] == State.READY
+                else None
+            )
             before = self._looks.pop(slot.seat, None)
             if used is None:
                 continue
             if before is not None and now - before.at < SHORTEST_S:
                 self._looks[slot.seat] = before
                 continue
-            look = Look(now, slot[Field.PID], slot.work, used, used)
+            look = Look(now, slot[CommonField.PID], slot.work, used, used)
             if before is not None and look.goes_on(before):
                 look = Look(now, look.pid, look.work, used, before.began_s)
             self._looks[slot.seat] = look

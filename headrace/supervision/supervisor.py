@@ -24,7 +24,8 @@ from types import FrameType
 from typing import Any
 
 from headrace.board.admin_requests import RENEWABLE, STOP, AdminRequests
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.config.api_keys import digest
 from headrace.config.chaos import Chaos, parse_chaos
 from headrace.config.config import (
@@ -267,10 +268,10 @@ class Supervisor:
         num_open = 0
         for child in self._children:
             slot = self.board.slot(child.seat.role, child.seat.index)
-            if child.seat.role == "frontend" and slot[Field.STATE] == State.READY:
-                if not slot[Field.IS_CLOSED]:
+            if child.seat.role == "frontend" and slot[CommonField.STATE] == State.READY:
+                if not slot[FrontendField.IS_CLOSED]:
                     child.process.send_signal(DRAIN)
-                num_open += slot[Field.OPEN_REQUESTS] + (not slot[Field.IS_CLOSED])
+                num_open += slot[FrontendField.OPEN_REQUESTS] + (not slot[FrontendField.IS_CLOSED])
         return num_open == 0 or time.monotonic() >= self._drain_until
 
     def _kill_unhealthy(self) -> None:
@@ -288,14 +289,14 @@ class Supervisor:
             log.warning("%s %s; killing it", seat, reason)
             write_last(slot)
             with contextlib.suppress(ProcessLookupError):
-                os.kill(slot[Field.PID], signal.SIGKILL)
+                os.kill(slot[CommonField.PID], signal.SIGKILL)
 
     def _renew(self) -> None:
         """Have the next process replaced that is to be, once the one before it has been."""
         if self._renewing is not None:
             child, before = self._renewing
             slot = self.board.slot(child.seat.role, child.seat.index)
-            if child.process is before or slot[Field.STATE] != State.READY:
+            if child.process is before or slot[CommonField.STATE] != State.READY:
                 if child.process is before and child.seat.role != "frontend":
                     before.send_signal(signal.SIGTERM)  # once more: it may have got lost
                 return
@@ -308,13 +309,13 @@ class Supervisor:
     def _inject_faults(self) -> None:
         """Do what --chaos says."""
         for rule in self._chaos.due(time.monotonic()):
-            alive = [s for s in self.board.of(rule.role) if s[Field.STATE] == State.READY]
+            alive = [s for s in self.board.of(rule.role) if s[CommonField.STATE] == State.READY]
             if alive:
                 victim = random.choice(alive)
                 log.warning("chaos: %s gets %s", victim.seat, rule.signal.name)
-                victim[Field.HARMED_PID] = victim[Field.PID]
+                victim[CommonField.HARMED_PID] = victim[CommonField.PID]
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim[Field.PID], rule.signal)
+                    os.kill(victim[CommonField.PID], rule.signal)
 
     def _restart(self) -> float:
         """Start replacements that are due; return in how many seconds the next one is."""
@@ -439,11 +440,11 @@ class Supervisor:
         return {"arena_fd": self._arena.fd, "num_arena_regions": num_regions}
 
     def _all_ready(self) -> bool:
-        return all(slot[Field.STATE] == State.READY for slot in self.board.slots)
+        return all(slot[CommonField.STATE] == State.READY for slot in self.board.slots)
 
     def _progress(self) -> float:
         """Return the share of start-up work done: the worker's, which is nearly all of it."""
-        return min((s[Field.PROGRESS] for s in self.board.of("worker")), default=1000) / 1000
+        return min((s[CommonField.PROGRESS] for s in self.board.of("worker")), default=1000) / 1000
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for a signal or the death of a child."""
@@ -469,9 +470,9 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)
         slot = self.board.slot(child.seat.role, child.seat.index)
-        if slot[Field.STATE] == State.READY:
+        if slot[CommonField.STATE] == State.READY:
             child.restarts.worked()
-        slot[Field.STATE] = State.DEAD
+        slot[CommonField.STATE] = State.DEAD
         is_hopeless = code in FINAL or not self._is_up
         delay_s = None if is_hopeless else child.restarts.delay_s()
         death = ChildDied(child.seat, code, slot.exit_reason)
@@ -479,7 +480,10 @@ class Supervisor:
         if delay_s is not None:
             log.log(logging.INFO if is_wanted else logging.WARNING, "%s; starting another", death)
         if self._is_up and not is_wanted:
-            hands = {"tokenizer": Field.AT_HAND, "detokenizer": Field.REPLY_AT_HAND}
+            hands = {
+                "tokenizer": TokenizerField.AT_HAND,
+                "detokenizer": DetokenizerField.REPLY_AT_HAND,
+            }
             role = child.seat.role
             in_progress = [slot[hands[role]]] if role in hands else []
             self._crash_reports.make(slot, ending(code), child.process.stacks.take(), in_progress)

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from byte_replies import ByteVocabulary, make_plan
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import DetokenizerField, FrontendField
 from headrace.config.config import DetokenizerConfig, ModelCard
 from headrace.detokenizer_proc import main as main_module
 from headrace.detokenizer_proc.main import Detokenizer, mark_start
@@ -111,7 +112,7 @@ def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
     for text in (b"c", b"d", b"e"):
         bench.step(NEW, text, is_first=False)
         assert bench.frontend.receive(0) is None, "it has two to handle"
-    bench.board.slot("frontend").add(Field.MESSAGES_TAKEN)
+    bench.board.slot("frontend").add(FrontendField.MESSAGES_TAKEN)
     bench.detokenizer.work()
     received = bench.frontend.receive(DEADLINE_MS)
     assert received is not None
@@ -121,10 +122,13 @@ def test_slow_frontend_gets_more_text_in_fewer_messages(bench: Bench) -> None:
 
 def test_next_detokenizer_tells_at_which_reply_the_last_one_died(bench: Bench) -> None:
     slot = bench.board.slot("detokenizer")
-    slot[Field.REPLY_AT_HAND] = OLD
+    slot[DetokenizerField.REPLY_AT_HAND] = OLD
     for state in (State.STARTING, State.READY):
         slot.enter(state)
     mark_start(slot)
-    assert (slot[Field.LAST_REPLY_AT_HAND], slot[Field.REPLY_AT_HAND]) == (OLD, 0)
+    assert (slot[DetokenizerField.LAST_REPLY_AT_HAND], slot[DetokenizerField.REPLY_AT_HAND]) == (
+        OLD,
+        0,
+    )
     bench.tell(NEW, b"a")
-    assert slot[Field.LAST_REPLY_AT_HAND] == OLD, "until the next one dies"
+    assert slot[DetokenizerField.LAST_REPLY_AT_HAND] == OLD, "until the next one dies"

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat
+from headrace.board.board import Board, Seat
+from headrace.board.fields import DetokenizerField
 from headrace.engine_proc.detokenizer_links import MAX_BEHIND, MAX_HELD, DetokenizerLinks
 from headrace.ipc.messages import StepOutput, ToDetokenizer
 from headrace.ipc.sockets import Inbox, address
@@ -44,7 +45,7 @@ class Rig:
 
     def handle(self, num_steps: int, detokenizer: int = 0) -> None:
         """Say that a detokenizer has handled steps."""
-        self.board.slot("detokenizer", detokenizer).add(Field.MESSAGES_TAKEN, num_steps)
+        self.board.slot("detokenizer", detokenizer).add(DetokenizerField.MESSAGES_TAKEN, num_steps)
 
     def close(self) -> None:
         self.links.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from engine_rig import FIRST, IMAGE_TOKEN, Rig, Sevens, generate
 
-from headrace.board.board import Field
+from headrace.board.fields import EngineField
 from headrace.ipc.messages import (
     Abort,
     Encoded,
@@ -52,8 +52,8 @@ def test_an_image_is_encoded_and_the_text_goes_on_behind_it(rig: Rig) -> None:
     rig.step()
     rig.step()
     assert [rig.heard()[1] for _ in range(2)] == [[7], [7]]
-    assert rig.slot[Field.WAITING_IMAGES] == 0
-    assert rig.slot[Field.EMBEDDING_ROWS] == rig.slot[Field.EMBEDDING_ROWS_FREE] == 32
+    assert rig.slot[EngineField.WAITING_IMAGES] == 0
+    assert rig.slot[EngineField.EMBEDDING_ROWS] == rig.slot[EngineField.EMBEDDING_ROWS_FREE] == 32
 
 
 def test_an_image_that_cannot_be_encoded_is_its_requests_end(rig: Rig) -> None:

@@ -11,7 +11,8 @@ import pytest
 from engine_configs import engine_config
 from engine_rig import FIRST, READY, WAIT_MS, Rig, Sevens, Slow, Small, generate
 
-from headrace.board.board import Field, Timing
+from headrace.board.board import Timing
+from headrace.board.fields import EngineField
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.intake import LAPSE_S
 from headrace.engine_proc.leases import LEASE_S
@@ -45,21 +46,21 @@ def test_the_board_is_told_of_sequences_when_there_is_time(rig: Rig) -> None:
 
     rig.take(generate())
     rig.step()
-    assert (told(Timing.STEP), rig.slot[Field.PREFILLED_TOKENS]) == ([1], 0)
+    assert (told(Timing.STEP), rig.slot[EngineField.PREFILLED_TOKENS]) == ([1], 0)
     rig.step()
-    assert rig.slot[Field.PREFILLED_TOKENS] == 3
+    assert rig.slot[EngineField.PREFILLED_TOKENS] == 3
     assert told(Timing.GENERATED, Timing.BETWEEN) == [0, 0]
     rig.take(StopSequence(FIRST))  # nothing is left to do
     assert told(Timing.GENERATED, Timing.BETWEEN, Timing.WAITED, Timing.STEP) == [1, 1, 1, 2]
-    assert rig.slot[Field.ENDED + FinishReason.LENGTH] == 1
-    assert rig.slot[Field.PAGE_TOKENS] == READY.page_tokens
+    assert rig.slot[EngineField.ENDED + FinishReason.LENGTH] == 1
+    assert rig.slot[EngineField.PAGE_TOKENS] == READY.page_tokens
 
 
 def test_a_sequence_that_a_stop_string_ends_is_told_of_at_once(rig: Rig) -> None:
     rig.take(generate())
     rig.step()
     rig.take(StopSequence(FIRST))
-    assert rig.slot[Field.ENDED + FinishReason.STOP] == rig.slot[Field.FINISHED] == 1
+    assert rig.slot[EngineField.ENDED + FinishReason.STOP] == rig.slot[EngineField.FINISHED] == 1
     assert rig.slot.histogram(Timing.GENERATED).sum == 1
 
 
@@ -132,7 +133,7 @@ def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
 
     class Witness(Sevens):
         def finish(self) -> StepResult | StepFailed:
-            due.append(rig.slot[Field.STEP_DUE_NS])
+            due.append(rig.slot[EngineField.STEP_DUE_NS])
             return super().finish()
 
     workers = Witness()
@@ -140,14 +141,14 @@ def test_the_board_says_when_the_step_that_is_open_is_overdue(rig: Rig) -> None:
         rig.engine.run_once(workers)  # type: ignore[arg-type]
     assert due[0] == 0, "no step is known to be long before there was one"
     assert all(due[1:])
-    assert rig.slot[Field.STEP_DUE_NS] == 0
-    assert 0 < rig.slot[Field.STEPPED_NS] < due[-1]
+    assert rig.slot[EngineField.STEP_DUE_NS] == 0
+    assert 0 < rig.slot[EngineField.STEPPED_NS] < due[-1]
     rig.take(generate(request_id(0, 2)))
     rig.workers = Sevens(lives=0)
     for _ in range(2):
         rig.turn()
     assert rig.workers.lives < 0, "they have died"
-    assert rig.slot[Field.STEP_DUE_NS] == 0, "no worker computes the step"
+    assert rig.slot[EngineField.STEP_DUE_NS] == 0, "no worker computes the step"
 
 
 @ahead
@@ -163,7 +164,7 @@ def test_a_step_is_sent_before_the_last_has_its_result(rig: Rig) -> None:
         [(FIRST + 1, 1, FinishReason.LENGTH)],
         [],
     ), "no sequence is computed past its end"
-    assert (rig.slot[Field.STEPS], rig.slot[Field.STEPS_AHEAD]) == (3, 2)
+    assert (rig.slot[EngineField.STEPS], rig.slot[EngineField.STEPS_AHEAD]) == (3, 2)
 
 
 @pytest.mark.parametrize("rig", [{"ahead_s": SHORT_STEP_S}], indirect=True)
@@ -204,7 +205,7 @@ def test_sequence_aborted_during_a_step_says_nothing_more(rig: Rig) -> None:
     output, tokens = rig.heard()
     assert list(output.rows()) == [(request_id(0, 2), 1, FinishReason.LENGTH)]
     assert tokens == [7]
-    assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
+    assert rig.slot[EngineField.PAGES_FREE] == rig.slot[EngineField.PAGES_TOTAL]
 
 
 @ahead
@@ -216,14 +217,14 @@ def test_abort_ends_a_step_without_live_sequences(rig: Rig) -> None:
     assert rig.turn() == ["finish"]
     assert list(rig.heard()[0].rows()) == [(FIRST, 0, FinishReason.ABORT)]
     assert not rig.scheduler.has_work
-    assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
+    assert rig.slot[EngineField.PAGES_FREE] == rig.slot[EngineField.PAGES_TOTAL]
 
 
 @ahead
 def test_bad_words_wait_for_the_token_before(rig: Rig) -> None:
     rig.take(generate(bad_words=[[1, 2]]))
     assert [rig.turn().copy() for _ in range(4)] == [["start"], ["finish"], ["start"], ["finish"]]
-    assert rig.slot[Field.STEPS_AHEAD] == 0
+    assert rig.slot[EngineField.STEPS_AHEAD] == 0
 
 
 @ahead
@@ -295,7 +296,7 @@ def test_both_steps_of_workers_without_memory_are_computed_again(rig: Rig) -> No
         for id, count, _ in output.rows():
             said[id] = said.get(id, 0) + count
     assert said == {FIRST: 3, other: 3}
-    assert rig.slot[Field.PAGES_FREE] == rig.slot[Field.PAGES_TOTAL]
+    assert rig.slot[EngineField.PAGES_FREE] == rig.slot[EngineField.PAGES_TOTAL]
 
 
 def test_workers_out_of_memory_blame_no_request(rig: Rig) -> None:
@@ -427,7 +428,7 @@ def test_a_request_beyond_the_queue_is_refused_whole(rig: Rig) -> None:
     assert output.started == {late: b"plan %d" % late}
     assert (list(output.rows()), tokens) == ([(late, 0, FinishReason.REFUSED)], [])
     assert {sequence.id for sequence in rig.scheduler.waiting} == {FIRST, FIRST + 1}
-    assert rig.slot[Field.QUEUE_REFUSALS] == 1
+    assert rig.slot[EngineField.QUEUE_REFUSALS] == 1
 
 
 @pytest.mark.parametrize("rig", [{"max_num_queued": 1}], indirect=True)
@@ -450,7 +451,7 @@ def test_an_abort_is_told_once_for_all_sequences(rig: Rig) -> None:
     rig.take(Abort(FIRST))
     output, _ = rig.heard()
     assert list(output.rows()) == [(FIRST, 0, FinishReason.ABORT)]
-    assert rig.slot[Field.ABORTED] == 3
+    assert rig.slot[EngineField.ABORTED] == 3
 
 
 def test_abort_of_an_ended_request_reaches_the_detokenizer(rig: Rig) -> None:
@@ -470,7 +471,7 @@ def test_what_no_frontend_renews_is_aborted(rig: Rig) -> None:
     rig.now += LAPSE_S
     rig.engine.abort_expired()
     assert list(rig.scheduler.requests) == [kept]
-    assert rig.slot[Field.LAPSED] == 1
+    assert rig.slot[EngineField.LAPSED] == 1
 
 
 def test_a_stop_ends_one_sequence_in_silence(rig: Rig) -> None:
@@ -489,11 +490,11 @@ def test_what_happened_is_on_the_board(rig: Rig) -> None:
     rig.take(generate(request_id(0, 2)), prompt=tuple(range(40)))
     rig.step()
     rig.take(generate(request_id(0, 3)), prompt=tuple(range(9)))
-    assert rig.slot[Field.WAITING_TOKENS] == 9
+    assert rig.slot[EngineField.WAITING_TOKENS] == 9
     names = ("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED", "RUNNING", "WAITING")
-    assert [rig.slot[Field[name]] for name in names] == [3, 40 + 1 + 8, 3, 1, 1, 1]
-    assert (rig.slot[Field.PREFIX_QUERIES], rig.slot[Field.PREFIX_HITS]) == (89, 32)
-    assert rig.slot[Field.PAGES_TOTAL] == READY.num_pages
+    assert [rig.slot[EngineField[name]] for name in names] == [3, 40 + 1 + 8, 3, 1, 1, 1]
+    assert (rig.slot[EngineField.PREFIX_QUERIES], rig.slot[EngineField.PREFIX_HITS]) == (89, 32)
+    assert rig.slot[EngineField.PAGES_TOTAL] == READY.num_pages
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused(rig: Rig) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, Slot, Timing
+from headrace.board.board import Board, Seat, Slot, Timing
+from headrace.board.fields import EngineField
 from headrace.engine_proc.scheduling.scheduler import SequenceOutput
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence_stats import SequenceStats, TokenRate
@@ -58,8 +59,8 @@ def test_a_sequence_is_waited_for_prefilled_and_decoded(slot: Slot) -> None:
     counts = (Timing.PROMPT, Timing.COMPUTED, Timing.GENERATED, Timing.MAX_TOKENS, Timing.PREEMPTED)
     assert sums(slot, *counts) == [10, 6, 4, 50, 2]
     assert (num(slot, Timing.BETWEEN), *sums(slot, Timing.BETWEEN)) == (2, pytest.approx(0.009))
-    assert (slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS]) == (6, 4)
-    assert [slot[Field.ENDED + why] for why in range(2)] == [0, 1]
+    assert (slot[EngineField.PREFILLED_TOKENS], slot[EngineField.CACHED_TOKENS]) == (6, 4)
+    assert [slot[EngineField.ENDED + why] for why in range(2)] == [0, 1]
 
 
 def test_sequences_of_a_step_have_their_own_last_tokens(slot: Slot) -> None:
@@ -86,8 +87,8 @@ def test_aborted_sequence_counts_only_its_prompt(slot: Slot) -> None:
     sequence_stats.take([SequenceOutput(s, [], FinishReason.ABORT)], 20 * MS)
     sequence_stats.settle()
     assert not any(num(slot, span) for span in Timing)
-    assert slot[Field.PREFILLED_TOKENS] == 10
-    assert [slot[Field.ENDED + why] for why in range(2)] == [0, 0]
+    assert slot[EngineField.PREFILLED_TOKENS] == 10
+    assert [slot[EngineField.ENDED + why] for why in range(2)] == [0, 0]
 
 
 def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
@@ -96,7 +97,7 @@ def test_a_stop_string_ends_a_sequence_at_its_last_token(slot: Slot) -> None:
     sequence_stats.take([news(s)], 15 * MS)
     sequence_stats.stop(s)
     assert sums(slot, *PARTS) == pytest.approx([0.002, 0.007, 0.005, 0.012, 0.005])
-    assert slot[Field.ENDED + FinishReason.STOP] == 1
+    assert slot[EngineField.ENDED + FinishReason.STOP] == 1
 
 
 def test_an_embedding_is_its_sequences_first_and_last_news(slot: Slot) -> None:
@@ -112,20 +113,20 @@ def test_token_rate_covers_the_last_second_or_longer(slot: Slot) -> None:
     rate.observe(5000 * MS)
     told = []
     for at_ms, num in [(5500, 10), (6000, 30), (6900, 50), (8000, 70)]:
-        slot[Field.GENERATED_TOKENS] = num
+        slot[EngineField.GENERATED_TOKENS] = num
         rate.observe(at_ms * MS)
-        told.append(slot[Field.TOKENS_PER_SECOND])
+        told.append(slot[EngineField.TOKENS_PER_SECOND])
     assert told == [0, 30, 30, 20]
 
 
 def test_accounts_tell_how_fast_tokens_come(slot: Slot) -> None:
     sequence_stats, s = SequenceStats(slot), sequence()
     for second in (1, 2):
-        slot.add(Field.GENERATED_TOKENS, 40)
+        slot.add(EngineField.GENERATED_TOKENS, 40)
         sequence_stats.take([news(s)], second * 1000 * MS)
     sequence_stats.settle()
-    assert slot[Field.TOKENS_PER_SECOND] == 0, "all came before it was looked at"
-    slot.add(Field.GENERATED_TOKENS, 40)
+    assert slot[EngineField.TOKENS_PER_SECOND] == 0, "all came before it was looked at"
+    slot.add(EngineField.GENERATED_TOKENS, 40)
     sequence_stats.take([news(s)], 4000 * MS)
     sequence_stats.settle()
-    assert slot[Field.TOKENS_PER_SECOND] == 20
+    assert slot[EngineField.TOKENS_PER_SECOND] == 20

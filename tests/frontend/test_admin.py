@@ -6,7 +6,8 @@ import os
 import pytest
 
 from headrace.board.admin_requests import RENEWABLE, STOP, WISHES, AdminRequests
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.config.api_keys import digest
 from headrace.frontend.admin import DRAIN, METHODS, PROCESSES, RESTART, Admin, AdminResponse
 from headrace.frontend.admission.api_key_auth import ApiKeyAuth
@@ -95,7 +96,7 @@ def test_each_process_is_told_of() -> None:
     rig = Rig(KEY)
     rig.slot.enter(State.STARTING)
     rig.slot.enter(State.READY)
-    rig.board.slot("worker")[Field.PID] = 2**22 + 1  # above any process id
+    rig.board.slot("worker")[CommonField.PID] = 2**22 + 1  # above any process id
     answer = rig.ask("GET", PROCESSES)
     assert isinstance(answer, AdminResponse)
     supervisor, frontend, worker = json.loads(answer.body)["processes"]

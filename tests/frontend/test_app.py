@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fake_links import FakeLinks
 
-from headrace.board.board import Board, Field, Seat, Slot, State, Timing
+from headrace.board.board import Board, Seat, Slot, State, Timing
+from headrace.board.fields import EngineField, FrontendField
 from headrace.board.http_counts import CLIENT_LEFT, HttpCounts
 from headrace.config.api_keys import digest
 from headrace.frontend.admin import Admin
@@ -248,7 +249,7 @@ async def test_a_stream_is_written_as_it_comes(site: Site) -> None:
     site.answer(request.id, b"three", True)
     assert (client.body, client.is_complete) == (b"onetwothree", True)
     assert site.links.aborted == []
-    assert site.slot[Field.BYTES_OUT] == len(client.body)
+    assert site.slot[FrontendField.BYTES_OUT] == len(client.body)
 
 
 async def test_a_client_that_reads_on_gets_everything_in_order(site: Site) -> None:
@@ -303,8 +304,8 @@ async def test_a_client_that_leaves_aborts_its_request(site: Site, pieces: list[
     client.leave()
     assert site.links.aborted == [request.id]
     assert len(site.open_requests) == 0
-    assert site.slot[Field.DISCONNECTS] == 1
-    assert site.slot[Field.RESPONSES] == site.slot[Field.KEPT_BYTES] == 0
+    assert site.slot[FrontendField.DISCONNECTS] == 1
+    assert site.slot[FrontendField.RESPONSES] == site.slot[FrontendField.KEPT_BYTES] == 0
     client.leave()
     assert site.links.aborted == [request.id], "once is enough"
 
@@ -341,7 +342,7 @@ async def test_a_body_that_grows_too_large_is_refused(site: Site, chunks: list[b
     await client.answered()
     assert (client.status, answered(site)) == (413, {413: 1})
     assert site.links.forwarded.empty()
-    assert site.slot[Field.HELD_BYTES] == 0
+    assert site.slot[FrontendField.HELD_BYTES] == 0
 
 
 async def test_a_body_of_just_the_limit_is_taken(site: Site) -> None:
@@ -362,12 +363,12 @@ def test_full_links_are_answered_with_try_again(site: Site) -> None:
 async def test_traffic_is_counted(site: Site) -> None:
     site.ask(Client(b"12345"))
     request, _ = await site.forwarded()
-    assert site.slot[Field.KEPT_BYTES] == 5
+    assert site.slot[FrontendField.KEPT_BYTES] == 5
     site.answer(request.id, b"123", False, EVENTS)
     site.answer(request.id, b"4567", True)
-    fields = (Field.REQUESTS, Field.RESPONSES, Field.DISCONNECTS, Field.BYTES_IN, Field.BYTES_OUT)
-    assert [site.slot[f] for f in fields] == [1, 1, 0, 5, 7]
-    assert site.slot[Field.KEPT_BYTES] == 0
+    names = ("REQUESTS", "RESPONSES", "DISCONNECTS", "BYTES_IN", "BYTES_OUT")
+    assert [site.slot[FrontendField[name]] for name in names] == [1, 1, 0, 5, 7]
+    assert site.slot[FrontendField.KEPT_BYTES] == 0
     assert answered(site) == {200: 1}
 
 
@@ -398,7 +399,7 @@ async def test_only_those_with_a_key_come_in(authorization: bytes, status: int) 
         request, _ = await site.forwarded()
         site.answer(request.id, b"", True, JSON)
     assert client.status == status
-    assert site.slot[Field.UNAUTHORIZED] == (status == 401)
+    assert site.slot[FrontendField.UNAUTHORIZED] == (status == 401)
     assert (client.response_head.get(b"www-authenticate") == b"Bearer") == (status == 401)
     os.close(site.board.fd)
 
@@ -449,22 +450,25 @@ def test_health_is_only_asked_for(site: Site) -> None:
 @pytest.mark.parametrize("what", ["requests", "tokens", "bytes"])
 def test_overload_is_told_before_the_body_is_read(site: Site, what: str) -> None:
     if what == "requests":
-        site.slot[Field.ADMITTED] = MAX_REQUESTS
+        site.slot[FrontendField.ADMITTED] = MAX_REQUESTS
     elif what == "tokens":
-        site.board.slot("engine")[Field.WAITING_TOKENS] = 1000
+        site.board.slot("engine")[EngineField.WAITING_TOKENS] = 1000
     else:
-        site.slot[Field.KEPT_BYTES] = 10 * LIMIT
+        site.slot[FrontendField.KEPT_BYTES] = 10 * LIMIT
     client = site.ask(Client(has_all=False, headers=((b"content-length", b"5"),)))
     assert client.status == 429
     assert int(client.response_head[b"retry-after"]) > 0
     assert json.loads(client.body)["error"]["code"] == "rate_limit_exceeded"
-    assert site.slot[Field.OVERLOADS] == 1
-    by_limit = [site.slot[Field.REQUEST_OVERLOADS], site.slot[Field.TOKEN_OVERLOADS]]
+    assert site.slot[FrontendField.OVERLOADS] == 1
+    by_limit = [
+        site.slot[FrontendField.REQUEST_OVERLOADS],
+        site.slot[FrontendField.TOKEN_OVERLOADS],
+    ]
     assert by_limit == [what == "requests", what == "tokens"]
 
 
 async def test_what_there_is_to_know_is_told_under_load(site: Site) -> None:
-    site.slot[Field.ADMITTED] = MAX_REQUESTS
+    site.slot[FrontendField.ADMITTED] = MAX_REQUESTS
     client = site.ask(Client(b"", path="/metrics", method="GET"))
     request, _ = await site.forwarded()
     site.answer(request.id, b"all is well", True, JSON)
@@ -474,11 +478,11 @@ async def test_what_there_is_to_know_is_told_under_load(site: Site) -> None:
 async def test_bodies_count_while_they_are_read(site: Site) -> None:
     client = site.ask(Client(b"123", b"45", has_all=False))
     await client.all_read()
-    assert site.slot[Field.HELD_BYTES] == 5
+    assert site.slot[FrontendField.HELD_BYTES] == 5
     client.leave()
     await client.all_read()
-    assert site.slot[Field.HELD_BYTES] == 0
-    assert (site.slot[Field.OPEN_REQUESTS], site.slot[Field.ADMITTED]) == (0, 0)
+    assert site.slot[FrontendField.HELD_BYTES] == 0
+    assert (site.slot[FrontendField.OPEN_REQUESTS], site.slot[FrontendField.ADMITTED]) == (0, 0)
 
 
 async def test_body_that_outgrows_the_room_is_refused(site: Site) -> None:
@@ -491,8 +495,8 @@ async def test_body_that_outgrows_the_room_is_refused(site: Site) -> None:
     assert [other.status for other in others] == [0] * 10 + [429]
     assert json.loads(others[10].body)["error"]["code"] == "rate_limit_exceeded"
     assert int(others[10].response_head[b"retry-after"]) > 0
-    assert site.slot[Field.HELD_BYTES] == 10 * LIMIT
-    assert (site.slot[Field.ADMITTED], site.slot[Field.OVERLOADS]) == (0, 1)
+    assert site.slot[FrontendField.HELD_BYTES] == 10 * LIMIT
+    assert (site.slot[FrontendField.ADMITTED], site.slot[FrontendField.OVERLOADS]) == (0, 1)
     assert answered(site) == {429: 1}
 
 
@@ -502,14 +506,14 @@ async def test_slow_bodies_take_no_place(site: Site) -> None:
         await client.all_read()
     site.ask(Client(b"{}"))
     request, _ = await site.forwarded()
-    assert site.slot[Field.ADMITTED] == 1
-    site.slot[Field.ADMITTED] = MAX_REQUESTS
+    assert site.slot[FrontendField.ADMITTED] == 1
+    site.slot[FrontendField.ADMITTED] = MAX_REQUESTS
     slow[0].send_rest(b"}")
     await slow[0].answered()
     assert (slow[0].status, int(slow[0].response_head[b"retry-after"]) > 0) == (429, True)
-    assert site.slot[Field.REQUEST_OVERLOADS] == 1
+    assert site.slot[FrontendField.REQUEST_OVERLOADS] == 1
     site.answer(request.id, b"{}", True, JSON)
-    assert site.slot[Field.ADMITTED] == MAX_REQUESTS - 1
+    assert site.slot[FrontendField.ADMITTED] == MAX_REQUESTS - 1
     slow[1].send_rest(b"}")
     assert (await site.forwarded())[1] == b"{}"
 

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from headrace.board.board import SLOT_WORDS, Field, Seat, Slot
+from headrace.board.board import SLOT_WORDS, Seat, Slot
+from headrace.board.fields import FrontendField
 from headrace.exit_status import ExitStatus
 from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.http.socket_writer import TURN
@@ -26,10 +27,10 @@ async def test_a_large_message_is_delivered_in_turns() -> None:
     dispatcher.take(ResponseFrames.of({}, ids[:1], [1], [True]), b"b")
     has_come = [bool(open_request.unsent) for open_request in waiting]
     assert sum(has_come) == TURN
-    assert slot[Field.MESSAGES_TAKEN] == 0
+    assert slot[FrontendField.MESSAGES_TAKEN] == 0
     assert bytes(waiting[0].unsent) == b"a", "what came later is later"
     turns = 0
-    while slot[Field.MESSAGES_TAKEN] < 2:
+    while slot[FrontendField.MESSAGES_TAKEN] < 2:
         await asyncio.sleep(0)
         turns += 1
     assert turns >= 3
@@ -43,7 +44,7 @@ async def test_a_message_of_just_one_turn_ends() -> None:
     dispatcher = Dispatcher(asyncio.get_running_loop(), open_requests, slot)
     ids = [open_requests.open().id for _ in range(TURN)]
     dispatcher.take(ResponseFrames.of({}, ids, [1] * len(ids), [True] * len(ids)), b"a" * len(ids))
-    while not slot[Field.MESSAGES_TAKEN]:
+    while not slot[FrontendField.MESSAGES_TAKEN]:
         await asyncio.sleep(0)
     assert all(open_request.complete for open_request in open_requests)
 

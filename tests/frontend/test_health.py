@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State
+from headrace.board.board import MESSAGES_SENT, Board, Seat, State
+from headrace.board.fields import CommonField, EngineField, FrontendField, TokenizerField
 from headrace.frontend.app import App
 from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
 from headrace.frontend.http.request_head import RequestHead
@@ -25,8 +26,8 @@ def make_board() -> Board:
     for slot in board.slots:
         slot.enter(State.STARTING)
         slot.enter(State.READY)
-        slot[Field.HEARTBEAT_NS] = 10**9
-        slot[Field.PROGRESS] = 1000
+        slot[CommonField.HEARTBEAT_NS] = 10**9
+        slot[CommonField.PROGRESS] = 1000
     return board
 
 
@@ -42,13 +43,13 @@ def test_all_is_well_where_all_serve(path: str) -> None:
 
 def test_each_process_is_told_of() -> None:
     board = make_board()
-    board.slot("engine")[Field.WAITING] = 7
-    board.slot("engine")[Field.STEPPED_NS] = 5 * 10**8
+    board.slot("engine")[EngineField.WAITING] = 7
+    board.slot("engine")[EngineField.STEPPED_NS] = 5 * 10**8
     board.slot("engine")[MESSAGES_SENT] = 3
     board.slot("detokenizer")[MESSAGES_SENT] = 2
-    board.slot("frontend")[Field.LAG_NS] = 12 * 10**6
-    board.slot("frontend")[Field.FORWARDED_BYTES] = 900
-    board.slot("tokenizer")[Field.HANDLED_BYTES] = 200
+    board.slot("frontend")[FrontendField.LAG_NS] = 12 * 10**6
+    board.slot("frontend")[FrontendField.FORWARDED_BYTES] = 900
+    board.slot("tokenizer")[TokenizerField.HANDLED_BYTES] = 200
     board.slot("worker").enter(State.STARTING)
     told = json.loads(health_of(board, LIVE, False, 2 * 10**9).body)
     alike = {"state": "ready", "silent_s": 1.0, "restarts": 0}
@@ -79,18 +80,18 @@ def test_silent_process_is_named() -> None:
 
 def test_a_step_that_does_not_end_is_no_good_health() -> None:
     board = make_board()
-    board.slot("engine")[Field.STEP_DUE_NS] = 2 * 10**9 - 1
+    board.slot("engine")[EngineField.STEP_DUE_NS] = 2 * 10**9 - 1
     assert ask(board, LIVE) == (503, ["engine 0 waits for a step that has taken far too long"])
 
 
 def test_health_after_a_pause_waits_for_heartbeats() -> None:
     board = make_board()
-    board.slot("engine")[Field.STEP_DUE_NS] = 2 * 10**9
+    board.slot("engine")[EngineField.STEP_DUE_NS] = 2 * 10**9
     for at, status in ((60, 200), (63, 200), (64, 503)):
         found = health_of(board, LIVE, False, at * 10**9, since_ns=60 * 10**9)
         assert found.status == status
     for slot in board.slots:
-        slot[Field.HEARTBEAT_NS] = 64 * 10**9
+        slot[CommonField.HEARTBEAT_NS] = 64 * 10**9
     assert health_of(board, LIVE, False, 64 * 10**9, 60 * 10**9).status == 200
     assert health_of(board, LIVE, False, 65 * 10**9, 60 * 10**9).status == 503, "the step"
 
@@ -118,8 +119,8 @@ def test_a_server_that_stops_is_alive_but_not_ready() -> None:
 def test_start_up_is_over_once_and_for_all() -> None:
     board = make_board()
     worker = board.slot("worker")
-    worker[Field.STARTS], worker[Field.STATE] = 1, State.STARTING
-    worker[Field.PROGRESS] = 420
+    worker[CommonField.STARTS], worker[CommonField.STATE] = 1, State.STARTING
+    worker[CommonField.PROGRESS] = 420
     assert ask(board, STARTUP) == (503, ["worker 0 is starting"])
     assert json.loads(health_of(board, STARTUP, False, 2 * 10**9).body)["loaded"] == 0.42
     worker.enter(State.READY)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import headrace.frontend.main as module
-from headrace.board.board import Board, Field, Seat
+from headrace.board.board import Board, Seat
+from headrace.board.fields import CommonField, FrontendField
 from headrace.config.config import FrontendConfig
 from headrace.frontend.main import Frontend
 from headrace.ipc.router import Router
@@ -66,7 +67,7 @@ async def test_a_beat_that_fails_ends_the_server(
     with pytest.raises(ExceptionGroup) as failed:
         await asyncio.wait_for(frontend.serve(), DEADLINE_S)
     assert failed.group_contains(LookupError, match="not foreseen")
-    assert board.slot("frontend")[Field.HEARTBEAT_NS], "it had begun"
+    assert board.slot("frontend")[CommonField.HEARTBEAT_NS], "it had begun"
 
 
 async def test_connected_client_may_ask_a_leaving_frontend(
@@ -80,12 +81,12 @@ async def test_connected_client_may_ask_a_leaving_frontend(
     serving = asyncio.create_task(frontend.serve())
     async with asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(host, port)
-        while not slot[Field.CONNECTIONS]:
+        while not slot[FrontendField.CONNECTIONS]:
             await asyncio.sleep(0)
         frontend._leave()
         for _ in range(5):
-            beat = slot[Field.HEARTBEAT_NS]
-            while slot[Field.HEARTBEAT_NS] == beat:
+            beat = slot[CommonField.HEARTBEAT_NS]
+            while slot[CommonField.HEARTBEAT_NS] == beat:
                 await asyncio.sleep(0)
         writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 503 "), "and then it is closed"

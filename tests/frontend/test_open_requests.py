@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.board.board import SLOT_WORDS, Field, Seat, Slot
+from headrace.board.board import SLOT_WORDS, Seat, Slot
+from headrace.board.fields import FrontendField
 from headrace.frontend import open_requests as open_requests_module
 from headrace.frontend.open_requests import MAX_UNSENT_BYTES, OpenRequest, OpenRequests
 from headrace.ipc.inflight import InflightRequest
@@ -106,13 +107,13 @@ def test_closing_twice_does_nothing() -> None:
     open_requests.close(open_request)
     open_requests.close(open_request)
     assert len(open_requests) == 0
-    assert SLOT[Field.OPEN_REQUESTS] == 0
+    assert SLOT[FrontendField.OPEN_REQUESTS] == 0
 
 
 def test_what_waits_for_slow_readers_is_known() -> None:
     open_requests = OpenRequests(0, SLOT)
     one, other = open_requests.open(), open_requests.open()
-    assert SLOT[Field.OPEN_REQUESTS] == 2
+    assert SLOT[FrontendField.OPEN_REQUESTS] == 2
     one.deliver(b"123", False)
     other.deliver(b"45", True)
     assert open_requests.num_unsent_bytes == 5

@@ -60,7 +60,15 @@ from headrace.ipc.messages import (
     ToVision,
     request_id,
 )
-from headrace.ipc.worker_messages import SAMPLING_ROW, FromWorker, Step, StepResult, ToWorker
+from headrace.ipc.worker_messages import (
+    SAMPLING_CODES,
+    SAMPLING_ROW,
+    FromWorker,
+    SamplingRow,
+    Step,
+    StepResult,
+    ToWorker,
+)
 from headrace.model.gguf import read_metadata
 from headrace.model.token_table import TokenTable
 from headrace.tokenizer_proc.apis.openai import ChatRequest, RequestMessage
@@ -78,6 +86,7 @@ FRONTENDS = 2
 SEQUENCES = [request_id(f, c) + s for f in range(FRONTENDS + 1) for c in (1, 2) for s in (0, 1)]
 TOKENS = [bytes([byte]) for byte in range(256)] + ["é".encode(), b"\xf0\x9f", b"<end>"]
 TEMPLATE_CPU_S = 0.2
+FLOATS = [name for name, code in SAMPLING_CODES.items() if code == "f"]  # of a sampling row
 MAX_PIXELS = 100_000
 
 
@@ -110,7 +119,7 @@ def decoder_seeds() -> list[bytes]:
         *(Fetch(1, 0, ["https://x/y"]), Encode([{"x": Tensor(0, 1, "f4", [2])}], [b""])),
         StepOutput.of({1: msgspec.msgpack.encode(plan)}, [1], [2], [None], cached={1: 2}),
         ResponseFrames.of({}, [1], [4], [True]),
-        Step(*(b"\0" * 4 for _ in range(6))),
+        Step(**{name: b"\0" * 4 for name in Step.__struct_fields__[:6]}),
         StepResult(bytes(8)),
     ]
     return [msgspec.msgpack.encode(message) for message in messages]
@@ -219,8 +228,18 @@ def run_step(data: bytes) -> None:
         top_k, num_logprobs, target, start, count = struct.unpack(
             "<5i", column(5, 2).ljust(20)[:20]
         )
-        spans = (start, min(start, 1), count, start, count)
-        rows += SAMPLING_ROW.pack(0, 0, *floats, top_k, min(num_logprobs, 200), target, *spans)
+        row = SamplingRow(
+            **dict(zip(FLOATS, floats, strict=True)),
+            top_k=top_k,
+            num_logprobs=min(num_logprobs, 200),
+            target=target,
+            history_start=start,
+            num_prompt=min(start, 1),
+            num_history=count,
+            bias_start=start,
+            num_bias=count,
+        )
+        rows += SAMPLING_ROW.pack(*row)
     step = Step(
         token_ids=column(num_tokens, SPEC.vocab_size),
         positions=column(num_tokens, 20),

@@ -9,7 +9,8 @@ import pytest
 from byte_encoder import ByteEncoder, finish
 
 from headrace import __version__
-from headrace.board.board import Board, Field, Seat
+from headrace.board.board import Board, Seat
+from headrace.board.fields import EngineField, FrontendField
 from headrace.board.http_counts import NOT_COUNTED, SERVED, STATUSES
 from headrace.config.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
@@ -238,7 +239,7 @@ def test_version_is_the_packages() -> None:
 
 def test_clients_of_vllm_are_told_how_much_is_asked() -> None:
     routes = make_routes()
-    routes._about._board.slot("frontend")[Field.ADMITTED] = 3
+    routes._about._board.slot("frontend")[FrontendField.ADMITTED] = 3
     told = finish(routes.handle(HttpRequest(0, "GET", "/load", 0.0), b""), ByteEncoder())
     assert isinstance(told, Answer)
     assert msgspec.json.decode(told.body) == {"server_load": 3}
@@ -262,7 +263,7 @@ def test_clients_of_sglang_are_told_of_the_model(path: str) -> None:
 def test_clients_of_sglang_are_told_of_the_server(path: str) -> None:
     routes = make_routes()
     engine = routes._about._board.slot("engine")
-    engine[Field.PAGES_TOTAL], engine[Field.PAGE_TOKENS] = 10, 32
+    engine[EngineField.PAGES_TOTAL], engine[EngineField.PAGE_TOKENS] = 10, 32
     told = finish(routes.handle(HttpRequest(0, "GET", path, 0.0), b""), ByteEncoder())
     assert isinstance(told, Answer)
     found = msgspec.json.decode(told.body)

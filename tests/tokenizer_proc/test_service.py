@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from byte_encoder import ByteEncoder
 
-from headrace.board.board import Board, Field, Seat, Timing
+from headrace.board.board import Board, Seat, Timing
+from headrace.board.fields import FrontendField, TokenizerField
 from headrace.config.config import ModelCard, TokenizerConfig
 from headrace.ipc.messages import (
     Abort,
@@ -153,7 +154,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 def handle_all(bench: Bench) -> None:
     """Handle what was sent."""
-    while bench.slot[Field.HANDLED] < bench.sent:
+    while bench.slot[TokenizerField.HANDLED] < bench.sent:
         bench.service.handle(DEADLINE_MS)
 
 
@@ -172,7 +173,7 @@ def test_requests_that_wait_are_encoded_together_up_to_the_limit(bench: Bench) -
     assert max(map(len, bench.batches)) <= 4
     assert len(bench.batches) < len(names)
     assert bench.prompts(9) == [name.encode() for name in names]
-    assert bench.slot[Field.PROMPT_TOKENS] == sum(len(name) + 1 for name in names)
+    assert bench.slot[TokenizerField.PROMPT_TOKENS] == sum(len(name) + 1 for name in names)
     assert sum(bench.slot.histogram(Timing.N).counts) == bench.slot.histogram(Timing.N).sum == 9
 
 
@@ -201,24 +202,24 @@ def test_a_request_that_fails_fails_alone(bench: Bench, caplog: pytest.LogCaptur
 def test_suspects_are_handled_alone_and_named_meanwhile(bench: Bench) -> None:
     encoder = bench.service._encoder
     assert isinstance(encoder, Recorder)
-    encoder.look = lambda: bench.slot[Field.AT_HAND]
+    encoder.look = lambda: bench.slot[TokenizerField.AT_HAND]
     bench.send("one", "two")
     bench.send("mean", "also mean", suspect=True)
     handle_all(bench)
     assert bench.batches[-2:] == [["mean"], ["also mean"]]
     assert encoder.seen[-2:] == [request_id(0, 3), request_id(0, 4)]
     assert not any(encoder.seen[:-2])
-    assert bench.slot[Field.AT_HAND] == 0
+    assert bench.slot[TokenizerField.AT_HAND] == 0
     assert sorted(bench.prompts(4)) == [b"also mean", b"mean", b"one", b"two"]
 
 
 def test_lost_messages_are_written_off_when_idle(bench: Bench) -> None:
     frontend = bench.service._backlog._senders[0]
-    frontend.add(Field.FORWARDED_BYTES, 1000)
+    frontend.add(FrontendField.FORWARDED_BYTES, 1000)
     bench.service.handle(0)
-    assert bench.slot[Field.HANDLED_BYTES] == 0, "it may still come"
+    assert bench.slot[TokenizerField.HANDLED_BYTES] == 0, "it may still come"
     bench.service.handle(0)
-    assert bench.slot[Field.HANDLED_BYTES] == 1000
+    assert bench.slot[TokenizerField.HANDLED_BYTES] == 1000
 
 
 def test_a_request_may_want_texts_twice(bench: Bench) -> None:
@@ -235,17 +236,17 @@ def test_request_waiting_for_its_grammar_delays_no_other(bench: Bench) -> None:
     bench.send("slow", guided_regex="a")
     bench.service.handle(DEADLINE_MS)
     bench.send("other")
-    while bench.slot[Field.HANDLED] < 1:
+    while bench.slot[TokenizerField.HANDLED] < 1:
         bench.service.handle(DEADLINE_MS)
     assert bench.prompts(1) == [b"other"]
     bench.service.handle(DEADLINE_MS)  # would sit out its 120 s if it did not look again
-    assert bench.slot[Field.HANDLED] == 1
+    assert bench.slot[TokenizerField.HANDLED] == 1
     bench.grammars.check.found = b"grammar"
     bench.service.handle(DEADLINE_MS)
     received = bench.engine.receive(DEADLINE_MS)
     assert received is not None
     assert received[0].grammar == b"grammar"  # type: ignore[union-attr]
-    assert bench.slot[Field.HANDLED] == 2
+    assert bench.slot[TokenizerField.HANDLED] == 2
 
 
 def test_a_batch_has_gone_on_before_another_begins(
@@ -274,9 +275,9 @@ def test_what_is_abandoned_while_it_waits_is_not_even_parsed(bench: Bench) -> No
     handle_all(bench)
     assert [text for batch in bench.batches for text in batch] == ["one", "three"]
     assert bench.prompts(2) == [b"one", b"three"]
-    assert bench.slot[Field.ABANDONED] == 2
-    assert bench.slot[Field.REFUSED] == 0
-    assert bench.slot[Field.HANDLED_BYTES] == bench.num_bytes
+    assert bench.slot[TokenizerField.ABANDONED] == 2
+    assert bench.slot[TokenizerField.REFUSED] == 0
+    assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes
     assert bench.frontend.receive(0) is None
 
 
@@ -295,7 +296,7 @@ def test_what_is_abandoned_between_two_stages_ends_there(bench: Bench) -> None:
     encoder.look = lambda: bench.abort(1) or 0
     handle_all(bench)
     assert bench.batches == [["text"]]
-    assert bench.slot[Field.ABANDONED] == 1
+    assert bench.slot[TokenizerField.ABANDONED] == 1
     assert bench.engine.receive(0) is None
 
 
@@ -306,7 +307,7 @@ def test_what_the_engine_is_about_to_get_goes_there(bench: Bench) -> None:
     encoder.look = lambda: bench.abort(1) or 0
     handle_all(bench)
     assert bench.prompts(1) == [b"text"]
-    assert (bench.slot[Field.HANDLED], bench.slot[Field.ABANDONED]) == (1, 0)
+    assert (bench.slot[TokenizerField.HANDLED], bench.slot[TokenizerField.ABANDONED]) == (1, 0)
     assert not bench.service.handle(0)
 
 
@@ -314,11 +315,11 @@ def test_what_is_abandoned_while_it_is_aside_is_let_go(bench: Bench) -> None:
     bench.send("slow", guided_regex="a")
     bench.service.handle(DEADLINE_MS)
     bench.service.handle(0)
-    assert bench.slot[Field.HANDLED] == 0
+    assert bench.slot[TokenizerField.HANDLED] == 0
     bench.abort(1)
     bench.service.handle(0)
-    assert (bench.slot[Field.HANDLED], bench.slot[Field.ABANDONED]) == (1, 1)
-    assert bench.slot[Field.HANDLED_BYTES] == bench.num_bytes
+    assert (bench.slot[TokenizerField.HANDLED], bench.slot[TokenizerField.ABANDONED]) == (1, 1)
+    assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes
     bench.grammars.check.found = b"grammar"
     assert not bench.service.handle(0)
     assert bench.engine.receive(0) is None
@@ -329,15 +330,15 @@ def test_a_suspect_that_is_abandoned_is_one_no_more(bench: Bench) -> None:
     bench.abort(1)
     handle_all(bench)
     assert bench.batches == [["also mean"]]
-    assert bench.slot[Field.AT_HAND] == 0
+    assert bench.slot[TokenizerField.AT_HAND] == 0
 
 
 def test_backlog_of_others_survives_abandoned_requests(
     bench: Bench,
 ) -> None:
     frontend = bench.service._backlog._senders[0]
-    frontend.add(Field.FORWARDED_BYTES, 1000)
+    frontend.add(FrontendField.FORWARDED_BYTES, 1000)
     bench.send("one")
     bench.abort(1)
     assert bench.service.handle(DEADLINE_MS)
-    assert bench.slot[Field.HANDLED_BYTES] == bench.num_bytes
+    assert bench.slot[TokenizerField.HANDLED_BYTES] == bench.num_bytes

@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack
 from typing import assert_never
 from weakref import WeakValueDictionary
 
-from headrace.board.board import Field, Slot
+from headrace.board.board import Slot
+from headrace.board.fields import FetcherField
 from headrace.ipc.messages import Fetch, Forget, ToFetcher
 from headrace.logs import log_failure
 from headrace.tokenizer_proc.fetcher.download import (
@@ -80,11 +81,11 @@ class Fetches:
         async with self._alone, AsyncExitStack() as places:
             for _ in range(MAX_FETCHES):
                 await places.enter_async_context(self._places)
-            self._slot[Field.AT_HAND] = fetch.id
+            self._slot[FetcherField.AT_HAND] = fetch.id
             try:
                 await self._fetch(fetch)
             finally:
-                self._slot[Field.AT_HAND] = 0
+                self._slot[FetcherField.AT_HAND] = 0
 
     async def _fetch(self, fetch: Fetch) -> None:
         """Fetch all images of a request; at the first that is refused, let the others be."""
@@ -109,10 +110,10 @@ class Fetches:
             failed += [one for one in failures.exceptions if isinstance(one, FailedAt)]
         self._unready.pop(fetch.id, None)  # an answer is given whole: files wait to be read
         if failed:
-            self._slot.add(Field.FETCH_REFUSALS)
+            self._slot.add(FetcherField.FETCH_REFUSALS)
             await self._replies.refuse(fetch, failed[0].place, failed[0].why)
         else:
-            self._slot.add(Field.FETCHED_IMAGES, len(files))
+            self._slot.add(FetcherField.FETCHED_IMAGES, len(files))
             await self._replies.send(fetch, [files[place] for place in range(len(files))])
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.board.board import Board, Field
+from headrace.board.board import Board
+from headrace.board.fields import FetcherField
 from headrace.board.replacements import ReplacementWatch
 from headrace.errors import DeadlyRequest, InvalidValue, RequestError
 from headrace.ipc.arena import Arena, Stale
@@ -86,7 +87,7 @@ class ImageFetches:
             self._take(answer[0])
         if self._watch.replaced():
             for asked in list(self._asked.values()):
-                self._ask_again(asked, self._slot[Field.AT_HAND])
+                self._ask_again(asked, self._slot[FetcherField.AT_HAND])
 
     def _take(self, message: Fetched) -> None:
         try:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.board.board import Field, Slot
+from headrace.board.board import Slot
+from headrace.board.fields import TokenizerField
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import GenerateRequest, Image
 from headrace.tokenizer_proc.apis.openai import RequestMessage
@@ -125,8 +126,8 @@ class Images:
             self._check(request)
             key = self._processor.key(source, salt)
             stored = self._store.find(key)
-            self._slot.add(Field.IMAGES)
-            self._slot.add(Field.FOUND_IMAGES, stored is not None)
+            self._slot.add(TokenizerField.IMAGES)
+            self._slot.add(TokenizerField.FOUND_IMAGES, stored is not None)
             if stored is None:
                 prepared = self._processor.prepare(source)
                 stored = self._store.put(key, prepared, beside=found, wait=wait)
@@ -165,7 +166,10 @@ class Images:
     def show(self) -> None:
         """Say on the board what is in the arena."""
         slot, store = self._slot, self._store
-        slot[Field.IMAGE_BYTES], slot[Field.SENT_IMAGE_BYTES] = store.num_bytes, store.sent_bytes()
+        slot[TokenizerField.IMAGE_BYTES], slot[TokenizerField.SENT_IMAGE_BYTES] = (
+            store.num_bytes,
+            store.sent_bytes(),
+        )
 
     def has(self, images: "Sequence[Stored]") -> bool:
         """Whether all of these are still in the arena."""

@@ -14,21 +14,14 @@ import numpy.typing as npt
 
 from headrace.engine_proc.worker.execution.cpu_executor import BLOCK_TOKENS, ISAS, Isa
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
+from headrace.ipc.worker_messages import SAMPLING_CODES
 from headrace.native_core import load_core
 from headrace.system.machine import usable_cores
 
 Masks = npt.NDArray[np.uint32]
 
-ROW = np.dtype(  # worker_messages.SAMPLING_ROW
-    [
-        *((name, "<u8") for name in ("seed", "position")),
-        *((name, "<f4") for name in ("temperature", "top_p", "min_p")),
-        *((f"{name}_penalty", "<f4") for name in ("presence", "frequency", "repetition")),
-        *((name, "<i4") for name in ("top_k", "num_logprobs", "target")),
-        *((name, "<i4") for name in ("history_start", "num_prompt", "num_history")),
-        *((name, "<i4") for name in ("bias_start", "num_bias")),
-    ]
-)
+CODES = {"Q": "<u8", "i": "<i4", "f": "<f4"}  # of `struct`, as numpy calls them
+ROW = np.dtype([(name, CODES[code]) for name, code in SAMPLING_CODES.items()])
 MAX_THREADS = 8
 NO_TOKENS = np.empty(0, np.int32)
 NO_BIAS = np.empty(0, np.float32)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.exit_status import ExitStatus
 from headrace.supervision.hang_watchdog import HangWatchdog
@@ -33,7 +34,7 @@ def test_out_of_memory_is_told_before_and_after_the_start(state: State, how: str
 def test_chaos_is_named_for_its_victim_not_for_the_successor(harmed: int, is_chaos: bool) -> None:
     slot = Board.create([Seat("worker", 0)]).slot("worker", 0)
     slot.enter(State.READY)
-    slot[Field.HARMED_PID] = harmed
+    slot[CommonField.HARMED_PID] = harmed
     child: ChildProcess[Any, Any] = ChildProcess.__new__(ChildProcess)
     process: Any = SimpleNamespace(poll=lambda: -signal.SIGKILL, pid=5)
     child._slot, child._hang_watchdog, child._process = slot, HangWatchdog(8), process

@@ -12,7 +12,8 @@ import pytest
 from engine_configs import engine_config
 from servers import wait_until
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.config.model_card import find_demo_model
 from headrace.engine_proc.child_processes import worker_group as module
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
@@ -55,7 +56,7 @@ def workers(board: Board) -> Iterator[WorkerGroup]:
     engine = Seat("engine", 0)
     context = Context(engine, board, board.slot("engine"), "error", os.getpid())
     started = WorkerGroup(CONFIG, context)
-    wait_until(lambda: board.slot("worker", 1)[Field.PID] != 0, "a worker")
+    wait_until(lambda: board.slot("worker", 1)[CommonField.PID] != 0, "a worker")
     tell(board, 1, signal.SIGKILL)  # while they load: others do
     started.wait_ready()
     yield started
@@ -70,7 +71,7 @@ def result(workers: WorkerGroup) -> StepResult:
 
 def tell(board: Board, rank: int, what: signal.Signals) -> None:
     """Send a worker a signal."""
-    os.kill(board.slot("worker", rank)[Field.PID], what)
+    os.kill(board.slot("worker", rank)[CommonField.PID], what)
 
 
 def test_a_worker_that_is_stopped_is_waited_for(

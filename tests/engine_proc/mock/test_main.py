@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from engine_configs import engine_config
 
-from headrace.board.board import Board, Field, Seat, Timing
+from headrace.board.board import Board, Seat, Timing
+from headrace.board.fields import EngineField
 from headrace.config.config import ServerConfig
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.mock.main import MockEngine, read_words
@@ -97,7 +98,7 @@ class Rig:
         return self.heard[detokenizer].popleft()
 
     def shown(self, *names: str) -> list[int]:
-        return [self.slot[Field[name]] for name in names]
+        return [self.slot[EngineField[name]] for name in names]
 
 
 @pytest.fixture
@@ -179,7 +180,7 @@ def test_sequences_are_counted_as_the_real_engine_counts_them(rig: Rig) -> None:
         histogram = rig.slot.histogram(span)
         return sum(histogram.counts), histogram.sum
 
-    assert [rig.slot[Field.ENDED + why] for why in range(2)] == [1, 1]
+    assert [rig.slot[EngineField.ENDED + why] for why in range(2)] == [1, 1]
     assert rig.shown("PREFILLED_TOKENS") == [6]
     assert spread(Timing.GENERATED) == (2, 5 + 6)
     assert spread(Timing.PROMPT) == (2, 6)

@@ -44,7 +44,14 @@ def fail(error: BaseException) -> Callable[[], object]:
 
 
 def step(num_tokens: int = 3) -> Step:
-    return Step(array("i", range(num_tokens)).tobytes(), b"", b"", b"", b"", b"")
+    return Step(
+        token_ids=array("i", range(num_tokens)).tobytes(),
+        positions=b"",
+        sequences=b"",
+        page_table=b"",
+        logit_rows=b"",
+        rows=b"",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Backlogs of processes, and their correction after a death."""
 
 from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokenizer_backlog
-from headrace.board.board import MESSAGES_SENT, Board, Field, Seat
+from headrace.board.board import MESSAGES_SENT, Board, Seat
+from headrace.board.fields import FrontendField, TokenizerField
 
 SEATS = [Seat(role, i) for role in ("frontend", "tokenizer", "detokenizer") for i in range(2)]
 
@@ -9,8 +10,8 @@ SEATS = [Seat(role, i) for role in ("frontend", "tokenizer", "detokenizer") for 
 def test_tokenizer_backlog_is_sent_by_all_frontends_less_handled() -> None:
     board = Board.create(SEATS)
     for slot in board.of("frontend"):
-        slot.add(Field.FORWARDED_BYTES + 1, 50)
-    board.slot("tokenizer", 1).add(Field.HANDLED_BYTES, 30)
+        slot.add(FrontendField.FORWARDED_BYTES + 1, 50)
+    board.slot("tokenizer", 1).add(TokenizerField.HANDLED_BYTES, 30)
     assert [tokenizer_backlog(board, index)() for index in range(2)] == [0, 70]
 
 
@@ -18,7 +19,7 @@ def test_a_frontend_has_what_tokenizers_and_detokenizers_sent() -> None:
     board = Board.create(SEATS)
     board.slot("tokenizer", 0).add(MESSAGES_SENT, 2)
     board.slot("detokenizer", 1).add(MESSAGES_SENT, 3)
-    board.slot("frontend").add(Field.MESSAGES_TAKEN)
+    board.slot("frontend").add(FrontendField.MESSAGES_TAKEN)
     assert [frontend_backlog(board, index)() for index in range(2)] == [4, 0]
 
 
@@ -35,12 +36,12 @@ def test_what_was_lost_is_forgotten_when_nothing_is_on_its_way() -> None:
 
 def test_what_was_sent_since_the_last_look_may_still_come() -> None:
     board = Board.create([Seat("frontend", 0), Seat("tokenizer", 0)])
-    backlog, sent = tokenizer_backlog(board, 0), Field.FORWARDED_BYTES
+    backlog, sent = tokenizer_backlog(board, 0), FrontendField.FORWARDED_BYTES
     backlog.settle_idle()
     board.slot("frontend").add(sent, 5)  # while the receiver stands still, waiting for it
     backlog.settle_idle()
     assert backlog() == 5
-    board.slot("tokenizer").add(Field.HANDLED_BYTES, 5)
+    board.slot("tokenizer").add(TokenizerField.HANDLED_BYTES, 5)
     backlog.settle_idle()
     assert backlog() == 0
     board.slot("frontend").add(sent, 7)  # and is lost

@@ -8,20 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.board.admin_requests import WISHES
 from headrace.board.board import (
-    GAUGES,
     HEARTBEAT_LIMIT_S,
-    LAST_WORDS,
     LOG_WORDS,
     MAX_IDS,
-    MAX_PREPROCESSORS,
-    MAX_TOKENIZERS,
     SLOT_WORDS,
     Board,
-    Field,
     Seat,
     State,
+)
+from headrace.board.fields import (
+    CommonField,
+    EngineField,
+    FrontendField,
 )
 
 SEATS = [Seat("frontend", 0), Seat("frontend", 1), Seat("engine", 0), Seat("worker", 0)]
@@ -65,27 +64,27 @@ def test_last_words_are_readable_and_cut_to_their_room(board: Board) -> None:
 
 def test_counting_adds(board: Board) -> None:
     slot = board.slot("engine")
-    slot.add(Field.STEPS)
-    slot.add(Field.STEPS, 2**40)
-    assert slot[Field.STEPS] == 2**40 + 1
+    slot.add(EngineField.STEPS)
+    slot.add(EngineField.STEPS, 2**40)
+    assert slot[EngineField.STEPS] == 2**40 + 1
 
 
 def test_entering_a_state_records_pid_and_time(board: Board) -> None:
     slot = board.slot("engine")
     slot.enter(State.STARTING)
-    assert (slot[Field.STATE], slot[Field.PID]) == (State.STARTING, os.getpid())
-    assert 0 <= time.monotonic_ns() - slot[Field.HEARTBEAT_NS] < 60e9
+    assert (slot[CommonField.STATE], slot[CommonField.PID]) == (State.STARTING, os.getpid())
+    assert 0 <= time.monotonic_ns() - slot[CommonField.HEARTBEAT_NS] < 60e9
 
 
 def test_what_a_child_writes_is_read_here(board: Board) -> None:
     code = (
-        "from headrace.board.board import *;"
+        "from headrace.board.board import *;from headrace.board.fields import *;"
         f"Board({board.fd}, [Seat('frontend', 0), Seat('frontend', 1)])"
-        ".slot('frontend', 1)[Field.REQUESTS] = 77"
+        ".slot('frontend', 1)[FrontendField.REQUESTS] = 77"
     )
     subprocess.run([sys.executable, "-c", code], pass_fds=(board.fd,), check=True)
-    assert board.slot("frontend", 1)[Field.REQUESTS] == 77
-    assert board.slot("frontend", 0)[Field.REQUESTS] == 0
+    assert board.slot("frontend", 1)[FrontendField.REQUESTS] == 77
+    assert board.slot("frontend", 0)[FrontendField.REQUESTS] == 0
 
 
 def test_all_are_unhealthy_until_they_are_ready(board: Board) -> None:
@@ -93,14 +92,14 @@ def test_all_are_unhealthy_until_they_are_ready(board: Board) -> None:
     for slot in board.slots:
         slot.enter(State.READY)
     assert board.unhealthy() == []
-    board.slot("engine")[Field.STATE] = State.DEAD
+    board.slot("engine")[CommonField.STATE] = State.DEAD
     assert board.unhealthy() == [Seat("engine", 0)]
 
 
 def test_a_process_that_is_silent_too_long_is_unhealthy(board: Board) -> None:
     slot = board.slot("engine")
     slot.enter(State.READY)
-    limit_ns = slot[Field.HEARTBEAT_NS] + int(HEARTBEAT_LIMIT_S * 1e9)
+    limit_ns = slot[CommonField.HEARTBEAT_NS] + int(HEARTBEAT_LIMIT_S * 1e9)
     assert slot.healthy(limit_ns - 10**6)
     assert not slot.healthy(limit_ns + 10**6)
     silence = f"engine 0 has been silent for {HEARTBEAT_LIMIT_S:.0f} s"
@@ -111,9 +110,9 @@ def test_a_step_that_is_overdue_is_an_illness(board: Board) -> None:
     engine, frontend = board.slot("engine"), board.slot("frontend")
     for slot in (engine, frontend):
         slot.enter(State.READY)
-        slot[Field.STEP_DUE_NS] = slot[Field.HEARTBEAT_NS] + 10**9
-    now_ns = frontend[Field.HEARTBEAT_NS] + 2 * 10**9
-    assert engine.unhealthy_reason(engine[Field.STEP_DUE_NS]) is None
+        slot[EngineField.STEP_DUE_NS] = slot[CommonField.HEARTBEAT_NS] + 10**9
+    now_ns = frontend[CommonField.HEARTBEAT_NS] + 2 * 10**9
+    assert engine.unhealthy_reason(engine[EngineField.STEP_DUE_NS]) is None
     assert (
         engine.unhealthy_reason(now_ns) == "engine 0 waits for a step that has taken far too long"
     )
@@ -128,19 +127,6 @@ def test_open_request_ids_are_readable_oldest_first(board: Board) -> None:
     assert not board.slots[0].open_ids and not any(writer.http_words)
     writer.enter(State.STARTING)
     assert other.open_ids == []
-
-
-def test_every_field_is_within_its_slot() -> None:
-    assert max(Field) + 1 <= LAST_WORDS
-
-
-def test_a_frontends_words_have_one_meaning_each() -> None:
-    num_tokenizers = MAX_TOKENIZERS + 1 + MAX_PREPROCESSORS + 1
-    counted = {*range(Field.FORWARDED_BYTES, Field.FORWARDED_BYTES + num_tokenizers)}
-    asked = {*range(Field.WISHES, Field.WISHES + len(WISHES))}
-    assert len(counted | asked) == num_tokenizers + len(WISHES)
-    assert max(counted | asked) < LAST_WORDS
-    assert not {Field.ANSWERED, *GAUGES["frontend"]} & (counted | asked)
 
 
 def test_a_seat_reads_as_role_and_number() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField
 from headrace.cli.replay import BEAT_NS, NUM_BEATS, STUCK_S, Silence
 from headrace.errors import HeadraceError
 
@@ -14,7 +15,7 @@ SAID_AT = 5.0
 def slot() -> Slot:
     found = Board.create([Seat("engine", 0)]).slot("engine")
     found.enter(State.READY)
-    found[Field.HEARTBEAT_NS] = 1000 * SECOND
+    found[CommonField.HEARTBEAT_NS] = 1000 * SECOND
     return found
 
 
@@ -22,9 +23,9 @@ def looks(silence: Silence, slot: Slot, num_beats: int) -> list[bool]:
     """Look at it after each of some beats, and once more in between."""
     found = []
     for _ in range(num_beats):
-        slot[Field.HEARTBEAT_NS] += BEAT_NS
+        slot[CommonField.HEARTBEAT_NS] += BEAT_NS
         for after_ns in (1, BEAT_NS // 2):
-            found.append(silence.is_final(SAID_AT, slot[Field.HEARTBEAT_NS] + after_ns))
+            found.append(silence.is_final(SAID_AT, slot[CommonField.HEARTBEAT_NS] + after_ns))
     return found
 
 
@@ -33,7 +34,9 @@ def test_silence_of_a_busy_process_is_final(slot: Slot) -> None:
     assert not silence.is_final(SAID_AT, 1000 * SECOND)
     assert not any(looks(silence, slot, NUM_BEATS - 1))
     assert all(looks(silence, slot, 1))
-    assert not silence.is_final(SAID_AT + 1, slot[Field.HEARTBEAT_NS]), "it has said something"
+    assert not silence.is_final(SAID_AT + 1, slot[CommonField.HEARTBEAT_NS]), (
+        "it has said something"
+    )
     assert not any(looks(silence, slot, NUM_BEATS - 1)[1:])
 
 
@@ -41,8 +44,8 @@ def test_silence_of_a_blocked_process_is_not_final(slot: Slot) -> None:
     silence = Silence(slot)
     silence.is_final(SAID_AT, 1000 * SECOND)
     looks(silence, slot, NUM_BEATS - 2)
-    slot[Field.HEARTBEAT_NS] += 60 * SECOND  # where the machine stood still
-    assert not silence.is_final(SAID_AT, slot[Field.HEARTBEAT_NS])
+    slot[CommonField.HEARTBEAT_NS] += 60 * SECOND  # where the machine stood still
+    assert not silence.is_final(SAID_AT, slot[CommonField.HEARTBEAT_NS])
 
 
 def test_silence_of_a_stuck_process_is_an_error(slot: Slot) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.ipc.inflight import MAX_BLAMED, InflightRequest
 from headrace.ipc.messages import Abort, HttpRequest, RenewLeases, ToEngine, ToTokenizer, request_id
 from headrace.ipc.router import LONG_BODY_BYTES, MAX_LONG_BACKLOG_BYTES, Router
@@ -82,7 +83,7 @@ def test_body_goes_to_the_least_loaded_tokenizer(tokenizers: Tokenizers) -> None
         assert tokenizers.links.forward(InflightRequest(REQUEST, body))
     assert tokenizers.received(0) == 100
     assert [tokenizers.received(1) for _ in range(3)] == [1, 1, 1]
-    tokenizers.board.slot("tokenizer", 0).add(Field.HANDLED_BYTES, 101)
+    tokenizers.board.slot("tokenizer", 0).add(TokenizerField.HANDLED_BYTES, 101)
     assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
     assert tokenizers.received(0) == 100
 
@@ -150,10 +151,10 @@ def test_a_model_without_images_has_no_ear_for_them(tokenizers: Tokenizers) -> N
 
 def test_long_bodies_wait_in_bounded_number(tokenizers: Tokenizers) -> None:
     frontend, long = tokenizers.board.slot("frontend"), tokenizers.board.slot("tokenizer", 2)
-    frontend.add(Field.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
+    frontend.add(FrontendField.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
     assert not tokenizers.links.forward(InflightRequest(REQUEST, LONG))
     assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
-    long.add(Field.HANDLED_BYTES, 1)
+    long.add(TokenizerField.HANDLED_BYTES, 1)
     assert tokenizers.links.forward(InflightRequest(REQUEST, LONG))
     assert tokenizers.received(2) == len(LONG)
 
@@ -161,7 +162,7 @@ def test_long_bodies_wait_in_bounded_number(tokenizers: Tokenizers) -> None:
 def test_absent_tokenizer_gets_nothing_while_another_is_there(
     tokenizers: Tokenizers,
 ) -> None:
-    tokenizers.board.slot("tokenizer", 0)[Field.STATE] = State.DEAD
+    tokenizers.board.slot("tokenizer", 0)[CommonField.STATE] = State.DEAD
     for _ in range(3):
         assert tokenizers.links.forward(InflightRequest(REQUEST, SHORT))
     assert [tokenizers.received(1) for _ in range(3)] == [len(SHORT)] * 3
@@ -239,7 +240,7 @@ def test_a_request_with_which_tokenizers_die_is_given_up(tokenizers: Tokenizers)
     for _ in range(MAX_BLAMED):
         for sent in owner.sent:
             sent.tokenizer = 0
-        slot[Field.AT_HAND] = owner.sent[1].request.id
+        slot[TokenizerField.AT_HAND] = owner.sent[1].request.id
         tokenizers.replace(0)
         owner.resend()
     assert owner.given_up == [owner.sent[1]]
@@ -251,7 +252,7 @@ def test_request_at_whose_reply_detokenizers_die_is_given_up(tokenizers: Tokeniz
     for _ in range(MAX_BLAMED):
         for sent in owner.sent:
             sent.tokenizer, sent.is_answered = 0, True
-        slot[Field.LAST_REPLY_AT_HAND] = deadly = owner.sent[1].request.id
+        slot[DetokenizerField.LAST_REPLY_AT_HAND] = deadly = owner.sent[1].request.id
         tokenizers.replace(0, "detokenizer")
         owner.resend()
     assert owner.given_up == [owner.sent[1]]
@@ -267,7 +268,7 @@ def test_death_at_no_known_reply_makes_suspects(tokenizers: Tokenizers, is_known
     for sent in owner.sent:
         sent.tokenizer, sent.is_answered = 0, True
     slot = tokenizers.board.slot("detokenizer", 0)
-    slot[Field.LAST_REPLY_AT_HAND] = owner.sent[1].request.id if is_known else 0
+    slot[DetokenizerField.LAST_REPLY_AT_HAND] = owner.sent[1].request.id if is_known else 0
     tokenizers.replace(0, "detokenizer")
     owner.resend()
     assert not owner.given_up
@@ -281,11 +282,11 @@ def test_what_a_full_link_refuses_is_sent_again_later(tokenizers: Tokenizers) ->
     sent.body = LONG
     backlog = tokenizers.board.slot("frontend")
     assert tokenizers.links.forward(sent)
-    backlog.add(Field.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
+    backlog.add(FrontendField.FORWARDED_BYTES + 2, MAX_LONG_BACKLOG_BYTES)
     tokenizers.replace(2)
     owner.resend()
     assert sent.tokenizer < 0
-    backlog[Field.FORWARDED_BYTES + 2] = 0
+    backlog[FrontendField.FORWARDED_BYTES + 2] = 0
     owner.resend()
     assert sent.tokenizer == 2
 

@@ -7,7 +7,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.board.board import Board, Field, Seat, Timing
+from headrace.board.board import Board, Seat, Timing
+from headrace.board.fields import DetokenizerField, EngineField, FrontendField, TokenizerField
 from headrace.config.config import ModelCard
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
 from headrace.ipc.messages import FinishReason
@@ -61,14 +62,14 @@ VLLM_BUCKETS = {
 }
 # By the words of the engine's slot that they show.
 VLLM_COUNTERS = {
-    "num_preemptions": Field.PREEMPTIONS,
-    "prompt_tokens_cached": Field.CACHED_TOKENS,
-    "generation_tokens": Field.GENERATED_TOKENS,
-    "prefix_cache_queries": Field.PREFIX_QUERIES,
-    "prefix_cache_hits": Field.PREFIX_HITS,
-    "spec_decode_num_drafts": Field.DRAFT_ROUNDS,
-    "spec_decode_num_draft_tokens": Field.DRAFTS,
-    "spec_decode_num_accepted_tokens": Field.RIGHT_DRAFTS,
+    "num_preemptions": EngineField.PREEMPTIONS,
+    "prompt_tokens_cached": EngineField.CACHED_TOKENS,
+    "generation_tokens": EngineField.GENERATED_TOKENS,
+    "prefix_cache_queries": EngineField.PREFIX_QUERIES,
+    "prefix_cache_hits": EngineField.PREFIX_HITS,
+    "spec_decode_num_drafts": EngineField.DRAFT_ROUNDS,
+    "spec_decode_num_draft_tokens": EngineField.DRAFTS,
+    "spec_decode_num_accepted_tokens": EngineField.RIGHT_DRAFTS,
 }
 # As sglang's metrics_collector.py of 0.5 has them.
 SGLANG_RANKS = {"tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
@@ -146,8 +147,12 @@ def test_vllms_counters_show_their_fields(board: Board) -> None:
 
 def test_vllms_gauges_tell_of_the_queue_and_the_cache(board: Board) -> None:
     slot = board.slot("engine")
-    slot[Field.RUNNING], slot[Field.WAITING] = 3, 4
-    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE], slot[Field.PAGE_TOKENS] = 8, 6, 16
+    slot[EngineField.RUNNING], slot[EngineField.WAITING] = 3, 4
+    slot[EngineField.PAGES_TOTAL], slot[EngineField.PAGES_FREE], slot[EngineField.PAGE_TOKENS] = (
+        8,
+        6,
+        16,
+    )
     found = families(board, "vllm")
     assert value(found["num_requests_running"], **VLLM_LABELS) == 3
     assert value(found["num_requests_waiting"], **VLLM_LABELS) == 4
@@ -165,7 +170,9 @@ def test_tool_call_readings_are_labeled_by_request_and_result() -> None:
     board = Board.create(seats)
     for index in range(2):
         for place in range(len(READINGS)):
-            board.slot("detokenizer", index)[Field.TOOL_READINGS + place] = 10 * place + index
+            board.slot("detokenizer", index)[DetokenizerField.TOOL_READINGS + place] = (
+                10 * place + index
+            )
     found = families(board, "vllm")["tool_call_parser_invocations"]
     os.close(board.fd)
     assert {s.name for s in found.samples} == {"vllm:tool_call_parser_invocations_total"}
@@ -180,12 +187,15 @@ def test_tool_call_readings_are_labeled_by_request_and_result() -> None:
 
 def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
     slot = board.slot("engine")
-    slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS] = 70, 30
-    slot[Field.ENDED + FinishReason.STOP], slot[Field.ENDED + FinishReason.LENGTH] = 5, 6
-    slot[Field.ABORTED] = 7
+    slot[EngineField.PREFILLED_TOKENS], slot[EngineField.CACHED_TOKENS] = 70, 30
+    slot[EngineField.ENDED + FinishReason.STOP], slot[EngineField.ENDED + FinishReason.LENGTH] = (
+        5,
+        6,
+    )
+    slot[EngineField.ABORTED] = 7
     tokenizer = board.slot("tokenizer")
-    tokenizer[Field.IMAGES], tokenizer[Field.FOUND_IMAGES] = 9, 4
-    slot[Field.RIGHT_AT + 2] = 8
+    tokenizer[TokenizerField.IMAGES], tokenizer[TokenizerField.FOUND_IMAGES] = 9, 4
+    slot[EngineField.RIGHT_AT + 2] = 8
     found = families(board, "vllm")
     assert value(found["prompt_tokens"]) == 100
     sources = found["prompt_tokens_by_source"]
@@ -201,9 +211,9 @@ def test_prompts_and_ends_are_told_by_their_kind(board: Board) -> None:
 
 def test_refusals_are_told_by_what_there_is_no_room_for(board: Board) -> None:
     for index in range(2):
-        board.slot("frontend", index)[Field.REQUEST_OVERLOADS] = 2
-        board.slot("frontend", index)[Field.TOKEN_OVERLOADS] = 3
-    board.slot("engine")[Field.QUEUE_REFUSALS] = 5
+        board.slot("frontend", index)[FrontendField.REQUEST_OVERLOADS] = 2
+        board.slot("frontend", index)[FrontendField.TOKEN_OVERLOADS] = 3
+    board.slot("engine")[EngineField.QUEUE_REFUSALS] = 5
     refused = families(board, "vllm")["admission_rejections"]
     assert value(refused, reason="max_num_queued_reqs") == 9
     assert value(refused, reason="max_num_queued_tokens") == 6
@@ -212,7 +222,7 @@ def test_refusals_are_told_by_what_there_is_no_room_for(board: Board) -> None:
 
 def test_there_is_a_word_for_every_place_of_a_guess() -> None:
     assert MAX_DRAFTS == MAX_LENGTH
-    assert Field.RIGHT_AT + MAX_LENGTH <= 64
+    assert EngineField.RIGHT_AT + MAX_LENGTH <= 64
 
 
 def test_what_several_frontends_saw_is_one_histogram(board: Board) -> None:
@@ -239,12 +249,28 @@ def test_sglangs_histograms_have_its_buckets(board: Board) -> None:
 
 def test_sglangs_gauges_and_counters_tell_of_the_engine(board: Board) -> None:
     slot = board.slot("engine")
-    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE], slot[Field.PAGE_TOKENS] = 8, 6, 16
-    slot[Field.RUNNING], slot[Field.WAITING], slot[Field.FINISHED] = 3, 4, 9
-    slot[Field.PREFILLED_TOKENS], slot[Field.CACHED_TOKENS], slot[Field.ABORTED] = 70, 30, 1
-    slot[Field.PREFIX_QUERIES], slot[Field.PREFIX_HITS], slot[Field.GENERATED_TOKENS] = 8, 2, 40
-    slot[Field.DRAFTS], slot[Field.RIGHT_DRAFTS], slot[Field.DRAFT_ROUNDS] = 20, 5, 10
-    slot[Field.TOKENS_PER_SECOND] = 77
+    slot[EngineField.PAGES_TOTAL], slot[EngineField.PAGES_FREE], slot[EngineField.PAGE_TOKENS] = (
+        8,
+        6,
+        16,
+    )
+    slot[EngineField.RUNNING], slot[EngineField.WAITING], slot[EngineField.FINISHED] = 3, 4, 9
+    (
+        slot[EngineField.PREFILLED_TOKENS],
+        slot[EngineField.CACHED_TOKENS],
+        slot[EngineField.ABORTED],
+    ) = 70, 30, 1
+    (
+        slot[EngineField.PREFIX_QUERIES],
+        slot[EngineField.PREFIX_HITS],
+        slot[EngineField.GENERATED_TOKENS],
+    ) = 8, 2, 40
+    slot[EngineField.DRAFTS], slot[EngineField.RIGHT_DRAFTS], slot[EngineField.DRAFT_ROUNDS] = (
+        20,
+        5,
+        10,
+    )
+    slot[EngineField.TOKENS_PER_SECOND] = 77
     found = families(board, "sglang")
     gauges = {
         "num_running_reqs": 3,
@@ -272,5 +298,5 @@ def test_sglangs_gauges_and_counters_tell_of_the_engine(board: Board) -> None:
         assert value(found[name], engine_type="unified") == expected, name
     assert value(found["cached_tokens"], cache_source="device") == 30
     assert value(found["realtime_tokens"], mode="prefill_compute") == 70
-    slot[Field.RUNNING] = 0
+    slot[EngineField.RUNNING] = 0
     assert value(families(board, "sglang")["gen_throughput"]) == 0, "nothing runs"

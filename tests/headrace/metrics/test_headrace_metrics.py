@@ -10,7 +10,8 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State, Timing
+from headrace.board.board import MESSAGES_SENT, Board, Seat, State, Timing
+from headrace.board.fields import CommonField, EngineField, FrontendField, TokenizerField
 from headrace.board.http_counts import HttpCounts
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import HistogramFamily, spelled
@@ -87,12 +88,12 @@ def test_counters_are_counters_and_gauges_are_gauges(board: Board) -> None:
 def test_cache_usage_is_a_share(board: Board) -> None:
     slot = board.slot("engine")
     assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0}
-    slot[Field.PAGES_TOTAL], slot[Field.PAGES_FREE] = 8, 6
+    slot[EngineField.PAGES_TOTAL], slot[EngineField.PAGES_FREE] = 8, 6
     assert values(families(board)["headrace:kv_cache_usage_perc"]) == {"engine 0": 0.25}
 
 
 def test_the_longest_callback_is_in_seconds(board: Board) -> None:
-    board.slot("frontend", 1)[Field.LONGEST_CALLBACK_NS] = 12_000_000
+    board.slot("frontend", 1)[FrontendField.LONGEST_CALLBACK_NS] = 12_000_000
     longest = values(families(board)["headrace:event_loop_longest_callback_seconds"])
     assert longest == {"frontend 0": 0, "frontend 1": 0.012}
 
@@ -128,12 +129,12 @@ def test_every_histogram_shows_its_own_span(board: Board) -> None:
 
 
 def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> None:
-    board.slot("frontend", 0)[Field.FORWARDED_BYTES] = 30
-    board.slot("frontend", 1)[Field.FORWARDED_BYTES] = 20
-    board.slot("tokenizer")[Field.HANDLED_BYTES] = 45
+    board.slot("frontend", 0)[FrontendField.FORWARDED_BYTES] = 30
+    board.slot("frontend", 1)[FrontendField.FORWARDED_BYTES] = 20
+    board.slot("tokenizer")[TokenizerField.HANDLED_BYTES] = 45
     board.slot("tokenizer")[MESSAGES_SENT + 1] = 5
     board.slot("detokenizer")[MESSAGES_SENT + 1] = 7
-    board.slot("frontend", 1)[Field.MESSAGES_TAKEN] = 11
+    board.slot("frontend", 1)[FrontendField.MESSAGES_TAKEN] = 11
     found = families(board)
     assert values(found["headrace:tokenizer_queue_bytes"]) == {"tokenizer 0": 5}
     queue = values(found["headrace:frontend_queue_messages"])
@@ -143,7 +144,7 @@ def test_what_is_on_its_way_is_what_was_sent_and_not_handled(board: Board) -> No
 def test_live_processes_report_cpu_time_and_memory(board: Board) -> None:
     board.slot("engine").enter(State.READY)  # this very process
     board.slot("worker").enter(State.READY)
-    board.slot("worker")[Field.STATE] = State.DEAD
+    board.slot("worker")[CommonField.STATE] = State.DEAD
     found = families(board)
     cpu = values(found["headrace:process_cpu_seconds"])
     assert cpu.keys() == {"engine 0"}

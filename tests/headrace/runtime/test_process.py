@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from servers import wait_until
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.config.config import ModelCard, TokenizerConfig
 from headrace.exit_status import ExitStatus
 from headrace.runtime.process import Context, spawn
@@ -134,17 +135,17 @@ def test_waiter_progresses_as_long_as_its_peer() -> None:
     own, other, engine = board.slots
     context = Context(own.seat, board, own, "error", os.getppid())
     seen = [context.progress()]
-    engine[Field.PROGRESS] += 1
+    engine[CommonField.PROGRESS] += 1
     assert context.progress() == seen[-1]
     for slot in (own, other):
-        slot[Field.PROGRESS] += 1
+        slot[CommonField.PROGRESS] += 1
         assert context.progress() != seen[-1]
         seen.append(context.progress())
-    other[Field.PID] = os.getpid()  # and what it has in memory counts
+    other[CommonField.PID] = os.getpid()  # and what it has in memory counts
     assert context.progress() != seen[-1]
-    other[Field.STATE] = State.READY
+    other[CommonField.STATE] = State.READY
     seen.append(context.progress())
-    other[Field.PROGRESS] += 1
+    other[CommonField.PROGRESS] += 1
     assert context.progress() == seen[-1], "a process that serves loads nothing"
 
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.runtime import stack_dumps as stacks_module
 from headrace.runtime.stack_dumps import StackFile, stacks_of, write_last
 
@@ -36,8 +37,11 @@ class Child:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
         self.slot = Board.create([Seat("worker", 0)]).slot("worker")
-        self.slot[Field.PID], self.slot[Field.STACKS_FD] = self.process.pid, self.file.fd
-        self.slot[Field.STATE] = State.READY
+        self.slot[CommonField.PID], self.slot[CommonField.STACKS_FD] = (
+            self.process.pid,
+            self.file.fd,
+        )
+        self.slot[CommonField.STATE] = State.READY
 
 
 @pytest.fixture
@@ -90,9 +94,9 @@ def test_stopped_process_gives_no_stack_dump(child: Child) -> None:
 
 
 def test_dead_or_foreign_pid_gets_no_signal(child: Child) -> None:
-    child.slot[Field.STATE] = State.DEAD
+    child.slot[CommonField.STATE] = State.DEAD
     assert stacks_of([child.slot]) == {}
-    child.slot[Field.STATE], child.slot[Field.PID] = State.READY, os.getppid()
+    child.slot[CommonField.STATE], child.slot[CommonField.PID] = State.READY, os.getppid()
     assert stacks_of([child.slot]) == {}, "the parent has no such file; it would die of the signal"
 
 

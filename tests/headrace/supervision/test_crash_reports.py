@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import headrace.supervision.crash_reports as crash_reports_module
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField, EngineField
 from headrace.config.config import CrashConfig, ServerConfig
 from headrace.supervision.crash_reports import (
     MAX_CRASH_REPORTS,
@@ -31,12 +32,12 @@ def make(directory: Path | None) -> Board:
     for slot in board.slots:
         slot.enter(State.STARTING)
         slot.enter(State.READY)
-    board.slot("engine")[Field.RUNNING] = 3
+    board.slot("engine")[EngineField.RUNNING] = 3
     board.slot("frontend").open_ids = [0xAB0000, 0xCD0000]
     dead = board.slot("tokenizer")
     dead.keep_line(b"12:00:00 tokenizer 0 INFO one\n12:00:01 tokenizer 0 INFO two\n")
     dead.exit_reason = "no memory"
-    dead[Field.STATE] = State.DEAD
+    dead[CommonField.STATE] = State.DEAD
     crash_reports = CrashReports(CrashConfig.of(config, where), board)
     crash_reports.make(dead, "exited with 1", "Thread 1:\n  File x", [0xAB0000, 0])
     crash_reports.close()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, Slot, State
+from headrace.board.board import Board, Seat, Slot, State
+from headrace.board.fields import CommonField
 from headrace.runtime.wake_clock import GAP_S
 from headrace.supervision.hang_watchdog import STARTING_S, HangWatchdog
 
@@ -13,7 +14,7 @@ STUCK_S = 8.0
 def make_slot() -> Slot:
     slot = Board.create([Seat("engine", 0)]).slots[0]
     slot.enter(State.READY)
-    slot[Field.HEARTBEAT_NS] = 100 * SECOND
+    slot[CommonField.HEARTBEAT_NS] = 100 * SECOND
     return slot
 
 
@@ -32,14 +33,14 @@ def test_silence_for_long_is_being_stuck() -> None:
 def test_a_heartbeat_ends_the_silence() -> None:
     slot, hang_watchdog = make_slot(), HangWatchdog(STUCK_S)
     assert not looks(hang_watchdog, slot, 100, 100 + STUCK_S)
-    slot[Field.HEARTBEAT_NS] = int((100 + STUCK_S) * SECOND)
+    slot[CommonField.HEARTBEAT_NS] = int((100 + STUCK_S) * SECOND)
     assert not looks(hang_watchdog, slot, 100 + STUCK_S, 99 + 2 * STUCK_S)
 
 
 @pytest.mark.parametrize("state", [State.ABSENT, State.STARTING, State.DEAD])  # the one before it
 def test_starting_process_may_be_silent_for_longer(state: State) -> None:
     slot = make_slot()
-    slot[Field.STATE] = state
+    slot[CommonField.STATE] = state
     stuck = looks(HangWatchdog(STUCK_S), slot, 100, 100 + STARTING_S + 2)
     assert stuck[0] == 100 + STARTING_S + 0.5
 
@@ -54,7 +55,7 @@ def test_a_watcher_that_slept_begins_anew() -> None:
 
 def test_startup_timeout_is_at_least_hang_timeout() -> None:
     slot = make_slot()
-    slot[Field.STATE] = State.STARTING
+    slot[CommonField.STATE] = State.STARTING
     patience_s = STARTING_S + 60
     stuck = looks(HangWatchdog(patience_s), slot, 100, 100 + patience_s + 2)
     assert stuck[0] == 100 + patience_s + 0.5

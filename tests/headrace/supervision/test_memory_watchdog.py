@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.runtime.roles import ROLES
 from headrace.supervision.memory_watchdog import SHARES, MemoryWatchdog
 from headrace.system.machine import memory_limit
@@ -23,7 +24,7 @@ def test_process_above_its_memory_share_is_reported() -> None:
     board = Board.create([Seat("tokenizer", 0), Seat("tokenizer", 1), Seat("worker", 0)])
     for pid, slot in enumerate(board.slots):
         slot.enter(State.READY)
-        slot[Field.PID] = pid
+        slot[CommonField.PID] = pid
     has: dict[int, int | None] = {0: 251 * MB, 1: 250 * MB, 2: 900 * MB}
     memory_watchdog = MemoryWatchdog(1000 * MB, lambda pid: has[pid])
     told = [(Seat("tokenizer", 0), "has 251 MiB of memory, more than its 250")]
@@ -31,7 +32,7 @@ def test_process_above_its_memory_share_is_reported() -> None:
     has[0] = None  # it has ended
     assert memory_watchdog.check(board.slots, 0) == []
     has[0] = 900 * MB
-    board.slots[0][Field.STATE] = State.DEAD
+    board.slots[0][CommonField.STATE] = State.DEAD
     assert memory_watchdog.check(board.slots, 0) == []
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.board.board import Board, Field, Seat, State
+from headrace.board.board import Board, Seat, State
+from headrace.board.fields import CommonField
 from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.system.cgroups import cpu_quota, memory_limits
 from headrace.system.machine import memory_limit, usable_cores
@@ -87,7 +88,7 @@ def test_detokenizer_ceiling_is_below_a_group_of_3_gb(tmp_path: Path, name: str)
     board = Board.create([Seat("detokenizer", 0)])
     slot = board.slots[0]
     slot.enter(State.READY)
-    slot[Field.PID] = os.getpid()
+    slot[CommonField.PID] = os.getpid()
     limit = memory_limit(machine(tmp_path, {name: f"{3 * GB}\n"}))
     assert MemoryWatchdog(limit, lambda _: 3 * GB // 4).check([slot], 0) == []
     told = [(slot.seat, "has 900 MiB of memory, more than its 768")]

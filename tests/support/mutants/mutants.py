@@ -8,7 +8,8 @@ from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.board.board import Field, Slot, State
+from headrace.board.board import Slot, State
+from headrace.board.fields import CommonField
 from headrace.config.config import (
     DetokenizerConfig,
     EngineConfig,
@@ -49,12 +50,12 @@ def impatient(config: EngineConfig, context: Context) -> None:
 
 
 def is_first(slot: Slot) -> bool:
-    return slot[Field.STARTS] == 1 and slot[Field.STATE] == State.STARTING
+    return slot[CommonField.STARTS] == 1 and slot[CommonField.STATE] == State.STARTING
 
 
 def deadly_token(config: WorkerConfig, context: Context) -> None:
     """Be a worker that dies of a token; the first one hangs before it has loaded anything."""
-    while context.slot[Field.STARTS] == 1:
+    while context.slot[CommonField.STARTS] == 1:
         signal.pause()
     logits = CpuExecutor.logits
 
@@ -106,7 +107,7 @@ def patient(config: FetcherConfig, context: Context) -> None:
 
 def glutton(config: DetokenizerConfig, context: Context) -> None:
     """Be a detokenizer that takes more than its ceiling on SIGUSR1; its successors cannot start."""
-    if context.slot[Field.STARTS] > 1:
+    if context.slot[CommonField.STARTS] > 1:
         raise RuntimeError("once and never again")
     hoard: list[bytes] = []
     signal.signal(signal.SIGUSR1, lambda *_: hoard.append(b"x" * (2 * CEILING_BYTES)))
@@ -161,6 +162,6 @@ def busybody(config: DetokenizerConfig, context: Context) -> None:
         while True:
             context.slot.beat()
 
-    if context.slot[Field.STARTS] == 1:
+    if context.slot[CommonField.STARTS] == 1:
         signal.signal(signal.SIGUSR1, beat)
     pkgutil.resolve_name("headrace.detokenizer_proc.main:main")(config, context)

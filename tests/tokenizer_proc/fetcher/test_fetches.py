@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.board.board import Board, Field, Seat
+from headrace.board.board import Board, Seat
+from headrace.board.fields import FetcherField
 from headrace.ipc.messages import Fetch, Forget
 from headrace.tokenizer_proc.fetcher.download import Budget, DownloadedFile, DownloadRefused
 from headrace.tokenizer_proc.fetcher.fetches import MAX_FETCHES, MAX_OF_HOST, Fetches
@@ -92,7 +93,7 @@ async def test_a_slow_host_leaves_room_for_others() -> None:
     rig.hosts.may_answer.set()
     await rig.until(*slow, *both)
     assert rig.answers.found == dict.fromkeys(slow, 1) | dict.fromkeys(fast + both, 2)
-    assert rig.slot[Field.FETCHED_IMAGES] == sum(rig.answers.found.values())
+    assert rig.slot[FetcherField.FETCHED_IMAGES] == sum(rig.answers.found.values())
 
 
 async def test_of_images_that_are_refused_the_first_is_named() -> None:
@@ -100,7 +101,7 @@ async def test_of_images_that_are_refused_the_first_is_named() -> None:
     ids = [rig.ask("http://a.com/", "http://gone.com/"), rig.ask("nonsense", "http://[gone")]
     await rig.until(*ids)
     assert rig.answers.refused == {ids[0]: (1, "is gone"), ids[1]: (1, "is gone")}
-    assert rig.slot[Field.FETCH_REFUSALS] == 2
+    assert rig.slot[FetcherField.FETCH_REFUSALS] == 2
 
 
 async def test_a_suspect_is_fetched_alone() -> None:
@@ -114,7 +115,7 @@ async def test_a_suspect_is_fetched_alone() -> None:
     rig.hosts.may_answer.set()
     await rig.until(before, suspect, after)
     assert rig.hosts.asked == ["http://slow.com/", "http://slow.net/", "http://fast.com/"]
-    assert rig.slot[Field.AT_HAND] == 0
+    assert rig.slot[FetcherField.AT_HAND] == 0
 
 
 async def test_forgotten_fetch_makes_room() -> None:
@@ -139,11 +140,11 @@ async def test_a_suspect_that_is_forgotten_leaves_all_places_to_others() -> None
         await asyncio.sleep(0)
     rig.forget(suspects[0], before)
     await rig.until_asked("http://slow.net/1")
-    assert rig.slot[Field.AT_HAND] == suspects[1]
+    assert rig.slot[FetcherField.AT_HAND] == suspects[1]
     rig.forget(suspects[1])
     after = [rig.ask(f"http://{i}.com/slow") for i in range(MAX_FETCHES)]
     await rig.until_asked(f"http://{MAX_FETCHES - 1}.com/slow")
-    assert rig.slot[Field.AT_HAND] == 0
+    assert rig.slot[FetcherField.AT_HAND] == 0
     rig.hosts.may_answer.set()
     await rig.until(*after)
     assert rig.answers.found == dict.fromkeys(after, 1)

@@ -13,7 +13,8 @@ from image_parts import data_url, encoded, image_part, message
 from planners import Echo
 from tiny_vision import IMAGE_TOKEN, picture
 
-from headrace.board.board import Board, Field, Seat
+from headrace.board.board import Board, Seat
+from headrace.board.fields import TokenizerField
 from headrace.config.model_card import read_folder
 from headrace.errors import InvalidValue, RequestError, Unsupported
 from headrace.ipc.arena import Arena
@@ -69,7 +70,7 @@ class Lane:
 
     def _check(self, request: int) -> None:
         assert request == HTTP.id
-        if self.slot[Field.IMAGES] == self.gone_at:
+        if self.slot[TokenizerField.IMAGES] == self.gone_at:
             raise Abandoned
 
     def release(self) -> None:
@@ -153,8 +154,8 @@ def test_engine_must_release_each_image_of_each_sequence(lane: Lane) -> None:
 def test_an_image_is_prepared_once(lane: Lane) -> None:
     for _ in range(3):
         lane.chat(message(FIRST, SECOND))
-    assert lane.slot[Field.IMAGES] == 6
-    assert lane.slot[Field.FOUND_IMAGES] == 4
+    assert lane.slot[TokenizerField.IMAGES] == 6
+    assert lane.slot[TokenizerField.FOUND_IMAGES] == 4
 
 
 def test_only_those_of_the_same_salt_find_an_image(lane: Lane) -> None:
@@ -164,7 +165,7 @@ def test_only_those_of_the_same_salt_find_an_image(lane: Lane) -> None:
     ]
     assert keys[1] == keys[2]
     assert len(set(keys)) == 3
-    assert (lane.slot[Field.IMAGES], lane.slot[Field.FOUND_IMAGES]) == (4, 1)
+    assert (lane.slot[TokenizerField.IMAGES], lane.slot[TokenizerField.FOUND_IMAGES]) == (4, 1)
 
 
 def test_pixels_are_in_the_arena(lane: Lane) -> None:
@@ -227,7 +228,7 @@ def test_evicted_image_of_a_parked_request_is_prepared_again(folder: Path) -> No
         image = lane.chat(message(FIRST), response_format=format).requests[0].images[0]
     finally:
         Grammars.meanwhile = None
-    assert lane.slot[Field.IMAGES] == 3 and lane.slot[Field.FOUND_IMAGES] == 0
+    assert lane.slot[TokenizerField.IMAGES] == 3 and lane.slot[TokenizerField.FOUND_IMAGES] == 0
     assert all(lane.arena.holds(tensor) for tensor in image.tensors.values())
     assert lane.store.sent_bytes() == lane.store.num_bytes
     lane.close()
@@ -237,11 +238,11 @@ def test_disconnect_ends_image_preparation(lane: Lane) -> None:
     lane.gone_at = 1
     with pytest.raises(Abandoned):
         lane.chat(message(FIRST, SECOND))
-    assert lane.slot[Field.IMAGES] == 1
+    assert lane.slot[TokenizerField.IMAGES] == 1
     assert lane.store.sent_bytes() == 0
     lane.gone_at = -1
     lane.chat(message(FIRST, SECOND))
-    assert (lane.slot[Field.IMAGES], lane.slot[Field.FOUND_IMAGES]) == (3, 1)
+    assert (lane.slot[TokenizerField.IMAGES], lane.slot[TokenizerField.FOUND_IMAGES]) == (3, 1)
     lane.release()
     assert lane.store.sent_bytes() == 0
 

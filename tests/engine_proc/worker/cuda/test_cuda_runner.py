@@ -42,24 +42,24 @@ def first_step() -> Step:
     """Return three tokens of a sequence in page 4, and one of another in page 9."""
     samplings = (Sampling(temperature=1, seed=3), LOGPROBS)
     return Step(
-        column([5, 9, 1, 7]),
-        column([0, 1, 2, 0]),
-        column([0, 0, 0, 1]),
-        column([4, 9]),
-        column([2, 3]),
-        b"".join(pack(sampling, 3, (0, 0, 0), (0, 0)) for sampling in samplings),
+        token_ids=column([5, 9, 1, 7]),
+        positions=column([0, 1, 2, 0]),
+        sequences=column([0, 0, 0, 1]),
+        page_table=column([4, 9]),
+        logit_rows=column([2, 3]),
+        rows=b"".join(pack(sampling, 3, (0, 0, 0), (0, 0)) for sampling in samplings),
     )
 
 
 def step_after(first: Step) -> Step:
     """Return the step after it, the sequences in the other order. No token of it is known."""
     return Step(
-        column([0, 0]),
-        column([1, 3]),
-        column([0, 1]),
-        column([9, 4]),
-        column([0, 1]),
-        first.rows,
+        token_ids=column([0, 0]),
+        positions=column([1, 3]),
+        sequences=column([0, 1]),
+        page_table=column([9, 4]),
+        logit_rows=column([0, 1]),
+        rows=first.rows,
         token_sources=column([1, 0]),
     )
 

@@ -59,7 +59,10 @@ def step_of(
             columns[name][index] = value
     one = np.zeros(1, np.int32).tobytes()
     return Step(
-        *(one, one, one, one),
+        token_ids=one,
+        positions=one,
+        sequences=one,
+        page_table=one,
         logit_rows=np.zeros(len(rows), np.int32).tobytes(),
         rows=columns.tobytes(),
         history=np.array(history or [], np.int32).tobytes(),

@@ -51,6 +51,19 @@ def config_of(folder: Path, **changes: Any) -> WorkerConfig:
 def ignore(done: int, total: int) -> None: ...
 
 
+def pooling_step(column: bytes, pooled_rows: bytes) -> Step:
+    """Return a step whose three tokens are those of `column`, as are their positions."""
+    return Step(
+        token_ids=column,
+        positions=column,
+        sequences=bytes(12),
+        page_table=bytes(4),
+        logit_rows=b"",
+        rows=b"",
+        pooled_rows=pooled_rows,
+    )
+
+
 @pytest.fixture
 def threads() -> Iterator[None]:
     """The loader takes all cores."""
@@ -91,7 +104,7 @@ def test_an_embedding_model_makes_vectors(tmp_path: Path) -> None:
     assert isinstance(ours.runner, EmbeddingRunner)
     column = torch.tensor([0, 1, 2], dtype=torch.int32).numpy().tobytes()
     last = torch.tensor([2], dtype=torch.int32).numpy().tobytes()
-    step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=last)
+    step = pooling_step(column, last)
     found, expected = (
         torch.frombuffer(bytearray(loaded.runner.run(step).embeddings), dtype=torch.float32)
         for loaded in (ours, theirs)
@@ -107,7 +120,7 @@ def test_what_is_stored_in_float16_runs_in_it(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     add_modules(tmp_path, LAST)
     column = torch.tensor([0, 1, 2], dtype=torch.int32).numpy().tobytes()
-    step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=column)
+    step = pooling_step(column, column)
     vectors = {}
     for device, dtype in (
         ("cpu", "float32"), ("cuda", "auto"), ("cuda", "float16"), ("cuda", "bfloat16"),

@@ -1,7 +1,9 @@
 """Sampled tokens have the right distribution and depend on nothing but their own row."""
 
 import functools
+import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +12,14 @@ from reference_sampler import Doubles, Rows, make_rows
 
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW, Sampler
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
-from headrace.ipc.worker_messages import SAMPLING_ROW
+from headrace.ipc.worker_messages import (
+    SAMPLING_CODES,
+    SAMPLING_ROW,
+    SamplingRow,
+    sampling_offset,
+)
 
+ROOT = Path(__file__).parents[4]
 DRAWS = 20000
 # Upper 0.1% point of chi-square by degrees of freedom: with fixed seeds this is no lottery.
 CHI_SQUARE_LIMIT = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47, 7: 24.32}
@@ -50,6 +58,25 @@ def test_a_row_is_laid_out_as_in_the_messages() -> None:
     numbers = tuple(range(16))
     row = np.frombuffer(SAMPLING_ROW.pack(*numbers), ROW)[0]
     assert tuple(row) == numbers
+    fields = ROW.fields
+    assert fields is not None and list(fields) == list(SamplingRow._fields)
+    assert [fields[name][1] for name in fields] == [sampling_offset(name) for name in fields]
+
+
+def test_sampling_row_is_the_struct_of_the_core() -> None:
+    header = (ROOT / "csrc/sampling/sampler_row.h").read_text()
+    found = re.search(r"struct SamplingRow \{[^\n]*\n(.*?)\n\};", header, re.DOTALL)
+    assert found is not None, "sampler_row.h has no struct SamplingRow"
+    codes = {"uint64_t": "Q", "int32_t": "i", "float": "f"}
+    members = {
+        name.strip(): codes[kind]
+        for kind, names in re.findall(r"^ *(\w+) ([^;]+);", found[1], re.MULTILINE)
+        for name in names.split(",")
+    }
+    assert list(members.items()) == list(SAMPLING_CODES.items())
+    native = struct.calcsize("@" + "".join(members.values()))
+    assert native == SAMPLING_ROW.size, "the compiler pads the struct"
+    assert f"sizeof(SamplingRow) == {native}," in header
 
 
 def test_greedy_takes_the_largest_logit() -> None:
