@@ -1,8 +1,17 @@
 """Cancels a request from another thread before its response begins.
 
-httpx names a request's connection with the response only. Here each connection tells the
+httpx names a request's connection with the response only. Here each connection reports to the
 `CancelScope` of the thread that writes to it. Closing a socket wakes no thread that waits for it;
 shutting it down does.
+
+`have_connections_tell` replaces a private attribute, as public means lose behaviour (httpx 0.28,
+httpcore 1.0):
+
+- the extension `trace` names a new connection, and none that is reused;
+- the extension `network_stream` comes with the response, which is too late;
+- `httpx.Client.close` in another thread ends the requests of all threads;
+- `httpcore.ConnectionPool(network_backend=...)` needs a transport of our own. A transport that the
+  caller passes, `httpx.HTTPTransport(limits=...)` for instance, has no such parameter.
 """
 
 import contextlib
