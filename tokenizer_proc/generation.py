@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
 from headrace.ipc.messages import (
@@ -64,6 +65,7 @@ from headrace.tokenizer_proc.images.images import Images, none_of
 from headrace.tokenizer_proc.jobs.stages import (
     Body,
     Encoding,
+    Handler,
     Ids,
     Sequences,
     Stages,
@@ -143,6 +145,19 @@ class GenerationPlanner:
         self._images_of = images.of if images else partial(none_of, card.takes_images)
         self._plans = msgspec.msgpack.Encoder()
         self._infilling = infilling_of(card.infill_token_ids, vocabulary.infill_tokens)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """The handler of each route that generates text, or counts its prompt's tokens."""
+        return {
+            routes.CHAT: self.chat,
+            routes.COMPLETIONS: self.completion,
+            routes.RESPONSES: self.responses,
+            routes.INPUT_TOKENS: self.input_tokens,
+            routes.MESSAGES: self.messages,
+            routes.COUNT_TOKENS: self.count_tokens,
+            routes.GENERATE: self.generate,
+        }
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/chat/completions` request."""
