@@ -85,7 +85,7 @@ lock: .venv/lock
 licences: .venv/dev
 	$(BIN)/python .ci/licences.py > docs/licences.md
 
-# docs/messages.md anew, after a change of headrace/messages.py or worker_messages.py.
+# docs/messages.md anew, after a change of headrace/ipc/messages.py or worker_messages.py.
 messages: .venv/installed
 	$(BIN)/python .ci/messages.py > docs/messages.md
 

@@ -1,14 +1,15 @@
 """What do long prompts and the largest requests cost other clients?
 
-Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), which are
-        too long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile
-        another process asks for /health, 2 ms after each answer. Then short chats are streamed one
-        after the other, alone and beside prompts of 100,000 tokens that come once a second; TTFT is
-        until their first token. /v1/models and /metrics are asked for while 60 clients post as at
-        first. No model runs: the mock engine takes no time. Last, a model of one layer answers
-        requests that are told the most log probabilities, one after the other, to one API key,
-        while with another key a stream is read and small requests are sent. All clients share the
-        processor with the server. Words are those of this repository's license, at random.
+Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), which are too
+        long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile another
+        process asks for /health, 2 ms after each answer. Then short chats are streamed one after
+        the other, alone and beside prompts of 100,000 tokens that come once a second; TTFT is until
+        their first token. Other pages are asked for while 60 clients have 300,000 words each
+        tokenized; /load is one number from the same process as /metrics. No model runs: the mock
+        engine takes no time. Last, a model of one layer answers requests that are told the most log
+        probabilities, one after the other, to one API key, while with another key a stream is read
+        and small requests are sent. All clients share the processor with the server. Words are
+        those of this repository's license, at random.
 Run:    python bench/burst.py --rounds 2
 """
 
@@ -43,7 +44,7 @@ TRICKLE_S = 10
 CHAT_S = 10
 LONG_TOKENS = 100_000
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "tokenize": "/tokenize"}
-ABOUT = ("/v1/models", "/metrics")  # asked for while bodies are posted
+ABOUT = ("/v1/models", "/load", "/metrics")  # asked for while bodies are posted
 FIGURES = {"median": 0.5, "p99": 0.99, "max": 1.0}
 TRICKLE = f"{TRICKLE_PER_S} a second"
 LARGEST: dict[str, dict[str, Any]] = {  # the first is refused: it is told ten million
@@ -194,12 +195,12 @@ def measure_health(folder: Path, health: Result, seconds: Quantity, memory: Quan
 
 
 def measure_about(folder: Path, about: Result) -> None:
-    """Post long bodies to a server that refuses them, and ask what it tells of itself."""
-    path = ROUTES["completions"]
+    """Flood tokenizers, and ask the server for pages about itself."""
+    path = ROUTES["tokenize"]
     with headrace(str(tiny_folder()), *MOCK, "--max-model-len", "8192") as server:
         for told in ABOUT:
             with HealthProbe(server.url, path=told) as probe:
-                ask("post", server.url, path, folder / "completions", CLIENTS, 0.0)
+                ask("post", server.url, path, folder / "tokenize", CLIENTS, 0.0)
             about.add(told, probe.latencies_ms)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.engine_proc.worker.execution.cpu_executor import Isa
-from headrace.engine_proc.worker.execution.sampler import NO_BIAS, NO_TOKENS, Sampler
+from headrace.engine_proc.worker.execution.cpu_sampler import NO_BIAS, NO_TOKENS, Sampler
 from support.report import Quantity, Report, parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))

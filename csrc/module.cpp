@@ -1,5 +1,5 @@
 // The Python module `headrace._core`: empty. It exists so that packaging builds, ships and finds
-// the library; `headrace.core` calls the functions in it by ctypes.
+// the library; `headrace.native_core` calls the functions in it by ctypes.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

@@ -7,10 +7,10 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.core import load_core
 from headrace.detokenizer_proc.renderers.event_template import EventTemplate
 from headrace.ipc.messages import FinishReason, ReplyPlan
 from headrace.model.token_table import TokenTable
+from headrace.native_core import load_core
 
 FIRST = 2
 STOPPED_ROOM = 64

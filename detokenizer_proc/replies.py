@@ -19,7 +19,7 @@ from headrace.detokenizer_proc.renderers.embedding_reply import EmbeddingReply
 from headrace.detokenizer_proc.renderers.event_template import template_of
 from headrace.detokenizer_proc.renderers.json_slices import SLICE_BYTES
 from headrace.detokenizer_proc.renderers.renderer import EVENT_STREAM, JSON, Choice, TokenUsage
-from headrace.detokenizer_proc.renderers.renderers import renderer_of
+from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
 from headrace.detokenizer_proc.reply import UNLIMITED, Reply
 from headrace.detokenizer_proc.text import TableVocabulary, Vocabulary
 from headrace.errors import DeadlyRequest, InternalError, QueueFull, RequestError

@@ -19,7 +19,7 @@ from headrace.detokenizer_proc.parsers.pieces import (
 )
 from headrace.detokenizer_proc.renderers.json_slices import LazyList, eager
 from headrace.detokenizer_proc.renderers.renderer import Choice, TokenUsage
-from headrace.detokenizer_proc.renderers.renderers import renderer_of
+from headrace.detokenizer_proc.renderers.renderer_selection import renderer_of
 from headrace.detokenizer_proc.reported_tokens import ReportedTokens, rows_of
 from headrace.detokenizer_proc.sequence_text import SequenceText
 from headrace.detokenizer_proc.text import Vocabulary

@@ -11,6 +11,9 @@ import msgspec
 
 from headrace.board.board import Field, Slot, Timing
 from headrace.config.config import EngineConfig
+from headrace.engine_proc.child_processes.child_process import WorkerDied
+from headrace.engine_proc.child_processes.vision_client import VisionClient
+from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.grammars import MatcherQueue
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
@@ -25,9 +28,6 @@ from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence_stats import SequenceStats
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
-from headrace.engine_proc.workers.child_process import WorkerDied
-from headrace.engine_proc.workers.vision_client import VisionClient
-from headrace.engine_proc.workers.worker_group import WorkerGroup
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (
     Abort,

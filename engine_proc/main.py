@@ -6,6 +6,8 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from headrace.config.config import CPU_KV_BYTES, EngineConfig
+from headrace.engine_proc.child_processes.vision_client import VisionClient, num_area_rows
+from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.detokenizer_links import DetokenizerLinks
 from headrace.engine_proc.engine_core import EngineCore
 from headrace.engine_proc.grammars import MatcherQueue
@@ -16,8 +18,6 @@ from headrace.engine_proc.scheduling.page_pool import PagePool
 from headrace.engine_proc.scheduling.scheduler import Scheduler, SchedulerLimits
 from headrace.engine_proc.scheduling.waiting_queue import Policy
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
-from headrace.engine_proc.workers.vision_client import VisionClient, num_area_rows
-from headrace.engine_proc.workers.worker_group import WorkerGroup
 from headrace.errors import ConfigError
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import ToEngine

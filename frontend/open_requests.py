@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from headrace.board.board import Field, Slot
 from headrace.board.http_counts import CLIENT_LEFT
-from headrace.frontend.http.streams import Streams
+from headrace.frontend.http.socket_writer import Streams
 from headrace.frontend.http.unsent import Unsent
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, first_counter, request_id, request_of

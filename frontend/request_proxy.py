@@ -7,7 +7,7 @@ from collections.abc import Callable
 from headrace.board.board import Field, Slot, Timing
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HttpExchange, ignore
-from headrace.frontend.http.streams import Streams
+from headrace.frontend.http.socket_writer import Streams
 from headrace.frontend.open_requests import OpenRequest
 from headrace.frontend.request_timings import RequestTimings
 from headrace.ipc.inflight import InflightRequest

@@ -37,7 +37,7 @@ PACKAGES = {
 }
 SHARED = {"system", "model", "board", "ipc", "config", "runtime"}
 FURTHER = {  # than SHARED, of processes
-    "engine_proc.workers": {"supervision"},
+    "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},
     "tokenizer_proc.openapi": {"client"},  # its responses
     "detokenizer_proc": {"metrics"},
@@ -56,14 +56,14 @@ WITHIN = {
     },
     "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},
     "engine_proc": {
-        "": "images scheduling sequence shm step workers",
+        "": "images scheduling sequence shm step child_processes",
         "shm": "",
         "collectives": "",
         "sequence": "shm",
         "images": "sequence",
         "scheduling": "images sequence",
         "step": "sequence shm",
-        "workers": "collectives images scheduling shm",
+        "child_processes": "collectives images scheduling shm",
         "mock": "",
         "vision": "shm worker worker.cuda",
         "worker": "collectives shm worker.cuda worker.cuda.kernels worker.execution worker.hf "

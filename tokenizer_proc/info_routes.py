@@ -6,7 +6,7 @@ from headrace.config.config import TokenizerConfig
 from headrace.config.model_list import model_pages
 from headrace.errors import MethodNotAllowed, ModelNotFound, RouteNotFound
 from headrace.ipc.messages import HttpRequest
-from headrace.metrics.prometheus import CONTENT_TYPE, MetricsPage
+from headrace.metrics.headrace_metrics import CONTENT_TYPE, MetricsPage
 from headrace.routes import GET, HEAD, MODELS, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages, json_answer
 from headrace.tokenizer_proc.openapi import server_info

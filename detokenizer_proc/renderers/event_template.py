@@ -7,7 +7,8 @@ import functools
 from typing import NamedTuple
 
 from headrace.detokenizer_proc.parsers.pieces import Content
-from headrace.detokenizer_proc.renderers.openai import DONE, OpenAIRenderer
+from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
+from headrace.detokenizer_proc.renderers.sse import DONE
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan
 
 TEXT = "\x01"  # renders as no other text does

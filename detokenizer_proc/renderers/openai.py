@@ -23,12 +23,10 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Choice,
     Object,
     TokenUsage,
-    event,
 )
+from headrace.detokenizer_proc.renderers.sse import DONE, event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan
-
-DONE = b"data: [DONE]\n\n"
 
 
 def finish_name(finished: FinishReason | None, calls: bool = False) -> str | None:

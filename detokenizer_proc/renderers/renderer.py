@@ -4,8 +4,6 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from headrace.detokenizer_proc.parsers.pieces import Call, Piece
 from headrace.detokenizer_proc.renderers.json_slices import LazyList
 from headrace.errors import RequestError
@@ -91,9 +89,3 @@ class Renderer(Protocol):
     def failure(self, error: RequestError) -> bytes:
         """Return the last events of a stream that fails."""
         ...
-
-
-def event(body: Object, name: str = "") -> bytes:
-    """Return one server-sent event, of a type where the API names them."""
-    kind = f"event: {name}\n".encode() if name else b""
-    return kind + b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -23,8 +23,8 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Answers,
     Object,
     TokenUsage,
-    event,
 )
+from headrace.detokenizer_proc.renderers.sse import event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, ReplyPlan, ResponsesForm
 

@@ -19,12 +19,11 @@ from headrace.detokenizer_proc.renderers.renderer import (
     Choice,
     Object,
     TokenUsage,
-    event,
 )
+from headrace.detokenizer_proc.renderers.sse import DONE, event
 from headrace.errors import RequestError
 from headrace.ipc.messages import FinishReason, GenerateForm, ReplyPlan
 
-DONE = b"data: [DONE]\n\n"
 NO_LOGPROBS: Object = {"token_logprobs": [], "top_logprobs": []}
 Columns = dict[str, Any]  # of JSON values
 

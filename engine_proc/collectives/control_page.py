@@ -11,7 +11,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 
 PAGE_BYTES = 4096  # what can be registered with a GPU
 LINE_BYTES = 128

@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from headrace.core import load_core
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome, Collectives
+from headrace.engine_proc.collectives.collectives import (
+    CollectiveFailed,
+    CollectiveOutcome,
+    Collectives,
+)
 from headrace.errors import HeadraceError
+from headrace.native_core import load_core
 
 WATCHER = -1  # in the place of a rank: maps the group without being a part of it
 NUMBERS = ("float32", "float16", "bfloat16")  # as `Number` of csrc/collectives/rank_sums.h

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from headrace.core import load_core
 from headrace.ipc.messages import Message
+from headrace.native_core import load_core
 
 M = TypeVar("M")
 

@@ -128,7 +128,7 @@ def find_gpus(asked: str, num: int) -> str:
     for package in ("torch", "triton"):
         if importlib.util.find_spec(package) is None:
             return f"the package {package} is missing"
-    from headrace.engine_proc.worker.cuda.kernels.gpus import find
+    from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import find
 
     return find(num)
 

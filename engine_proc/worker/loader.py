@@ -20,6 +20,7 @@ from headrace.engine_proc.worker.execution.cpu_executor import (
     WeightDtype,
     page_bytes,
 )
+from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Executor, Floats
 from headrace.engine_proc.worker.execution.loaded_model import (
@@ -29,12 +30,11 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     threads_of_rank,
 )
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner, Runner
-from headrace.engine_proc.worker.execution.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
-from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 from headrace.errors import ConfigError, ModelError
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit

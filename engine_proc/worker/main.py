@@ -12,9 +12,9 @@ from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
+from headrace.engine_proc.worker.execution.cpu_sampler import Masks
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
-from headrace.engine_proc.worker.execution.sampler import Masks
 from headrace.engine_proc.worker.loader import load
 from headrace.engine_proc.worker.profiler import Profiler
 from headrace.engine_proc.worker.result_sender import ResultSender

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.engine_proc.collectives.base import CollectiveFailed
+from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.models.model import (
     NO_DUMMY,

@@ -4,7 +4,7 @@ in smaller ones: a worker that died of it would take all keys and values with it
 import sys
 from typing import Any
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, PendingResult, Runner

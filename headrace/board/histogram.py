@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
 
-from headrace.board import buckets
-from headrace.board.buckets import Bounds
+from headrace.board import histogram_bounds
+from headrace.board.histogram_bounds import Bounds
 
 
 class Scale:
@@ -36,16 +36,30 @@ class Scale:
 
 
 SECONDS = Scale(
-    buckets.union(
-        *(buckets.HEADRACE, buckets.VLLM_FIRST_TOKEN, buckets.VLLM_TOKEN, buckets.VLLM_REQUEST),
-        *(buckets.SGLANG_REQUEST, buckets.SGLANG_TOKEN, buckets.SGLANG_QUEUE),
+    histogram_bounds.union(
+        *(
+            histogram_bounds.HEADRACE,
+            histogram_bounds.VLLM_FIRST_TOKEN,
+            histogram_bounds.VLLM_TOKEN,
+            histogram_bounds.VLLM_REQUEST,
+        ),
+        *(
+            histogram_bounds.SGLANG_REQUEST,
+            histogram_bounds.SGLANG_TOKEN,
+            histogram_bounds.SGLANG_QUEUE,
+        ),
     ),
     units=10**9,  # ns
 )
 COUNTS = Scale(
-    buckets.union(
-        *(buckets.VLLM_TOKENS, buckets.VLLM_STEP, buckets.VLLM_PREEMPTIONS, buckets.VLLM_N),
-        buckets.SGLANG_TOKENS,
+    histogram_bounds.union(
+        *(
+            histogram_bounds.VLLM_TOKENS,
+            histogram_bounds.VLLM_STEP,
+            histogram_bounds.VLLM_PREEMPTIONS,
+            histogram_bounds.VLLM_N,
+        ),
+        histogram_bounds.SGLANG_TOKENS,
     ),
     units=1,
 )

@@ -10,7 +10,7 @@ last 2  bytes of the requests' bodies and of the answers', as their heads declar
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.board import buckets
+from headrace.board import histogram_bounds
 from headrace.board.histogram import Histogram, Scale
 from headrace.routes import GET, HEAD, POST, ROUTES
 
@@ -20,7 +20,7 @@ CLIENT_LEFT = 499  # before there was an answer; the number is nginx's
 STATUSES = (200, 400, 401, 404, 405, 413, 415, 429, CLIENT_LEFT, 500, 503)
 PLACES = {status: place for place, status in enumerate(STATUSES, 1)}
 
-SECONDS = Scale(buckets.HTTP, units=10**9)  # ns
+SECONDS = Scale(histogram_bounds.HTTP, units=10**9)  # ns
 DURATIONS = 1 + len(STATUSES)
 RECEIVED = DURATIONS + SECONDS.num_buckets + 1
 SENT = RECEIVED + 1

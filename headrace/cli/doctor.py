@@ -15,8 +15,8 @@ from headrace import __version__
 from headrace.config.config import CPU_KV_BYTES, ModelCard, ServerConfig
 from headrace.config.flags import from_flags
 from headrace.config.model_card import read_card
-from headrace.core import load_core
 from headrace.errors import HeadraceError
+from headrace.native_core import load_core
 from headrace.supervision.listeners import listen
 from headrace.system.all_reduce_policy import Topology, describe
 from headrace.system.gpu_topology import load_nvml, topology

@@ -9,8 +9,8 @@ from functools import lru_cache
 from prometheus_client import Metric
 from prometheus_client.utils import floatToGoString
 
-from headrace.board.buckets import Bounds
 from headrace.board.histogram import HistogramSum
+from headrace.board.histogram_bounds import Bounds
 
 NUM_SPELLED = 4096  # numbers whose texts are kept; most of a page are zeros
 VALUE = "%s"  # its place in a line

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from headrace.board import buckets
+from headrace.board import histogram_bounds
 from headrace.board.board import Board
 from headrace.board.histogram import Histogram, HistogramSum
 from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, RowKey
@@ -83,7 +83,7 @@ class VllmHttpCollector(Collector):
         )
         for route, one in told.items():
             spread = HistogramSum(one.durations, SECONDS)
-            by_handler.add(list(route), spread, buckets.HTTP_BY_HANDLER)
+            by_handler.add(list(route), spread, histogram_bounds.HTTP_BY_HANDLER)
         yield by_handler
         everything = HistogramFamily(
             "http_request_duration_highr_seconds",
@@ -91,7 +91,7 @@ class VllmHttpCollector(Collector):
             labels=[],
         )
         durations = (d for one in told.values() for d in one.durations)
-        everything.add([], HistogramSum(durations, SECONDS), buckets.HTTP)
+        everything.add([], HistogramSum(durations, SECONDS), histogram_bounds.HTTP)
         yield everything
 
     def _sizes(self, told: dict[RowKey, Told]) -> Iterator[Metric]:

@@ -9,47 +9,47 @@ from collections.abc import Iterator
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from headrace.board import buckets
+from headrace.board import histogram_bounds
 from headrace.board.board import Board, Field, Timing
 from headrace.config.config import ModelCard
-from headrace.metrics.families import BoardTotals, Families, Labels
+from headrace.metrics.family_builder import BoardTotals, Families, Labels
 
 # Histograms, who keeps them, and by which bounds they are told.
 HISTOGRAMS = [
     (
         "time_to_first_token_seconds",
         "From a request's head to its first text",
-        *("frontend", Timing.FIRST_TOKEN, buckets.SGLANG_FIRST_TOKEN),
+        *("frontend", Timing.FIRST_TOKEN, histogram_bounds.SGLANG_FIRST_TOKEN),
     ),
     (
         "e2e_request_latency_seconds",
         "From a request's head to its last byte",
-        *("frontend", Timing.WHOLE, buckets.SGLANG_REQUEST),
+        *("frontend", Timing.WHOLE, histogram_bounds.SGLANG_REQUEST),
     ),
     (
         "inter_token_latency_seconds",
         "From one piece of a text to the next",
-        *("engine", Timing.BETWEEN, buckets.SGLANG_TOKEN),
+        *("engine", Timing.BETWEEN, histogram_bounds.SGLANG_TOKEN),
     ),
     (
         "request_time_per_output_token_seconds",
         "Mean time between a sequence's tokens",
-        *("engine", Timing.PER_TOKEN, buckets.SGLANG_TOKEN),
+        *("engine", Timing.PER_TOKEN, histogram_bounds.SGLANG_TOKEN),
     ),
     (
         "prompt_tokens_histogram",
         "Tokens of a sequence's prompt",
-        *("engine", Timing.PROMPT, buckets.SGLANG_TOKENS),
+        *("engine", Timing.PROMPT, histogram_bounds.SGLANG_TOKENS),
     ),
     (
         "uncached_prompt_tokens_histogram",
         "Tokens of a sequence's prompt that no cache had",
-        *("engine", Timing.COMPUTED, buckets.SGLANG_TOKENS),
+        *("engine", Timing.COMPUTED, histogram_bounds.SGLANG_TOKENS),
     ),
     (
         "generation_tokens_histogram",
         "Tokens generated for a sequence",
-        *("engine", Timing.GENERATED, buckets.SGLANG_TOKENS),
+        *("engine", Timing.GENERATED, histogram_bounds.SGLANG_TOKENS),
     ),
 ]
 
@@ -74,7 +74,9 @@ class SglangCollector(Collector):
             yield self._front.histogram(name, help, readings.spread(role, span), bounds)
         waited = readings.spread("engine", Timing.WAITED)
         help = "From a sequence's arrival to its first step"
-        yield self._scheduler.histogram("queue_time_seconds", help, waited, buckets.SGLANG_QUEUE)
+        yield self._scheduler.histogram(
+            "queue_time_seconds", help, waited, histogram_bounds.SGLANG_QUEUE
+        )
 
     def _gauges(self) -> Iterator[Metric]:
         engine = self._readings.engine

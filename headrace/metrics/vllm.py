@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
-from headrace.board import buckets
+from headrace.board import histogram_bounds
 from headrace.board.board import Board, Field, Timing
 from headrace.config.config import ModelCard
 from headrace.ipc.messages import FinishReason
-from headrace.metrics.families import BoardTotals, Families, Labels
+from headrace.metrics.family_builder import BoardTotals, Families, Labels
 from headrace.metrics.tool_calls import labeled
 
 IMAGES = (Field.IMAGES, Field.FOUND_IMAGES)
@@ -40,57 +40,57 @@ HISTOGRAMS = [
     (
         "time_to_first_token_seconds",
         "From a request's head to its first text",
-        *("frontend", Timing.FIRST_TOKEN, buckets.VLLM_FIRST_TOKEN),
+        *("frontend", Timing.FIRST_TOKEN, histogram_bounds.VLLM_FIRST_TOKEN),
     ),
     (
         "e2e_request_latency_seconds",
         "From a request's head to its last byte",
-        *("frontend", Timing.WHOLE, buckets.VLLM_REQUEST),
+        *("frontend", Timing.WHOLE, histogram_bounds.VLLM_REQUEST),
     ),
     (
         "inter_token_latency_seconds",
         "From one piece of a text to the next",
-        *("engine", Timing.BETWEEN, buckets.VLLM_TOKEN),
+        *("engine", Timing.BETWEEN, histogram_bounds.VLLM_TOKEN),
     ),
     (
         "request_time_per_output_token_seconds",
         "Mean time between a sequence's tokens",
-        *("engine", Timing.PER_TOKEN, buckets.VLLM_TOKEN),
+        *("engine", Timing.PER_TOKEN, histogram_bounds.VLLM_TOKEN),
     ),
     (
         "request_queue_time_seconds",
         "From a sequence's arrival to its first step",
-        *("engine", Timing.WAITED, buckets.VLLM_REQUEST),
+        *("engine", Timing.WAITED, histogram_bounds.VLLM_REQUEST),
     ),
     (
         "request_prefill_time_seconds",
         "From a sequence's first step to its first token",
-        *("engine", Timing.PREFILLED, buckets.VLLM_REQUEST),
+        *("engine", Timing.PREFILLED, histogram_bounds.VLLM_REQUEST),
     ),
     (
         "request_decode_time_seconds",
         "From a sequence's first token to its last",
-        *("engine", Timing.DECODED, buckets.VLLM_REQUEST),
+        *("engine", Timing.DECODED, histogram_bounds.VLLM_REQUEST),
     ),
     (
         "request_inference_time_seconds",
         "From a sequence's first step to its last token",
-        *("engine", Timing.RAN, buckets.VLLM_REQUEST),
+        *("engine", Timing.RAN, histogram_bounds.VLLM_REQUEST),
     ),
     (
         "iteration_tokens_total",
         "Tokens computed in a step",
-        *("engine", Timing.STEP, buckets.VLLM_STEP),
+        *("engine", Timing.STEP, histogram_bounds.VLLM_STEP),
     ),
     (
         "request_num_preemptions",
         "How often a sequence was preempted",
-        *("engine", Timing.PREEMPTED, buckets.VLLM_PREEMPTIONS),
+        *("engine", Timing.PREEMPTED, histogram_bounds.VLLM_PREEMPTIONS),
     ),
     (
         "request_params_n",
         "How many texts were asked for a prompt",
-        *("tokenizer", Timing.N, buckets.VLLM_N),
+        *("tokenizer", Timing.N, histogram_bounds.VLLM_N),
     ),
 ]
 # Histograms of tokens, up to the context's length.
@@ -123,7 +123,7 @@ class VllmCollector(Collector):
         readings, families = self._readings, self._families
         for name, help, role, span, bounds in HISTOGRAMS:
             yield families.histogram(name, help, readings.spread(role, span), bounds)
-        tokens = tuple(b for b in buckets.VLLM_TOKENS if b <= self._card.max_model_len)
+        tokens = tuple(b for b in histogram_bounds.VLLM_TOKENS if b <= self._card.max_model_len)
         for name, help, span in TOKENS:
             yield families.histogram(name, help, readings.spread("engine", span), tokens)
 

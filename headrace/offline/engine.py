@@ -46,7 +46,7 @@ from headrace.offline.requests import (
     stack,
     stream_call,
 )
-from headrace.offline.ring import Piece, Put, Ring, RingRequest
+from headrace.offline.ring_connection import Piece, Put, Ring, RingRequest
 from headrace.offline.sampling_params import SamplingParams
 from headrace.routes import CHAT
 from headrace.system.machine import has_gpus

@@ -19,7 +19,7 @@ from headrace.client.responses import (
     first_text,
 )
 from headrace.errors import EngineDied
-from headrace.offline.ring import Piece, Put, Ring, RingRequest
+from headrace.offline.ring_connection import Piece, Put, Ring, RingRequest
 
 A = TypeVar("A", bound=Completion | ChatCompletion | EmbeddingList)
 

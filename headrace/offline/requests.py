@@ -17,7 +17,7 @@ from headrace.client.responses import (
     chat_body,
     embedding_body,
 )
-from headrace.offline.ring import RingRequest
+from headrace.offline.ring_connection import RingRequest
 from headrace.offline.sampling_params import SamplingParams
 from headrace.routes import CHAT, COMPLETIONS, EMBEDDINGS
 

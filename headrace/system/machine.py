@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.core import best_kernels
 from headrace.errors import HeadraceError
+from headrace.native_core import best_kernels
 from headrace.system.cgroups import cpu_quota, memory_limits, read
 
 KB = 1 << 10

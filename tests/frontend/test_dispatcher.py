@@ -7,7 +7,7 @@ import pytest
 from headrace.board.board import SLOT_WORDS, Field, Seat, Slot
 from headrace.exit_status import ExitStatus
 from headrace.frontend.dispatcher import Dispatcher
-from headrace.frontend.http.streams import TURN
+from headrace.frontend.http.socket_writer import TURN
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MORE, Head, HttpRequest, ResponseFrames

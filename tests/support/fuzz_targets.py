@@ -31,8 +31,8 @@ from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.worker.checkpoints import gguf as gguf_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import StoredTensor
+from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
-from headrace.engine_proc.worker.execution.sampler import Sampler
 from headrace.errors import InvalidValue, ModelError, RequestError
 from headrace.ipc.messages import (
     Abort,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from headrace.engine_proc.worker.parallel.gpu import IpcRegion
+from headrace.engine_proc.worker.parallel.gpu_protocols import IpcRegion
 from headrace.engine_proc.worker.parallel.ipc_kernels import CudaKernels, compile_cubin
 from headrace.engine_proc.worker.parallel.ipc_memory import CudaMemory
 

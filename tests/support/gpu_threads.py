@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from headrace.engine_proc.worker.parallel.gpu import Argument, IpcRegion
+from headrace.engine_proc.worker.parallel.gpu_protocols import Argument, IpcRegion
 
 T = TypeVar("T")
 SOAK = Path(__file__).with_name("all_reduce_soak.cpp")

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from headrace.engine_proc.collectives.base import CollectiveFailed
+from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
 from headrace.engine_proc.worker.parallel.ipc_group import Trial

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
+from headrace.engine_proc.worker.execution.cpu_sampler import NO_MASKS, NO_TOKENS, ROW, Masks
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
-from headrace.engine_proc.worker.execution.sampler import NO_MASKS, NO_TOKENS, ROW, Masks
 
 Doubles = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.void]

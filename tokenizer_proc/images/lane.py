@@ -12,9 +12,9 @@ from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import Context
 from headrace.tokenizer_proc.encoding.encoder import Encoder
 from headrace.tokenizer_proc.images.fetches import ImageFetches
+from headrace.tokenizer_proc.images.image_tokens import spelling_of
 from headrace.tokenizer_proc.images.images import Images
 from headrace.tokenizer_proc.images.processor import ImageProcessor, forgo_torch
-from headrace.tokenizer_proc.images.spelling import spelling_of
 from headrace.tokenizer_proc.images.store import ImageStore
 from headrace.tokenizer_proc.jobs.aborts import Aborts
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from headrace.errors import InvalidValue, ModelError, in_a_line
 from headrace.system.cpu_limit import CpuLimit, CpuLimitExceeded
 from headrace.system.memory_limit import MemoryLimit
+from headrace.tokenizer_proc.images.image_tokens import ImageSpelling
 from headrace.tokenizer_proc.images.sources import ImageSource
-from headrace.tokenizer_proc.images.spelling import ImageSpelling
 
 if TYPE_CHECKING:
     from PIL import Image

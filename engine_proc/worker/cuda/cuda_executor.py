@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.checkpoints.weights import Weights
-from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, is_for
+from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import Graph, GraphMaker, Run, capture_all
 from headrace.engine_proc.worker.cuda.image_inputs import ImageInputs, image_inputs
 from headrace.engine_proc.worker.cuda.kernels.attention import TILING, Stretches, Tiling, attend
-from headrace.engine_proc.worker.cuda.kernels.gate import act_mul
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.norm import add_norm, norm
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED, Scaling
 from headrace.engine_proc.worker.cuda.kernels.rope_kv_store import HeadNorm, Rotations, rope_store
@@ -28,7 +28,7 @@ from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.matrices.matrices import load_weights
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
-from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
+from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
@@ -39,7 +39,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     NormPlacement,
     QKNorm,
 )
-from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 
 SCALINGS = {
     Norm.RMS: Scaling.RMS,
@@ -96,7 +96,7 @@ class CudaExecutor:
         progress: Callable[[int, int], None] = lambda done, total: None,
         peers: Peers[Collectives[Tensor]] | None = None,
     ) -> None:
-        self.shard_group = ShardGroup(spec, peers)
+        self.shard_group = ShardedOps(spec, peers)
         if peers is not None:
             spec, weights = peers.share_of(spec, weights)
         self.spec = spec

@@ -10,7 +10,7 @@ from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, Drawn
 from headrace.engine_proc.worker.cuda.kernels.logprobs import HEAD_NUMBERS
 from headrace.engine_proc.worker.cuda.phases import Phase, no_phase
-from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
+from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.runner import MaskSource, batch_of, no_masks, optional
 from headrace.ipc.worker_messages import Step, StepResult
@@ -19,7 +19,7 @@ from headrace.ipc.worker_messages import Step, StepResult
 class Copied:
     """A `PendingResult`: what a step has drawn, on its way to the host."""
 
-    def __init__(self, drawn: Drawn, shard_group: ShardGroup) -> None:
+    def __init__(self, drawn: Drawn, shard_group: ShardedOps) -> None:
         self._shard_group, self._num_tops = shard_group, drawn.num_tops
         self._tokens = to_host(drawn.tokens)
         self._reports = None if drawn.reports is None else to_host(drawn.reports)

@@ -16,9 +16,15 @@ from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
+from headrace.engine_proc.worker.execution.cpu_sampler import (
+    NO_MASKS,
+    NO_TOKENS,
+    ROW,
+    Masks,
+    Sampler,
+)
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
 from headrace.engine_proc.worker.execution.runner import MaskSource
-from headrace.engine_proc.worker.execution.sampler import NO_MASKS, NO_TOKENS, ROW, Masks, Sampler
 from headrace.ipc.worker_messages import Step
 
 Rows = npt.NDArray[np.void]

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.buckets import Sizes
-from headrace.engine_proc.worker.cuda.sender import StreamEvent
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.host_to_device import StreamEvent
 from headrace.engine_proc.worker.execution.executor import Batch, Int32s
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 

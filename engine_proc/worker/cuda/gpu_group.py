@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
 from headrace.engine_proc.collectives.control_page import ControlPage
-from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory
+from headrace.engine_proc.worker.parallel.gpu_protocols import Kernels, Memory
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.ipc_all_reduce import IpcAllReduce, Parts, PeerGpu
 from headrace.engine_proc.worker.parallel.joint_steps import StepPeers

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from headrace.config.config import WorkerConfig
-from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_memory import (
@@ -25,14 +24,16 @@ from headrace.engine_proc.worker.cuda.device_memory import (
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, why_not
 from headrace.engine_proc.worker.cuda.gpu_group import open_group
+from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
-from headrace.engine_proc.worker.cuda.kernels.gpus import has_fp8
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import TILE_ROWS
 from headrace.engine_proc.worker.cuda.kernels.numerics import INTERPRETED
 from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
+from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.execution.loaded_model import (
@@ -42,12 +43,11 @@ from headrace.engine_proc.worker.execution.loaded_model import (
     threads_of_rank,
 )
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Runner
-from headrace.engine_proc.worker.execution.sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
-from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 from headrace.errors import ModelError
 from headrace.ipc.worker_messages import Step
 

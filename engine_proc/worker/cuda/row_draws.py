@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.graphs import Graph, Run
+from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw
-from headrace.engine_proc.worker.cuda.sender import ArraySender
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
+from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.executor import Int32s
-from headrace.engine_proc.worker.execution.sampler import ROW
 
 # Where the fields of a `ROW` are, as so many numbers of 32 bits.
 PLACES = {name: ROW.fields[name][1] // 4 for name in ROW.names or () if ROW.fields}

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.buckets import Sizes
-from headrace.engine_proc.worker.cuda.sender import ArraySender
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
+from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
 from headrace.engine_proc.worker.cuda.step_inputs import pack, packed_size
 from headrace.engine_proc.worker.execution.executor import Batch
 

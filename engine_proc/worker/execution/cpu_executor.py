@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core import load_core
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, Weight, Weights
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
@@ -27,8 +26,9 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
-from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 from headrace.errors import ModelError
+from headrace.native_core import load_core
 from headrace.system.machine import usable_cores
 
 LANES = 16  # of csrc/cpu/matrix.h: weights are packed in blocks of this many rows

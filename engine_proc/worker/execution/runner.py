@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
+from headrace.engine_proc.worker.execution.cpu_sampler import NO_MASKS, ROW, Masks, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Batch, Executor, Floats, Int32s
-from headrace.engine_proc.worker.execution.sampler import NO_MASKS, ROW, Masks, Sampler
 from headrace.ipc.worker_messages import Step, StepResult
 
 MaskSource = Callable[[int], Masks]  # waits for so many masks

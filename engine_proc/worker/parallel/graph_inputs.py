@@ -7,8 +7,8 @@ have captured, they tell each other their addresses once, and the rows are fille
 
 import msgspec
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
-from headrace.engine_proc.worker.parallel.gpu import IpcRegion, Memory
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.worker.parallel.gpu_protocols import IpcRegion, Memory
 from headrace.engine_proc.worker.parallel.ipc_group import IpcGroup
 from headrace.engine_proc.worker.parallel.ipc_workspace import MAX_RANKS, NUM_ROWS, ROW
 from headrace.engine_proc.worker.parallel.joint_steps import StepPeers, jointly, meet

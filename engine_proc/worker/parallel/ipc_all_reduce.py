@@ -12,9 +12,13 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome, Collectives
+from headrace.engine_proc.collectives.collectives import (
+    CollectiveFailed,
+    CollectiveOutcome,
+    Collectives,
+)
 from headrace.engine_proc.collectives.control_page import ControlPage
-from headrace.engine_proc.worker.parallel.gpu import Kernels, Memory
+from headrace.engine_proc.worker.parallel.gpu_protocols import Kernels, Memory
 from headrace.engine_proc.worker.parallel.graph_inputs import GraphInputs, Recapture
 from headrace.engine_proc.worker.parallel.ipc_group import FusedNorm, IpcGroup, Trial
 from headrace.engine_proc.worker.parallel.ipc_workspace import Layout

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.engine_proc.collectives.control_page import PAGE_BYTES, ControlPage
-from headrace.engine_proc.worker.parallel.gpu import IpcRegion, Kernels, Memory
+from headrace.engine_proc.worker.parallel.gpu_protocols import IpcRegion, Kernels, Memory
 from headrace.engine_proc.worker.parallel.ipc_workspace import (
     COUNTERS,
     COUNTERS_AT,

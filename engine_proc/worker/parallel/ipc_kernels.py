@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.engine_proc.worker.parallel.gpu import Argument
+from headrace.engine_proc.worker.parallel.gpu_protocols import Argument
 from headrace.system.all_reduce_policy import DTYPES
 
 SOURCES = ("collectives/ptx.cuh", "collectives/all_reduce.cuh")  # one program, in this order

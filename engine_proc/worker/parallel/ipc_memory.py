@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from headrace.engine_proc.worker.parallel.gpu import IpcRegion
+from headrace.engine_proc.worker.parallel.gpu_protocols import IpcRegion
 from headrace.errors import HeadraceError
 
 HANDLE_BYTES = 64

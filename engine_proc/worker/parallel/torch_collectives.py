@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 from torch.distributed import BroadcastOptions, ProcessGroup
 
-from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.collectives.collectives import Collectives
 
 
 class TorchCollectives(Collectives[Tensor]):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.control_page import MAX_RANKS, STATUS, ControlPage, Status
 
 

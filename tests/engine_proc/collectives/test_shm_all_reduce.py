@@ -22,7 +22,7 @@ from ranks import (
 )
 from servers import wait_until
 
-from headrace.engine_proc.collectives.base import CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import (
     WATCHER,
     CollectiveFailed,

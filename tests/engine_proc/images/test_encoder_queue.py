@@ -9,6 +9,7 @@ from engine_configs import engine_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engine_proc.child_processes.vision_client import num_area_rows
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.scheduling.page_pool import PagePool
@@ -19,7 +20,6 @@ from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.step_builder import build_step
-from headrace.engine_proc.workers.vision_client import num_area_rows
 from headrace.ipc.messages import (
     Encode,
     Encoded,
@@ -186,7 +186,7 @@ class Rig:
     def _compute(self, step: Step) -> None:
         """Be the worker."""
         inputs = array("i", step.token_ids)
-        for place, row in enumerate(array("i", step.relays)):
+        for place, row in enumerate(array("i", step.token_sources)):
             if row >= 0:
                 inputs[place] = self.drawn[row]
         for place, row in enumerate(array("i", step.embed_rows)):

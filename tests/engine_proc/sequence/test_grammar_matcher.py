@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from headrace.config.model_card import find_demo_model, read_gguf
 from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
-from headrace.engine_proc.worker.execution.sampler import Masks, Sampler
+from headrace.engine_proc.worker.execution.cpu_sampler import Masks, Sampler
 from headrace.model.grammar_compiler import GrammarCompiler
 from headrace.model.tokenizer_json import read_tokenizer_json
 from headrace.tokenizer_proc.apis.constraints import of_schema

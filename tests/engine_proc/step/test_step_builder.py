@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 from engine_configs import engine_config
 
+from headrace.engine_proc.child_processes.worker_group import MIN_PAGE_TOKENS, step_bytes
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.image_placeholder import ImagePlaceholder
 from headrace.engine_proc.sequence.mrope import MRopePositions
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.step.step_builder import build_step, fill_masks
-from headrace.engine_proc.workers.worker_group import MIN_PAGE_TOKENS, step_bytes
 from headrace.ipc.messages import (
     MAX_BIASES,
     MAX_LOGPROBS,

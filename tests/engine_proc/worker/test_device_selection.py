@@ -167,7 +167,7 @@ def test_what_torch_says_of_gpus(
     changes: dict[str, object], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
-    from headrace.engine_proc.worker.cuda.kernels import gpus
+    from headrace.engine_proc.worker.cuda.kernels import gpu_requirements
 
     said = {
         "is_available": True,
@@ -179,4 +179,4 @@ def test_what_torch_says_of_gpus(
     monkeypatch.setattr(torch.version, "cuda", said.pop("version", "13.0"))
     for name, value in said.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_args, value=value: value)
-    assert gpus.find(2).endswith(text) and bool(gpus.find(2)) == bool(text)
+    assert gpu_requirements.find(2).endswith(text) and bool(gpu_requirements.find(2)) == bool(text)

@@ -34,9 +34,9 @@ from headrace.engine_proc.step.step_builder import build_step
 from headrace.engine_proc.vision.encoder import encode
 from headrace.engine_proc.vision.tower import Tensors, Tower, load
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
+from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Executor, Floats
 from headrace.engine_proc.worker.execution.runner import GenerationRunner, batch_of
-from headrace.engine_proc.worker.execution.sampler import Sampler
 from headrace.engine_proc.worker.hf.executor import TransformersExecutor
 from headrace.engine_proc.worker.hf.model import open_transformers
 from headrace.engine_proc.worker.models.model import open_model

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.engine_proc.worker.execution.runner import MaskSource, no_masks

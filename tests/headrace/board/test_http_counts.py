@@ -11,7 +11,7 @@ from headrace.board.board import HISTOGRAMS, IDS, Board, Seat, Timing
 from headrace.board.histogram import HISTOGRAM_WORDS
 from headrace.board.http_counts import CLIENT_LEFT, NOT_COUNTED, STATUSES, HttpCounts
 from headrace.config.config import ModelCard
-from headrace.metrics.prometheus import render_metrics
+from headrace.metrics.headrace_metrics import render_metrics
 
 CARD = ModelCard(
     path="",

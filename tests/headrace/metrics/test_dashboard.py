@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.board.board import Board, State
 from headrace.config.config import ModelCard, ServerConfig
-from headrace.metrics.prometheus import render_metrics
+from headrace.metrics.headrace_metrics import render_metrics
 from headrace.supervision.supervisor import seats_of
 
 DASHBOARD = Path(__file__).parents[3] / "docs/grafana.json"

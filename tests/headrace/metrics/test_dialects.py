@@ -11,7 +11,7 @@ from headrace.board.board import Board, Field, Seat, Timing
 from headrace.config.config import ModelCard
 from headrace.engine_proc.scheduling.ngram_proposer import MAX_LENGTH
 from headrace.ipc.messages import FinishReason
-from headrace.metrics.prometheus import render_metrics
+from headrace.metrics.headrace_metrics import render_metrics
 from headrace.metrics.tool_calls import READINGS
 from headrace.metrics.vllm import MAX_DRAFTS
 

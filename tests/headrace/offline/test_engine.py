@@ -21,7 +21,7 @@ from headrace.errors import ApiError, ConfigError, EngineDied
 from headrace.ipc.messages import HttpRequest, RenewLeases
 from headrace.ipc.router import Router
 from headrace.launch.embedded import RingFailed
-from headrace.offline import ring as ring_module
+from headrace.offline import ring_connection as ring_module
 from headrace.offline.engine import AsyncEngine, Engine, embedded_config
 from headrace.offline.requests import (
     completion_calls,

@@ -10,7 +10,7 @@ from headrace.client.responses import Completion
 from headrace.errors import ApiError
 from headrace.ipc.messages import Head
 from headrace.offline.request_window import RequestWindow
-from headrace.offline.ring import Piece, RingRequest
+from headrace.offline.ring_connection import Piece, RingRequest
 
 JSON = Head(200, "application/json")
 BODY = msgspec.json.encode({"id": "x", "created": 5, "model": "tiny", "choices": []})

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.gate import KINDS, activate
-from headrace.engine_proc.worker.cuda.kernels.gate import reference as gate_in_torch
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import KINDS, activate
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import reference as gate_in_torch
 from headrace.engine_proc.worker.cuda.kernels.linear import (
     BLOCK,
     GROUP_ROWS,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from headrace.engine_proc.worker.cuda.kernels.gate import act_mul
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.gated_linear import can_be_gated, gated_linear
 from headrace.engine_proc.worker.cuda.kernels.linear import ENOUGH_PROGRAMS, linear
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import new_turns

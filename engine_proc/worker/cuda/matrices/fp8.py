@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from headrace.engine_proc.worker.checkpoints.fp8_weight import Fp8Weight
 from headrace.engine_proc.worker.checkpoints.weights import Weight
-from headrace.engine_proc.worker.cuda.kernels.gpus import has_fp8
+from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
 from headrace.engine_proc.worker.cuda.kernels.linear import finish
 from headrace.engine_proc.worker.cuda.kernels.numerics import dot, rounded
 from headrace.engine_proc.worker.cuda.matrices.upload import pieces, send

@@ -10,14 +10,14 @@ from random_decoders import NUM_PAGES, SPEC, cpu, random_weights
 from recorded_graphs import RecordedGraphs, device_tensors
 
 from headrace.engine_proc.step.sampling_metadata import pack
-from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
+from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
+from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Int32s
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
-from headrace.engine_proc.worker.execution.sampler import Sampler
 from headrace.engine_proc.worker.models.decoder_spec import LayerSpec
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step

@@ -10,20 +10,20 @@ import torch
 from random_decoders import SPEC
 
 from headrace.engine_proc.scheduling.result_reader import ResultReader
-from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler, hard_rows
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
-from headrace.engine_proc.worker.cuda.shard_group import ShardGroup
+from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
+from headrace.engine_proc.worker.execution.cpu_sampler import ROW, Masks, Sampler
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.runner import GenerationRunner, MaskSource, no_masks
-from headrace.engine_proc.worker.execution.sampler import ROW, Masks, Sampler
 from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.ipc.worker_messages import Step, StepResult
 
 VOCAB_SIZE = 150
-ALONE = ShardGroup(SPEC, None)
+ALONE = ShardedOps(SPEC, None)
 NO_COLUMN = np.empty(0, np.int32)
 PLAIN: dict[str, Any] = {"temperature": 1, "top_p": 0.9, "num_logprobs": -1, "target": -1}
 

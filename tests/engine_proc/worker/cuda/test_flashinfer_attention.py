@@ -11,7 +11,6 @@ from random_decoders import NUM_PAGES, SPECS, batch, random_weights
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda import loader
-from headrace.engine_proc.worker.cuda.buckets import Sizes
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.flashinfer_attention import (
     WORKSPACE_BYTES,
@@ -20,6 +19,7 @@ from headrace.engine_proc.worker.cuda.flashinfer_attention import (
     is_for,
     why_not,
 )
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
 from headrace.engine_proc.worker.reference.torch_attention import Reach, attend

@@ -14,8 +14,8 @@ from tiny_models import make_byte_folder
 from headrace.config.config import WorkerConfig
 from headrace.engine_proc.worker.backend_selection import foresee
 from headrace.engine_proc.worker.cuda import loader as cuda_loader
-from headrace.engine_proc.worker.cuda.buckets import Buckets
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
+from headrace.engine_proc.worker.cuda.graph_sizes import Buckets
 from headrace.engine_proc.worker.execution.loaded_model import PAGE_TOKENS
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner
 from headrace.engine_proc.worker.loader import in_transformers, load

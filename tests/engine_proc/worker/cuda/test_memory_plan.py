@@ -16,8 +16,8 @@ from headrace.engine_proc.worker.cuda.memory_plan import (
     check_pages,
     graph_bytes,
 )
+from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.runner import batch_of
-from headrace.engine_proc.worker.execution.sampler import ROW
 from headrace.errors import ConfigError
 
 GIB = 1 << 30

@@ -3,7 +3,7 @@
 import torch
 from random_decoders import batch
 
-from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import prepare_inputs
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from headrace.engine_proc.worker.cuda.buckets import Sizes
+from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.step_inputs import (
     StepInputs,
     pack,

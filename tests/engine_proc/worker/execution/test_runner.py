@@ -10,10 +10,10 @@ import pytest
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
+from headrace.engine_proc.worker.execution.cpu_sampler import Masks, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Batch, Floats, Logits
 from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, GenerationRunner
-from headrace.engine_proc.worker.execution.sampler import Masks, Sampler
 from headrace.ipc.messages import GenerateRequest, Sampling
 from headrace.ipc.token_logprobs import TokenLogprob
 from headrace.ipc.worker_messages import Step

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from reference_sampler import Rows, candidates, gumbel, make_rows
 
 from headrace.engine_proc.worker.execution.cpu_executor import Isa
+from headrace.engine_proc.worker.execution.cpu_sampler import Masks, Sampler
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
-from headrace.engine_proc.worker.execution.sampler import Masks, Sampler
 
 Masked = tuple[Floats, Rows, Int32s, Int32s, Floats, Int32s, Masks]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.hf.check import check

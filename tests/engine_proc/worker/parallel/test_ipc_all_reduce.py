@@ -16,7 +16,11 @@ from gpu_streams import StreamGpu, need_gpu
 from gpu_threads import DEADLINE_S, ThreadGpu, ThreadPeers, on_ranks
 from torch import Tensor
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome, Collectives
+from headrace.engine_proc.collectives.collectives import (
+    CollectiveFailed,
+    CollectiveOutcome,
+    Collectives,
+)
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.worker.parallel import ipc_all_reduce
 from headrace.engine_proc.worker.parallel.graph_inputs import Recapture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine_proc.worker.parallel.gpu import Memory
+from headrace.engine_proc.worker.parallel.gpu_protocols import Memory
 from headrace.engine_proc.worker.parallel.ipc_memory import (
     HANDLE_BYTES,
     WHOLE_BYTES,

@@ -7,7 +7,7 @@ from gpu_streams import need_gpu
 from gpu_threads import library
 from rank_process import RankProcesses
 
-from headrace.engine_proc.collectives.base import CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveOutcome
 from headrace.engine_proc.collectives.control_page import ControlPage
 
 DEADLINE_S = 300.0

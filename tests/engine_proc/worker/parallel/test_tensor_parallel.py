@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from random_decoders import SPEC, SPECS, WHOLE_BLOCKS, batch, cpu, random_weights, with_images
 
-from headrace.engine_proc.collectives.base import CollectiveFailed, CollectiveOutcome
+from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor, Weights
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, shard_weights, shards
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 
 T = TypeVar("T")
 PROMPT = [(0, 0, 60)]

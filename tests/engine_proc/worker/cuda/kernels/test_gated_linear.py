@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.kernels.gate import act_mul
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul
 from headrace.engine_proc.worker.cuda.kernels.gated_linear import (
     can_be_gated,
     gated_linear,

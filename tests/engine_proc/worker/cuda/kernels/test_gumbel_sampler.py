@@ -9,8 +9,8 @@ from reference_sampler import Rows, make_rows
 
 from headrace.engine_proc.worker.cuda.kernels import gumbel_sampler
 from headrace.engine_proc.worker.cuda.kernels.gumbel_sampler import Draws, draw, reference
+from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Floats
-from headrace.engine_proc.worker.execution.sampler import Sampler
 
 VOCAB_SIZE = 200
 FIELDS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ from random_decoders import NUM_PAGES, SPEC, batch, cpu, random_weights, stored
 from recorded_graphs import RecordedGraphs, device_tensors
 
 from headrace.engine_proc.worker.checkpoints.weights import Format
-from headrace.engine_proc.worker.cuda.buckets import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
+from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.matrices.dense import DenseMatrix
 from headrace.engine_proc.worker.cuda.matrices.fp8 import Fp8Matrix

@@ -14,7 +14,7 @@ from headrace.board.board import MESSAGES_SENT, Board, Field, Seat, State, Timin
 from headrace.board.http_counts import HttpCounts
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import HistogramFamily, spelled
-from headrace.metrics.prometheus import (
+from headrace.metrics.headrace_metrics import (
     COUNTERS,
     GAUGES,
     HISTOGRAMS,

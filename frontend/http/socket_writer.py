@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from headrace.core import load_core
 from headrace.ipc.messages import ResponseFrames
+from headrace.native_core import load_core
 
 TURN = 16  # rows that are written in one turn of the event loop
 NOTHING_DELIVERED = (1 << 32) - 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.board.board import Board, Field, Seat, State
-from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
+from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.exit_status import ExitStatus
 from headrace.supervision.hang_watchdog import HangWatchdog
 

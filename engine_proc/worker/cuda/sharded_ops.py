@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headrace.engine_proc.collectives.base import Collectives
+from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.parallel.peers import Peers
+from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 
 
-class ShardGroup:
+class ShardedOps:
     """The workers of a model, seen from one of them.
 
     Args:

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 from reference_sampler import Doubles, Rows, make_rows
 
+from headrace.engine_proc.worker.execution.cpu_sampler import ROW, Sampler
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
-from headrace.engine_proc.worker.execution.sampler import ROW, Sampler
 from headrace.ipc.worker_messages import SAMPLING_ROW
 
 DRAWS = 20000

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable
 
 from headrace.config.config import EngineConfig, WorkerConfig
+from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
 from headrace.engine_proc.scheduling.ngram_proposer import FIRST_LENGTH, TOKENS_PER_STEP
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
 from headrace.ipc.messages import MAX_BIASES, MAX_LOGPROBS
 from headrace.ipc.worker_messages import (
     SAMPLING_ROW,

@@ -22,8 +22,8 @@ from headrace.frontend.dispatcher import Dispatcher
 from headrace.frontend.forwarder import Forwarder
 from headrace.frontend.http.connection import Connection
 from headrace.frontend.http.deadlines import Deadlines
+from headrace.frontend.http.socket_writer import TURN, Streams, Written
 from headrace.frontend.http.start_queue import StartQueue
-from headrace.frontend.http.streams import TURN, Streams, Written
 from headrace.frontend.open_requests import OpenRequests
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import MAX_SEQUENCES, Head, ResponseFrames, request_id

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
 from headrace.engine_proc.worker.cuda.pinned_memory import pinned
-from headrace.engine_proc.worker.cuda.sender import ArraySender
 
 
 class SaidEvent:

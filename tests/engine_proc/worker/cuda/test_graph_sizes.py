@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.engine_proc.worker.cuda.buckets import DECODES, Buckets, Sizes, buckets_of
+from headrace.engine_proc.worker.cuda.graph_sizes import DECODES, Buckets, Sizes, buckets_of
 
 ALL = buckets_of(max_sequences=256, max_tokens=2048, num_drafts=4)
 

@@ -7,8 +7,8 @@ from prometheus_client.core import (
 )
 
 from headrace.board.board import Board, Field, Timing
-from headrace.board.buckets import Bounds
 from headrace.board.histogram import HistogramSum
+from headrace.board.histogram_bounds import Bounds
 from headrace.metrics.exposition import HistogramFamily
 
 Labels = dict[str, str]

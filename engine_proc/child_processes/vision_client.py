@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 
 from headrace.config.config import EngineConfig, VisionConfig
+from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.images.encoder_batch import MAX_IMAGES
 from headrace.engine_proc.images.encoder_queue import EncoderQueue, Losses
 from headrace.engine_proc.shm.embedding_area import ROW_NUMBER_BYTES, EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import FromVision, ToVision, TowerReady
 from headrace.runtime.process import Context

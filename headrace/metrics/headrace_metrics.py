@@ -15,8 +15,8 @@ from prometheus_client.registry import Collector
 
 from headrace.board.backlog import frontend_backlog, tokenizer_backlog
 from headrace.board.board import Board, Field, State, Timing
-from headrace.board.buckets import HEADRACE
 from headrace.board.histogram import HistogramSum
+from headrace.board.histogram_bounds import HEADRACE
 from headrace.config.config import ModelCard
 from headrace.metrics.exposition import Exposition, HistogramFamily
 from headrace.metrics.http import SglangHttpCollector, VllmHttpCollector

@@ -12,9 +12,9 @@ from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core import load_core
 from headrace.engine_proc.worker.execution.cpu_executor import BLOCK_TOKENS, ISAS, Isa
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
+from headrace.native_core import load_core
 from headrace.system.machine import usable_cores
 
 Masks = npt.NDArray[np.uint32]

@@ -8,13 +8,13 @@ import pytest
 from engine_configs import engine_config
 
 from headrace.board.board import Board, Seat
+from headrace.engine_proc.child_processes import vision_client as module
+from headrace.engine_proc.child_processes.child_process import WorkerDied
+from headrace.engine_proc.child_processes.vision_client import VisionClient
 from headrace.engine_proc.images.encoder_cache import EncoderCache
 from headrace.engine_proc.images.encoder_queue import EncoderQueue
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
-from headrace.engine_proc.workers import vision_client as module
-from headrace.engine_proc.workers.child_process import WorkerDied
-from headrace.engine_proc.workers.vision_client import VisionClient
 from headrace.exit_status import ExitStatus
 from headrace.ipc.arena import Arena
 from headrace.ipc.messages import (
@@ -64,7 +64,7 @@ class Told:
 
 def started(monkeypatch: pytest.MonkeyPatch, told: Told, **flags: Any) -> VisionClient:
     """Return a vision worker whose process is told what to say, on a machine that may have GPUs."""
-    monkeypatch.setattr(module, "Child", told)
+    monkeypatch.setattr(module, "ChildProcess", told)
     monkeypatch.setattr(module, "has_gpus", lambda: True)
     seats = [Seat("engine", 0), Seat("vision", 0)]
     board = Board.create(seats)

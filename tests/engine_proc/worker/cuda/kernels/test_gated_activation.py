@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.engine_proc.worker.cuda.kernels.gate import act_mul, reference
+from headrace.engine_proc.worker.cuda.kernels.gated_activation import act_mul, reference
 from headrace.engine_proc.worker.models.decoder_spec import Activation
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}

@@ -14,10 +14,10 @@ from servers import wait_until
 
 from headrace.board.board import Board, Field, Seat, State
 from headrace.config.model_card import find_demo_model
+from headrace.engine_proc.child_processes import worker_group as module
+from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
+from headrace.engine_proc.child_processes.worker_group import WorkerGroup
 from headrace.engine_proc.step.sampling_metadata import pack
-from headrace.engine_proc.workers import worker_group as module
-from headrace.engine_proc.workers.child_process import ChildProcess, WorkerDied
-from headrace.engine_proc.workers.worker_group import WorkerGroup
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import Step, StepResult, ToWorker, WorkerReady
