@@ -59,7 +59,7 @@ class SaidView(ctypes.Structure):
 
 
 class CoreFrames(NamedTuple):
-    """What there is to send to a frontend: an entry per piece, and the bytes of all."""
+    """Pieces to send to a frontend: an entry per piece, and the bytes of all."""
 
     ids: bytes  # u64, of sequences
     lengths: bytes  # u32
@@ -73,7 +73,7 @@ NO_FRAMES = CoreFrames(b"", b"", b"", b"", b"", [])
 
 
 class CoreText(NamedTuple):
-    """What one sequence has said that nobody has been told."""
+    """Text of one sequence that has not been sent yet."""
 
     text: str
     num_tokens: int

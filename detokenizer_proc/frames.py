@@ -1,4 +1,4 @@
-"""What one step brings for one frontend."""
+"""The response frames of one step for one frontend."""
 
 from array import array
 

@@ -32,8 +32,8 @@ def main(config: DetokenizerConfig, context: Context) -> None:
 class Detokenizer:
     """A detokenizer at work: one message per step and frontend.
 
-    What comes while this process or a frontend is behind is rendered together: there is more text
-    in fewer pieces then, and who was behind catches up.
+    Messages that arrive while this process or a frontend is behind are rendered together: more text
+    goes into fewer pieces then, so the delay shrinks.
     """
 
     def __init__(self, config: DetokenizerConfig, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Which parser reads the text of a reply, and what of its pieces is told."""
+"""Selects the parser of a reply's text, and the pieces that the client gets."""
 
 import functools
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def read_plain(source: TextSource) -> Reading[None]:
 
 
 class SelectiveParser:
-    """A parser of whose pieces not all are told."""
+    """A parser that drops some kinds of pieces."""
 
     def __init__(self, parser: OutputParser, parsing: Parsing) -> None:
         self._parser = parser

@@ -48,7 +48,7 @@ ABORTED, REFUSED = bytes([FinishReason.ABORT]), bytes([FinishReason.REFUSED])
 
 @dataclass(slots=True)
 class CoreReply:
-    """What the end of a reply takes that the core does not know."""
+    """Data for the end of a reply that the core does not have."""
 
     times: Times | None
     plans: list[ReplyPlan] = field(default_factory=list)
@@ -246,7 +246,7 @@ class Replies:
         if reply is None:  # aborted, or ended by a stop string the engine had not heard of
             return
         assert isinstance(reply, Reply)
-        if not reply.has(id - request):  # it began with who was here before: it is sent again
+        if not reply.has(id - request):  # its earlier tokens went to a predecessor: it is resent
             return
         opening, logprobs = self._openings.pop(id, b""), output.logprobs.get(id, b"")
         if reply.has_failed:

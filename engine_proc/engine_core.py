@@ -82,7 +82,7 @@ class EngineCore:
         self._slot = slot
         self._slot[Field.PAGE_TOKENS] = pool.page_tokens
         self._sequence_stats = SequenceStats(slot)
-        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._max_num_batched_tokens = config.execution.max_num_batched_tokens
         self._target_itl_s = config.target_itl_ms / 1000
         self._step_time = StepTimeModel()
         self._ahead_s = ahead_s

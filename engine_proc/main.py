@@ -42,7 +42,7 @@ def main(config: EngineConfig, context: Context) -> None:
     tower_bytes = 0
     if config.arena_fd is not None:
         arena = Arena(config.arena_fd, config.num_arena_regions)
-        area = EmbeddingArea.create(num_area_rows(config), config.image_row_size)
+        area = EmbeddingArea.create(num_area_rows(config), config.execution.image_row_size)
     images = make_images(config, arena)
     try:
         if arena is not None and area is not None and images is not None:
@@ -83,13 +83,14 @@ def make_pool(ready: WorkerReady, config: EngineConfig) -> PagePool:
     Raises:
         ConfigError: it cannot hold even one sequence of full length.
     """
+    execution = config.execution
     num_tokens = ready.num_pages * ready.page_tokens
-    if num_tokens < config.max_model_len:
-        num_bytes = config.kv_cache_memory_bytes
+    if num_tokens < execution.max_model_len:
+        num_bytes = execution.kv_cache_memory_bytes
         raise ConfigError(
             f"--kv-cache-memory-bytes {CPU_KV_BYTES if num_bytes is None else num_bytes} holds "
             f"{num_tokens} tokens, "
-            f"less than one sequence of --max-model-len {config.max_model_len}"
+            f"less than one sequence of --max-model-len {execution.max_model_len}"
         )
     return PagePool(ready.num_pages, ready.page_tokens)
 
@@ -117,12 +118,13 @@ def make_scheduler(
     pool: PagePool, ready: WorkerReady, config: EngineConfig, images: EncoderQueue | None = None
 ) -> Scheduler:
     """Return the scheduler that the flags ask for."""
-    longest = config.max_model_len if ready.whole_prompts else 0
+    execution = config.execution
+    longest = execution.max_model_len if ready.whole_prompts else 0
     return Scheduler(
         pool,
         SchedulerLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max(config.max_num_batched_tokens, longest),
+            max_num_seqs=execution.max_num_seqs,
+            max_num_batched_tokens=max(execution.max_num_batched_tokens, longest),
             max_num_queued=config.max_num_queued,
             whole_prompts=ready.whole_prompts,
         ),
@@ -137,4 +139,6 @@ def load_compiler(config: EngineConfig) -> "GrammarCompiler":
     """Load what compiles grammars."""
     from headrace.model.grammar_compiler import GrammarCompiler
 
-    return GrammarCompiler(config.model_path, config.vocab_size, config.eos_token_ids)
+    return GrammarCompiler(
+        config.execution.model_path, config.execution.vocab_size, config.eos_token_ids
+    )

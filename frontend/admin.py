@@ -1,4 +1,4 @@
-"""`/admin`: what operators see and do, with a key of their own.
+"""`/admin`: status and actions for operators, with a key of their own.
 
 What is told comes from the board and the kernel; what is asked for is noted on the board, for the
 supervisor and the workers (`admin_requests.py`). Names have no characters that JSON would escape.
@@ -59,7 +59,7 @@ class AdminResponse:
 
 
 class Admin:
-    """What there is at `PREFIX`, and profiles. Without a key nobody may come in.
+    """The endpoints below `PREFIX`, and profiles. Without an API key they are closed.
 
     Args:
         supervisor: its process id.

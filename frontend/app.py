@@ -1,4 +1,4 @@
-"""What is answered to whom: bytes in, bytes out.
+"""Request handling of a frontend: bytes in, bytes out.
 
 Bodies go to a tokenizer process as they came and answers are written as they come. Two things
 are answered here: `/health` and its kin, which must answer when nothing else does, and requests
@@ -29,7 +29,7 @@ ONLY_ASKED = Rejection(
 
 
 class App:
-    """Health and what operators ask are answered here, all else by the ring."""
+    """Answers health checks and admin requests here, all else by the ring."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Messages from the ring, handed to those who wait, some entries at a time.
+"""Dispatches messages from the ring to waiting requests, some entries at a time.
 
 A step of hundreds of streams writes to hundreds of sockets: between some and the next the event
 loop looks at everything else.
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """What has come and has not been handed over."""
+    """A queue of incoming messages to dispatch."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, open_requests: OpenRequests, slot: Slot
@@ -55,17 +55,17 @@ class Dispatcher:
 
     @contextmanager
     def _vital(self) -> Iterator[None]:
-        """End the process at an error: the loop would log it, and all who stream would wait on."""
+        """End the process at an error: else the loop would log it, and all streams would hang."""
         try:
             yield
         except Exception as error:
             self._slot.exit_reason = repr(error)
-            log.exception("an error that nobody has foreseen")
+            log.exception("unexpected error")
             sys.exit(ExitStatus.FAILED)
 
 
 class Incoming:
-    """A message of which some has been handed over."""
+    """A message, partly dispatched."""
 
     def __init__(self, frames: ResponseFrames, data: Frame) -> None:
         self._frames = frames

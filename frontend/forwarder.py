@@ -1,4 +1,4 @@
-"""Lets requests in, and into the ring."""
+"""Forwards admitted requests into the ring."""
 
 import asyncio
 import time
@@ -43,7 +43,7 @@ class BodyRefused(Exception):
 
 
 class Forwarder:
-    """Gives each request a passage, when its body is there."""
+    """Starts a `RequestProxy` for each request when its body is complete."""
 
     def __init__(
         self,

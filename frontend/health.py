@@ -1,4 +1,4 @@
-"""What `/health`, `/ready` and `/startup` answer: whether the server serves, and who is how.
+"""Health checks: answers of `/health`, `/ready` and `/startup`.
 
 Orchestrators look at the status; people at the rest. All of it is read off the board, so it is
 there when nothing else answers. Names have no characters that JSON would escape.
@@ -30,7 +30,7 @@ def health_of(
     requests since it stops; `/startup` only until all processes have been ready.
 
     Args:
-        since_ns: since when whoever answers has been awake (`wake_clock.py`).
+        since_ns: since when this process has been awake (`wake_clock.py`).
     """
     found = [slot.unhealthy_reason(now_ns, since_ns) for slot in board.slots]
     reasons = [why for why in found if why is not None]

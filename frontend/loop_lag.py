@@ -1,4 +1,4 @@
-"""How late the event loop is: what every client of it feels.
+"""Event loop lag, which delays every client of a frontend.
 
 A timer that fires late was held up, by a callback that ran long or by another process on the same
 core. The CPU time that this process used meanwhile tells the two apart.

@@ -37,10 +37,10 @@ from headrace.system.file_limit import files_besides, raise_file_limit
 from headrace.system.malloc import return_large
 
 HEARTBEAT_S = 0.1
-# Who sends into a connection that is just being closed gets no answer: proxies close theirs first,
-# after a minute.
+# A request sent into a closing connection gets no answer. Proxies close their connections after a
+# minute, so the server closes later.
 KEEP_ALIVE_S = 75
-LINGER_S = 0.5  # in which who is connected may still ask, when another takes this seat
+LINGER_S = 0.5  # during which open connections may still send requests after a replacement
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
 
@@ -119,7 +119,7 @@ class Frontend:
             ws="none",
             interface="asgi3",
             lifespan="off",
-            proxy_headers=False,  # a middleware on every request; nothing here asks who calls
+            proxy_headers=False,  # a middleware on every request; client addresses are not used
             log_config=None,
             access_log=False,
             server_header=False,

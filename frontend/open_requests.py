@@ -1,7 +1,7 @@
 """Open requests of one frontend: an id out, response bytes back.
 
-The ring answers by id; whoever waits for an id is found here. What arrives for an id that nobody
-waits for any more is dropped: the client has left and an abort is on its way.
+The ring answers by id, and this table maps the id to the waiting request. Bytes for an unknown id
+are dropped: its client has left, and an abort is on its way.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class OpenRequest:
     written_at: float = 0.0  # when its client was last given something, seconds; see `OpenRequests`
     complete: bool = False
     dropped: bool = False  # the client left, or reads too slowly
-    on_news: Callable[[], None] | None = None  # there is something to write, or nobody to write to
+    on_news: Callable[[], None] | None = None  # there is something to write, or the client has left
     # Write a piece from the middle of an answer, but for so many bytes of its chunk that have been
     # written; False where the client does not read.
     write: Callable[[Frame, int], bool] | None = None
@@ -74,7 +74,7 @@ class OpenRequests:
     """All open requests of a frontend.
 
     Attributes:
-        streams: the sockets of those of them that stream to clients who read.
+        streams: the sockets of the streaming requests whose clients read.
     """
 
     def __init__(self, frontend: int, slot: Slot) -> None:

@@ -1,4 +1,4 @@
-"""A request's way into the ring, and its answer's way out of it."""
+"""Proxies one request into the ring, and its answer back to the client."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ MAX_PIECES = 8  # in one turn of the event loop
 
 
 class RequestProxy:
-    """What comes back for a request is written as it comes, as far as its client reads."""
+    """Writes the answer of a request as it arrives, at the pace of its client."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How long a request took from each part of the ring to the next."""
+"""Durations of a request between the parts of the ring."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ SPANS = (
 
 
 class RequestTimings:
-    """The way of one request up to its first token, in ns."""
+    """Durations of one request up to its first token, in ns."""
 
     def __init__(self, received_at: int, times: Times) -> None:
         """`received_at` is when the head was read, CLOCK_MONOTONIC, ns."""

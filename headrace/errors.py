@@ -1,4 +1,4 @@
-"""The error tree. Texts are fit for whoever sees them; internals go to the log."""
+"""The error tree. Texts are fit for clients; internals go to the log."""
 
 import msgspec
 

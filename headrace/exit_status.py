@@ -1,22 +1,22 @@
-"""What the exit status of a process says of its end: the server's, and any of the ring's."""
+"""Exit statuses of the server and of the processes of the ring."""
 
 import enum
 import signal
 
 
 class ExitStatus(enum.IntEnum):
-    """Why a process ended on its own. Who could not go on has said why, in one line."""
+    """Why a process ended on its own. Errors 2 to 6 are logged in one line before the exit."""
 
-    TOLD = 0  # it was told to
-    FAILED = 1  # an error that nobody has foreseen; its traceback is in the log
+    TOLD = 0  # asked to stop
+    FAILED = 1  # an unexpected error; its traceback is in the log
     BAD_FLAGS = 2  # flags ask for what cannot be, or the machine does not let it
     BAD_MODEL = 3  # the model cannot be used
-    HOPELESS = 4  # a process of the ring could not start, or died again and again
-    SHORT_OF = 5  # the system has not given what it takes to start
+    HOPELESS = 4  # a process of the ring did not start, or died repeatedly
+    SHORT_OF = 5  # the system lacks a resource that the start needs
     PEER_LOST = 6  # a worker: another with which it runs the model has ended
 
 
-# Told in one line, and why the server ends, if it does. After the first three nobody is replaced.
+# Causes of the server's end, logged in one line. After a final one no process is replaced.
 FINAL = (ExitStatus.BAD_FLAGS, ExitStatus.BAD_MODEL, ExitStatus.HOPELESS)
 CAUSES = (*FINAL, ExitStatus.SHORT_OF)
 

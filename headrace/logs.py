@@ -1,6 +1,6 @@
 """One line per event, process name first.
 
-A thread of its own writes them: whoever reads the log, or has stopped reading, holds up nobody.
+A thread of its own writes them: a slow or stopped log reader blocks no process.
 """
 
 import atexit
@@ -23,9 +23,9 @@ class LineWriter(logging.Handler):
         super().__init__()
         self._fd = fd
         self.keep: Callable[[bytes], None] | None = None  # where every line is remembered
-        self._num_lost = 0  # ever, counted by who logs,
-        self._num_unwritten = 0  # by the thread,
-        self._num_told = 0  # and how many of both the log has told
+        self._num_lost = 0  # ever, counted by the logging threads,
+        self._num_unwritten = 0  # by the writer thread,
+        self._num_told = 0  # and how many of both the log has reported
         self._lines: queue.Queue[str | None] = queue.Queue(MAX_LINES)
         self._thread = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._thread.start()
@@ -39,11 +39,11 @@ class LineWriter(logging.Handler):
             self._lines.put_nowait(line)
         except queue.Full:
             self._num_lost += 1
-        except Exception:  # a record that cannot be formatted; who logs it goes on
+        except Exception:  # a record that cannot be formatted; the logging thread goes on
             self.handleError(record)
 
     def close(self) -> None:
-        """Have the last lines written, if somebody reads them."""
+        """Write the remaining lines, while the log is read."""
         if self._thread.is_alive():
             try:
                 self._lines.put(None, timeout=LAST_S)
@@ -60,7 +60,7 @@ class LineWriter(logging.Handler):
             while (line := self._lines.get()) is not None:
                 self._write(line)
             self._write("")
-        except BrokenPipeError:  # nobody will read it
+        except BrokenPipeError:  # the log has no reader
             return
 
     def _write(self, line: str) -> None:
@@ -68,7 +68,7 @@ class LineWriter(logging.Handler):
         num_lost = self._num_lost + self._num_unwritten
         lost = num_lost - self._num_told
         if lost:
-            line += f"{lost} lines of the log were lost: nobody has read it, or there was no room\n"
+            line += f"{lost} log lines were lost: the log was not read in time, or had no room\n"
         data = line.encode(errors="backslashreplace")
         try:
             while data:
@@ -89,7 +89,7 @@ def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
 
 
 def setup(process: str, level: str) -> LineWriter:
-    """Log to standard error as `time process level event`; return who writes it."""
+    """Log to standard error as `time process level event`; return the writer."""
     writer = LineWriter(STDERR)
     logging.basicConfig(
         handlers=[writer],

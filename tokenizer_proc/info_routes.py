@@ -1,4 +1,4 @@
-"""What a server tells of itself: paths that take GET, and need no tokenizer."""
+"""Information routes: paths that take GET and need no tokenizer."""
 
 from headrace import __version__, routes
 from headrace.board.board import Board

@@ -1,4 +1,4 @@
-"""How many log probabilities a request may be told. Pure.
+"""The limit of log probabilities per request. Pure.
 
 An entry is one log probability: a token has one of its own and `num_top` of the likeliest. They are
 kept until they are rendered (8 bytes each), rendered in 2 to 4 us and sent as some 80 bytes.

@@ -1,4 +1,4 @@
-"""What there is to be read out of a chat's answer, beside words."""
+"""Parsing of a chat's answer: tool calls and reasoning beside content."""
 
 from headrace.config.config import ModelCard
 from headrace.errors import Unsupported

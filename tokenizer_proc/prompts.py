@@ -15,7 +15,7 @@ from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Text, ids_of
 
 
 class PromptVocabulary(Protocol):
-    """What is needed of a tokenizer beside encoding."""
+    """Tokenizer methods needed beside encoding."""
 
     empty: Ids  # the ids of a text without characters: the special tokens around every one
     token_bytes: TokenBytes | None
@@ -32,7 +32,7 @@ class PromptVocabulary(Protocol):
 
 
 class Prompts:
-    """What planners of every kind need to know of a model and its vocabulary."""
+    """Prompt checks shared by all planners, for one model and vocabulary."""
 
     def __init__(self, card: ModelCard, vocabulary: PromptVocabulary) -> None:
         self.card = card

@@ -1,4 +1,4 @@
-"""What each path does. Early answers are made here; generation goes on to the engine."""
+"""Routing of paths to handlers. Early answers are made here; generation goes to the engine."""
 
 from headrace.board.board import Board
 from headrace.config.config import TokenizerConfig

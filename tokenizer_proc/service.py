@@ -1,4 +1,4 @@
-"""Requests taken from an inbox and handled together; what comes of them, sent around the ring.
+"""The tokenizer service: takes requests in batches, and sends the outcomes around the ring.
 
 A lone request goes at once. Where others wait, a batch takes them until it is full or has been
 filled for long enough; it never waits for what has not come. A request that waits for something

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM has them: what a text is to the model."""
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ NO_CHARACTER = "\ufffd"
 
 
 class Spelling(Protocol):
-    """What is needed of a tokenizer beside encoding.
+    """Tokenizer methods needed beside encoding.
 
     Attributes:
         decodes_bytes: a text is that of its tokens' bytes, one after the other.

@@ -7,7 +7,7 @@ from headrace.detokenizer_proc.parsers.source import SPACE, Reading, TextSource
 def read_content(source: TextSource, *marks: str, after_call: bool) -> Reading[str]:
     """Pass text on as content, up to one of `marks`; return that, or nothing at the end.
 
-    Blank text next to a call is nobody's.
+    Blank text next to a call is dropped.
     """
     source.settle()
     blank = yield from source.run(SPACE)

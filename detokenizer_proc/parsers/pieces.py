@@ -1,4 +1,4 @@
-"""What the text of a model turns out to be: words to the reader, thoughts, calls of tools.
+"""Pieces of a model's output: content, thoughts, tool calls.
 
 A parser takes text as it comes and says what it is; a renderer writes that down in an API's form.
 So every API has what every model does, and neither knows of the other.
@@ -61,7 +61,7 @@ def joined(pieces: list[Piece]) -> list[Piece]:
 
 
 class OutputParser(Protocol):
-    """Tells what the text of one sequence is, as it comes."""
+    """Splits the text of one sequence into pieces, as it comes."""
 
     @property
     def thought(self) -> range:

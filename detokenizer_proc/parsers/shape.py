@@ -1,4 +1,4 @@
-"""How far a value goes that is written like JSON, or like Python: brackets and strings are looked
+"""Finds the end of a value written like JSON or Python: brackets and strings are looked
 at and nothing else, so it may come in parts, and is passed on before its end is known."""
 
 import re

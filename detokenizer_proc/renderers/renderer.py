@@ -1,4 +1,4 @@
-"""What all forms of an answer have in common."""
+"""The interface of renderers, shared by all API dialects."""
 
 from array import array
 from collections.abc import Iterator, Sequence

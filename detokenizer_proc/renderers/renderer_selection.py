@@ -1,4 +1,4 @@
-"""Which renderer writes a reply."""
+"""Selects the renderer of a reply."""
 
 import time
 from typing import assert_never

@@ -259,7 +259,7 @@ class ResponsesRenderer:
 
 
 def item_id(piece: Content | Thought | ToolCallStart, response_id: str, index: int) -> str:
-    """Return the id of an item, as long as nobody asks for it by that: nothing is stored."""
+    """Return the id of an item. Nothing is stored, so it need not be found again."""
     prefix = {Content: "msg", Thought: "rs", ToolCallStart: "fc"}[type(piece)]
     if isinstance(piece, ToolCallStart) and piece.is_custom:
         prefix = "ctc"

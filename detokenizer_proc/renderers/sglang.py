@@ -50,7 +50,7 @@ class Grown:
 
 @dataclass(slots=True)
 class SoFar:
-    """What a stream has said of a sequence."""
+    """The part of a sequence that a stream has sent."""
 
     text: Grown = field(default_factory=lambda: Grown(b'""'))
     token_ids: Grown = field(default_factory=lambda: Grown(b"[]"))

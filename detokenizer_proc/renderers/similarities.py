@@ -1,4 +1,4 @@
-"""How alike texts are, in the shapes of vLLM's `/v1/score` and `/v1/rerank`: the cosines of their
+"""Similarity scores, in the shapes of vLLM's `/v1/score` and `/v1/rerank`: the cosines of their
 embeddings, or what a cross-encoder says."""
 
 import math

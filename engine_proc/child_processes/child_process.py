@@ -83,9 +83,9 @@ class ChildProcess(Generic[Ask, Answer]):
             but_for_peers: and not since another has ended.
         """
         rank, is_chaos = self._slot.seat.index, self._slot[Field.HARMED_PID] == self._process.pid
-        if self._hang_watchdog.stuck([self._slot], time.monotonic_ns()):
+        for seat, reason in self._hang_watchdog.check([self._slot], time.monotonic_ns()):
             write_last(self._slot)
-            raise WorkerDied(f"{self._slot.seat} is stuck", rank, is_chaos=is_chaos)
+            raise WorkerDied(f"{seat} {reason}", rank, is_chaos=is_chaos)
         code = self._process.poll()
         if code is not None and not (but_for_peers and code == ExitStatus.PEER_LOST):
             how = "could not start" if code in CAUSES and not self.is_ready else ending(code)

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 def num_area_rows(config: EngineConfig) -> int:
     """Return how many rows the embedding area has: as its memory allows, and any prompt's fit."""
-    row_bytes = ROW_NUMBER_BYTES * config.image_row_size
-    return max(config.max_model_len, config.image_memory_bytes // row_bytes)
+    row_bytes = ROW_NUMBER_BYTES * config.execution.image_row_size
+    return max(config.execution.max_model_len, config.image_memory_bytes // row_bytes)
 
 
 class VisionClient:
@@ -70,16 +70,7 @@ class VisionClient:
             FromVision, MAX_IMAGES * WHY_BYTES, look_us=0
         )
         config = VisionConfig(
-            model_path=self._config.model_path,
-            device=self._config.device,
-            model_impl=self._config.model_impl,
-            load_format=self._config.load_format,
-            dtype=self._config.dtype,
-            quantization=self._config.quantization,
-            kv_cache_dtype=self._config.kv_cache_dtype,
-            attention_backend=self._config.attention_backend,
-            tp=self._config.tp,
-            image_row_size=self._config.image_row_size,
+            execution=self._config.execution,
             ask_fd=asks.fd,
             answer_fd=answers.fd,
             arena_fd=self._arena.fd,
@@ -98,7 +89,7 @@ class VisionClient:
         Raises:
             WorkerDied: as `take`.
         """
-        if self._config.device == "cpu" or not has_gpus():
+        if self._config.execution.device == "cpu" or not has_gpus():
             return 0
         while self._ready is None:
             self._context.slot.beat()

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from headrace.config.config import EngineConfig, WorkerConfig
+from headrace.config.config import EngineConfig, ExecutionConfig, WorkerConfig
 from headrace.engine_proc.child_processes.child_process import ChildProcess, WorkerDied
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import WATCHER, ShmAllReduce
@@ -43,7 +43,7 @@ Worker = ChildProcess[ToWorker, FromWorker]
 log = logging.getLogger(__name__)
 
 
-def step_bytes(config: EngineConfig) -> int:
+def step_bytes(config: ExecutionConfig) -> int:
     """Return an upper bound of an encoded `Step`. The channel takes only the memory it uses."""
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
     per_token = 16 + 20 + 4 + SAMPLING_ROW.size  # the second is of images, the third of relays
@@ -52,12 +52,12 @@ def step_bytes(config: EngineConfig) -> int:
     return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
 
 
-def max_draws(config: EngineConfig) -> int:
+def max_draws(config: ExecutionConfig) -> int:
     """Return an upper bound of the tokens a step draws."""
     return config.max_num_seqs + TOKENS_PER_STEP
 
 
-def result_bytes(config: EngineConfig) -> int:
+def result_bytes(config: ExecutionConfig) -> int:
     """Return an upper bound of an encoded `StepResult`."""
     per_token = 4 + 8 + 8 * MAX_LOGPROBS
     per_sequence = 4 * MAX_HIDDEN_SIZE
@@ -75,39 +75,21 @@ def start_worker(
     tower_bytes: int,
 ) -> Worker:
     """Start one of the workers."""
-    steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config))
-    results: StepChannel[FromWorker] = StepChannel.create(FromWorker, result_bytes(config))
+    steps: StepChannel[ToWorker] = StepChannel.create(ToWorker, step_bytes(config.execution))
+    results: StepChannel[FromWorker] = StepChannel.create(
+        FromWorker, result_bytes(config.execution)
+    )
     embedding_fd = None if embeddings is None else embeddings.fd
     worker_config = WorkerConfig(
-        model_path=config.model_path,
-        device=config.device,
-        model_impl=config.model_impl,
-        load_format=config.load_format,
-        dtype=config.dtype,
-        quantization=config.quantization,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        profile_dir=config.profile_dir,
-        nvtx=config.nvtx,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        enforce_eager=config.enforce_eager,
-        attention_backend=config.attention_backend,
-        cudagraph_capture_sizes=config.cudagraph_capture_sizes,
-        num_drafts=FIRST_LENGTH if config.speculative == "ngram" else 0,
-        kv_cache_dtype=config.kv_cache_dtype,
-        max_model_len=config.max_model_len,
-        vocab_size=config.vocab_size,
+        execution=config.execution,
         step_fd=steps.fd,
         result_fd=results.fd,
         mask_fd=masks.fd,
-        num_ranks=config.tp,
         group_fd=group_fd,
         control_fd=control_fd,
-        disable_custom_all_reduce=config.disable_custom_all_reduce,
         embedding_fd=embedding_fd,
-        image_row_size=config.image_row_size,
         tower_bytes=tower_bytes if rank == 0 else 0,
+        num_drafts=FIRST_LENGTH if config.speculative == "ngram" else 0,
     )
     shared = (masks.fd, group_fd, control_fd, embedding_fd)
     fds = tuple(fd for fd in shared if fd is not None)
@@ -141,7 +123,7 @@ class WorkerGroup:
         self._crash_reports = CrashReports(config.crash, context.board)
         self._start_at = 0.0  # while `_all` is empty
         self._num_computing = 0  # steps
-        self.masks = GrammarBitmask.create(max_draws(config), config.vocab_size)
+        self.masks = GrammarBitmask.create(max_draws(config.execution), config.execution.vocab_size)
         self._page: ControlPage | None = None  # of the GPUs of several workers
         self._group: ShmAllReduce | None = None  # where they meet, to watch
         self._all: list[Worker] = []
@@ -149,7 +131,7 @@ class WorkerGroup:
         self._start()
 
     def _start(self) -> None:
-        num_ranks = self._config.tp
+        num_ranks = self._config.execution.tp
         group_fd = control_fd = None
         if num_ranks > 1:
             group_fd = ShmAllReduce.create(num_ranks)

@@ -58,7 +58,7 @@ def main(config: EngineConfig, context: Context) -> None:
         config.run_dir, config.num_detokenizers, context.board, context.slot
     )
     profile = read_profile(config.mock_profile)
-    words = read_words(Path(config.model_path))
+    words = read_words(Path(config.execution.model_path))
     frontends = list(context.board.of("frontend"))
     engine = MockEngine(config, profile, words, detokenizers, context.slot, frontends)
     context.ready()
@@ -153,17 +153,18 @@ class MockEngine:
         self._slot = slot
         self._slot[Field.PAGE_TOKENS] = PAGE_TOKENS
         self._rate = TokenRate(slot)
-        self._max_num_seqs = config.max_num_seqs
+        execution = config.execution
+        self._max_num_seqs = execution.max_num_seqs
         self._max_num_queued = config.max_num_queued
-        self._max_tokens = profile.max_num_batched_tokens or config.max_num_batched_tokens
-        self._num_pages = config.max_num_seqs * -(-config.max_model_len // PAGE_TOKENS)
+        self._max_tokens = profile.max_num_batched_tokens or execution.max_num_batched_tokens
+        self._num_pages = execution.max_num_seqs * -(-execution.max_model_len // PAGE_TOKENS)
         self._slot[Field.PAGES_TOTAL] = self._num_pages
         self._vector = unit_vector(config.embedding_size or 1)
         self._sequences: dict[int, MockSequence] = {}
         self._requests: dict[int, list[int]] = {}  # the sequences of each
         self._waiting: OrderedDict[int, MockSequence] = OrderedDict()
         self._words = words
-        self._rows = [Rows(config.max_num_seqs, words) for _ in range(len(detokenizers))]
+        self._rows = [Rows(execution.max_num_seqs, words) for _ in range(len(detokenizers))]
         self._intake = Intake()
         self._arena = None
         if config.arena_fd is not None:

@@ -4,7 +4,7 @@ In: ToVision (engine_proc).  Out: FromVision (engine_proc)."""
 from typing import TYPE_CHECKING
 
 from headrace.board.board import Field
-from headrace.config.config import VisionConfig
+from headrace.config.config import ExecutionConfig, VisionConfig
 from headrace.engine_proc.shm.embedding_area import EmbeddingArea
 from headrace.engine_proc.shm.step_channel import StepChannel
 from headrace.engine_proc.vision.encoder import encode
@@ -25,10 +25,10 @@ def main(config: VisionConfig, context: Context) -> None:
     asks: StepChannel[ToVision] = StepChannel(config.ask_fd, ToVision)
     answers: StepChannel[FromVision] = StepChannel(config.answer_fd, FromVision)
     arena = Arena(config.arena_fd, config.num_arena_regions)
-    area = EmbeddingArea(config.embedding_fd, config.image_row_size)
+    area = EmbeddingArea(config.embedding_fd, config.execution.image_row_size)
     heartbeat = context.keep_beating()  # a batch may be long
     heartbeat.begin(context.progress)
-    tower, ready = open_tower(config)
+    tower, ready = open_tower(config.execution)
     heartbeat.end()
     context.ready()
     answers.send(ready)
@@ -49,7 +49,7 @@ def main(config: VisionConfig, context: Context) -> None:
             answers.send(answer)
 
 
-def open_tower(config: VisionConfig) -> tuple["Tower", TowerReady]:
+def open_tower(config: ExecutionConfig) -> tuple["Tower", TowerReady]:
     """Load the tower to where it runs.
 
     Raises:

@@ -4,10 +4,9 @@ It is where the decoder runs: on its first GPU, or on the CPU. Torch is loaded o
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from headrace.config.config import VisionConfig
-from headrace.engine_proc.worker.backend_selection import KERNELS, foresee_with
+from headrace.config.config import ExecutionConfig
+from headrace.engine_proc.worker.backend_selection import KERNELS, foresee
 from headrace.engine_proc.worker.device_selection import is_interpreted
 from headrace.errors import ConfigError, ModelError
 
@@ -28,7 +27,7 @@ class Placement:
     call_bytes: int = 0  # of a GPU, for calls
 
 
-def placement_of(config: VisionConfig) -> Placement:
+def placement_of(config: ExecutionConfig) -> Placement:
     """Choose. With `--dtype float32` each image goes alone, and its rows depend on nothing else."""
     is_exact = config.dtype == "float32"
     if not runs_on_gpus(config):
@@ -39,10 +38,10 @@ def placement_of(config: VisionConfig) -> Placement:
     return Placement("cuda:0", config.dtype, max_numbers, CALL_BYTES * (2 if is_exact else 1))
 
 
-def runs_on_gpus(config: VisionConfig) -> bool:
+def runs_on_gpus(config: ExecutionConfig) -> bool:
     """Whether the decoder does. Where nothing can run it, its worker says so, and why."""
     try:
-        prognosis = foresee_with(config, Path(config.model_path))
+        prognosis = foresee(config)
     except (ConfigError, ModelError):
         return False
     return prognosis.executor == KERNELS

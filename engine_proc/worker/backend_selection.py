@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.config.config import ServerConfig, VisionConfig
+from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
     beyond_kernels,
@@ -30,64 +30,31 @@ class BackendChoice(NamedTuple):
     why: str
 
 
-def foresee(
-    path: Path,
-    *,
-    impl: str,
-    load_format: str,
-    quantization: str,
-    device: str = "cpu",
-    dtype: str = "auto",
-    kv_cache_dtype: str = "auto",
-    attention_backend: str = "auto",
-    tp: int = 1,
-) -> BackendChoice:
-    """Say what will run a model with the flags of these names. No torch is loaded without a GPU.
+def foresee(config: ExecutionConfig) -> BackendChoice:
+    """Return the executor that will run a model. No torch is loaded without a GPU.
 
     Raises:
-        ModelError: nothing will. What transformers cannot run it says only when it tries.
+        ModelError: none can. Limits of transformers are found only when it loads the model.
+        ConfigError: the flags ask for a feature of GPUs, and the model runs on the CPU.
     """
+    path = Path(config.model_path)
     try:
-        found, model = chosen(path, "headrace" if device == "cuda" else impl, load_format)
+        found, model = chosen(path, config.required_impl, config.load_format)
     except NotLowered as error:
-        raise beyond_kernels(error) if device == "cuda" else error from None
-    flags = {
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        "attention_backend": attention_backend,
-    }
+        raise beyond_kernels(error) if config.device == "cuda" else error from None
     if model is not None:
-        where = place(path, model, device, tp, quantization=quantization, **flags)
+        where = place(config, model)
         executor = CORE if where.name == "cpu" else KERNELS
         return BackendChoice(executor, f"{found.why}; {where.why}")
-    if load_format == "dummy":
+    if config.load_format == "dummy":
         raise ModelError(NO_DUMMY.format(path=path))
-    if quantization != "none":
+    if config.quantization != "none":
         raise ModelError(
             f"{path}: runs in transformers ({found.why}), which cannot do --quantization "
-            f"{quantization}"
+            f"{config.quantization}"
         )
-    check_on_cpu(quantization=quantization, why=IN_MODULES, **flags)
+    check_on_cpu(config, IN_MODULES)
     return found
-
-
-def foresee_with(config: ServerConfig | VisionConfig, path: Path) -> BackendChoice:
-    """Say what will run a model with a configuration's flags.
-
-    Raises:
-        ModelError: as `foresee`.
-    """
-    return foresee(
-        path,
-        impl=config.model_impl,
-        load_format=config.load_format,
-        quantization=config.quantization,
-        device=config.device,
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        attention_backend=config.attention_backend,
-        tp=config.tp,
-    )
 
 
 def chosen(path: Path, impl: str, load_format: str) -> tuple[BackendChoice, DecoderModel | None]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel, read_json
 from headrace.errors import ConfigError, ModelError
@@ -47,31 +48,17 @@ def choose(asked: str, why_not: str, find_gpus: Callable[[], str]) -> Device:
     return Device("cpu", reason)
 
 
-def place(
-    path: Path,
-    model: DecoderModel,
-    asked: str,
-    num_gpus: int,
-    *,
-    quantization: str,
-    dtype: str,
-    kv_cache_dtype: str,
-    attention_backend: str,
-) -> Device:
-    """Return where one of our decoders runs, given `--device` and what flags ask for.
-
-    Args:
-        num_gpus: that are to run it together.
+def place(config: ExecutionConfig, model: DecoderModel) -> Device:
+    """Return where one of our decoders runs.
 
     Raises:
-        ModelError: nowhere.
-        ConfigError: on the CPU, where flags ask for what GPUs alone have.
+        ModelError: it cannot run on the device that --device names.
+        ConfigError: it runs on the CPU, and the flags ask for a feature of GPUs.
     """
-    flags = {"quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
-    why_not = why_not_on_gpus(path, dtype=dtype_on_gpus(dtype, model, **flags), **flags)
-    device = choose(asked, why_not, partial(find_gpus, asked, num_gpus))
+    why_not = why_not_on_gpus(config, dtype_on_gpus(config, model))
+    device = choose(config.device, why_not, partial(find_gpus, config.device, config.tp))
     if device.name == "cpu":
-        check_on_cpu(dtype=dtype, attention_backend=attention_backend, why=device.why, **flags)
+        check_on_cpu(config, device.why)
     return device
 
 
@@ -81,18 +68,18 @@ def sees_whole_images(path: Path) -> bool:
     return family is not None and family.sees_whole
 
 
-def why_not_on_gpus(path: Path, *, quantization: str, dtype: str, kv_cache_dtype: str) -> str:
-    """Return why GPUs cannot run one of our decoders with these flags; "" is that they can.
+def why_not_on_gpus(config: ExecutionConfig, dtype: str) -> str:
+    """Return why GPUs cannot run one of our decoders with these flags; "" where they can.
 
     Args:
-        dtype: what they would compute it in.
+        dtype: the type that GPUs would compute in.
     """
-    if sees_whole_images(path):
+    if sees_whole_images(Path(config.model_path)):
         return "in this model the tokens of an image see each other, which GPU workers cannot do"
-    if quantization not in ("none", "fp8"):
-        return f"--quantization {quantization} is for CPUs"
-    if kv_cache_dtype not in ("auto", "fp8", dtype):
-        return f"--kv-cache-dtype {kv_cache_dtype} is not that of the weights, {dtype}"
+    if config.quantization not in ("none", "fp8"):
+        return f"--quantization {config.quantization} is for CPUs"
+    if config.kv_cache_dtype not in ("auto", "fp8", dtype):
+        return f"--kv-cache-dtype {config.kv_cache_dtype} is not that of the weights, {dtype}"
     return ""
 
 
@@ -101,15 +88,20 @@ def beyond_kernels(error: ModelError) -> ModelError:
     return ModelError(f"--device cuda runs what our own code knows: {error}; use --device cpu")
 
 
-def check_on_cpu(
-    *, quantization: str, dtype: str, kv_cache_dtype: str, attention_backend: str, why: str
-) -> None:
-    """Raise `ConfigError` if a model that runs on the CPU, for the reason, needs a GPU to do so."""
+def check_on_cpu(config: ExecutionConfig, why: str) -> None:
+    """Check the flags of a model that runs on the CPU.
+
+    Args:
+        why: the reason that it runs there, for the error's text.
+
+    Raises:
+        ConfigError: a flag asks for a feature of GPUs.
+    """
     for flag, value, for_gpus, instead in (
-        ("--quantization", quantization, ("fp8",), "int8 or int8_weight_only"),
-        ("--dtype", dtype, ("float16",), "bfloat16 or float32"),
-        ("--kv-cache-dtype", kv_cache_dtype, ("fp8", "float16"), "bfloat16 or float32"),
-        ("--attention-backend", attention_backend, ("triton", "flashinfer"), "auto"),
+        ("--quantization", config.quantization, ("fp8",), "int8 or int8_weight_only"),
+        ("--dtype", config.dtype, ("float16",), "bfloat16 or float32"),
+        ("--kv-cache-dtype", config.kv_cache_dtype, ("fp8", "float16"), "bfloat16 or float32"),
+        ("--attention-backend", config.attention_backend, ("triton", "flashinfer"), "auto"),
     ):
         if value in for_gpus:
             raise ConfigError(

@@ -1,12 +1,11 @@
 """Loads a model, or a worker's share of it, into what runs it."""
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.config.config import CPU_KV_BYTES, WorkerConfig
+from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.device_selection import (
     IN_MODULES,
@@ -81,41 +80,26 @@ def load(
         ConfigError: the machine is not what the flags need, or has less memory.
         ModelError: it cannot be loaded as the flags say; the text names file and reason.
     """
+    execution = config.execution
     try:
-        model = open_for(
-            Path(config.model_path),
-            impl="headrace" if config.device == "cuda" else config.model_impl,
-            dtype=config.dtype,
-            max_model_len=config.max_model_len,
-            load_format=config.load_format,
-            group=group,
-        )
+        model = open_for(execution, group)
     except NotLowered as error:
-        raise beyond_kernels(error) if config.device == "cuda" else error from None
+        raise beyond_kernels(error) if execution.device == "cuda" else error from None
     if isinstance(model, DecoderModel):
-        device = place(
-            Path(config.model_path),
-            model,
-            config.device,
-            config.num_ranks,
-            quantization=config.quantization,
-            dtype=config.dtype,
-            kv_cache_dtype=config.kv_cache_dtype,
-            attention_backend=config.attention_backend,
-        )
+        device = place(execution, model)
         log.info("%s runs on %s: %s", model.spec.architecture, NAMES[device.name], device.why)
         if device.name == "cpu":
-            return in_core(config, model, progress, group, embeds)
+            return in_core(execution, model, progress, group, embeds)
         from headrace.engine_proc.worker.cuda.loader import load_on_gpu
 
         return load_on_gpu(config, model, progress, group, embeds)
     if embeds is not None:
-        raise ModelError(f"{config.model_path}: takes images, which only our own code can")
-    return in_transformers(config, model, group)
+        raise ModelError(f"{execution.model_path}: takes images, which only our own code can")
+    return in_transformers(execution, model, group)
 
 
 def in_core(
-    config: WorkerConfig,
+    config: ExecutionConfig,
     model: DecoderModel,
     progress: Progress,
     group: ShmAllReduce | None,
@@ -128,7 +112,7 @@ def in_core(
         peers = Peers(shards(model.spec, model.weights, group.num_ranks), group)
     kv_dtype = KV[config.kv_cache_dtype]
     num_pages = config.cpu_kv_bytes // all_page_bytes(model.spec, peers, kv_dtype)
-    num_threads = threads_of_rank(config.num_ranks)
+    num_threads = threads_of_rank(config.tp)
     weight_dtype = QUANTIZED.get(config.quantization) or WEIGHTS[config.dtype]
     executor = CpuExecutor(
         model.spec,
@@ -171,7 +155,7 @@ def sum_over(group: ShmAllReduce | None, number: int) -> int:
 
 
 def in_transformers(
-    config: WorkerConfig, model: "TransformersModel | Classifier", group: ShmAllReduce | None
+    config: ExecutionConfig, model: "TransformersModel | Classifier", group: ShmAllReduce | None
 ) -> LoadedModel:
     """Run a model in its own modules. Only here is torch loaded."""
     from headrace.engine_proc.worker.hf.classifier import Classifier
@@ -183,13 +167,7 @@ def in_transformers(
             f"{config.model_path}: runs in transformers, which cannot do --quantization "
             f"{config.quantization}"
         )
-    check_on_cpu(
-        quantization="none",
-        dtype=config.dtype,
-        kv_cache_dtype=config.kv_cache_dtype,
-        attention_backend=config.attention_backend,
-        why=IN_MODULES,
-    )
+    check_on_cpu(config, IN_MODULES)
     if isinstance(model, Classifier):
         runner = EmbeddingRunner(Embedder(model, normalize=False))
         return LoadedModel(runner, ENCODER_PAGES, whole_prompts=True)
@@ -204,7 +182,7 @@ def in_transformers(
     executor = TransformersExecutor(
         model, num_pages=num_pages, page_tokens=PAGE_TOKENS, kv_dtype=kv_dtype
     )
-    num_threads = threads_of_rank(config.num_ranks)
+    num_threads = threads_of_rank(config.tp)
     return LoadedModel(decoder_runner(executor, pooling, model.vocab_size, num_threads), num_pages)
 
 

@@ -35,7 +35,7 @@ def main(config: WorkerConfig, context: Context) -> None:
     """
     steps: StepChannel[ToWorker] = StepChannel(config.step_fd, ToWorker, LOOK_US)
     results: StepChannel[FromWorker] = StepChannel(config.result_fd, FromWorker)
-    area = GrammarBitmask(config.mask_fd, config.vocab_size)
+    area = GrammarBitmask(config.mask_fd, config.execution.vocab_size)
 
     def progress(done: int, total: int) -> None:
         context.slot[Field.PROGRESS] = 1000 * done // max(total, 1)
@@ -52,10 +52,10 @@ def main(config: WorkerConfig, context: Context) -> None:
     group = join(config, context.index)
     loaded = load(config, progress, group, embeddings(config))
     can_rejoin = group if loaded.can_rejoin else None
-    attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.num_ranks == 1)
+    attempts = StepRunner(loaded.runner, can_rejoin, is_alone=config.execution.tp == 1)
     answers = ResultSender(results.send)
     admin_requests = AdminRequests(context.board, PROFILE)
-    profiles = Profiler(config.profile_dir, f"worker-{context.index}", admin_requests)
+    profiles = Profiler(config.execution.profile_dir, f"worker-{context.index}", admin_requests)
     heartbeat.end()
     context.ready()
     results.send(
@@ -82,13 +82,13 @@ def embeddings(config: WorkerConfig) -> Floats | None:
     """Return the rows of images, of a model that takes some."""
     if config.embedding_fd is None:
         return None
-    return EmbeddingArea(config.embedding_fd, config.image_row_size).rows
+    return EmbeddingArea(config.embedding_fd, config.execution.image_row_size).rows
 
 
 def join(config: WorkerConfig, rank: int) -> ShmAllReduce | None:
     """Meet the workers that have the other shares of the model, if there are any."""
     if config.group_fd is None:
         return None
-    group = ShmAllReduce(config.group_fd, rank, config.num_ranks)
+    group = ShmAllReduce(config.group_fd, rank, config.execution.tp)
     os.close(config.group_fd)
     return group

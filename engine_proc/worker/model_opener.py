@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.collectives.collectives import CollectiveFailed
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.models.model import (
@@ -30,13 +31,7 @@ log = logging.getLogger(__name__)
 
 
 def open_for(
-    path: Path,
-    *,
-    impl: str,
-    dtype: str,
-    max_model_len: int,
-    load_format: str = "auto",
-    group: ShmAllReduce | None = None,
+    config: ExecutionConfig, group: ShmAllReduce | None = None
 ) -> "DecoderModel | TransformersModel | Classifier":
     """Open a model as `--model-impl` says; cross-encoders run in transformers only.
 
@@ -46,7 +41,8 @@ def open_for(
         ModelError: it cannot be opened that way; where both ways were tried, the text has both
             reasons.
     """
-    if load_format == "dummy":
+    path, impl = Path(config.model_path), config.required_impl
+    if config.load_format == "dummy":
         if impl == "transformers":
             raise ModelError(NO_DUMMY.format(path=path))
         impl = "headrace"
@@ -56,16 +52,16 @@ def open_for(
             raise ModelError(f"{path}: a cross-encoder is run by one worker; use --tp 1")
         from headrace.engine_proc.worker.hf.classifier import open_classifier
 
-        return open_classifier(path, dtype=dtype, activation=pooling.activation)
+        return open_classifier(path, dtype=config.dtype, activation=pooling.activation)
     if impl == "transformers":
-        return open_with_transformers(path, dtype, max_model_len, group)
+        return open_with_transformers(path, config.dtype, config.max_model_len, group)
     try:
-        model = open_model(path, load_format)
+        model = open_model(path, config.load_format)
     except NotLowered as lowering:
         if impl == "headrace":
             raise
         try:
-            return open_with_transformers(path, dtype, max_model_len, group)
+            return open_with_transformers(path, config.dtype, config.max_model_len, group)
         except ModelError as error:
             reason = str(error).removeprefix(f"{path}: ").removeprefix(f"{CANNOT_RUN}: ")
             raise ModelError(f"{lowering}; nor can transformers run it: {reason}") from error

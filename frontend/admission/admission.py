@@ -1,4 +1,4 @@
-"""Who is let in, decided before a body is read, from numbers on the board. Pure.
+"""Admission control, decided before a body is read, from numbers on the board. Pure.
 
 A request that would wait longer than it is worth is better told so at once: it gets a 429, and when
 to come again, from how fast work gets done.
@@ -19,15 +19,15 @@ MEMORY_S = 10.0  # over which rates are averaged
 
 @dataclass(frozen=True)
 class AdmissionLimits:
-    """What there is room for. 0 is no limit."""
+    """Limits of the server. 0 is no limit."""
 
     num_requests: int  # in all of the server
-    num_waiting_tokens: int  # to compute for those who wait
+    num_waiting_tokens: int  # to compute for waiting sequences
     num_body_bytes: int  # of requests that are not answered, or being read
 
 
 class Load(NamedTuple):
-    """What there is."""
+    """The present load of the server."""
 
     num_requests: int
     num_waiting_tokens: int
@@ -58,7 +58,7 @@ class DrainRate:
 
 
 class Admission:
-    """The door. `requests` and `tokens` are rates of what the engine gets done."""
+    """Admission control. `requests` and `tokens` are the engine's drain rates."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -68,7 +68,7 @@ class Admission:
     def refuse(self, load: Load, length: int) -> Rejection | None:
         """Return why a request with a body of `length` bytes cannot be taken now, or None.
 
-        Who is told to come again finds the queue half empty, if it goes on as it did.
+        A client that returns after Retry-After finds the queue half empty, at the present rate.
         """
         limits = self._limits
         if limits.num_requests and load.num_requests >= limits.num_requests:

@@ -1,4 +1,4 @@
-"""Who may come in."""
+"""Authentication of requests by API key."""
 
 import hmac
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from headrace.config.api_keys import digest
 
 
 class ApiKeyAuth:
-    """The API keys that a server takes; without any, everybody may come in."""
+    """Valid API keys; without any, all requests are admitted."""
 
     def __init__(self, digests: Iterable[bytes]) -> None:
         self._digests = list(digests)

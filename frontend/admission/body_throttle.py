@@ -1,8 +1,8 @@
 """Long bodies are read few at a time, so that short requests come between and memory is bounded.
 
-What a client on this machine sends comes in at 256 KiB a turn of the event loop: were sixty bodies
-read at once, everybody would wait for sixty pieces. Whoever waits here has sent a head; the rest
-stays in the kernel. A client that cannot keep up holds up nobody: its body is read beside others'.
+A local client's body arrives at 256 KiB per turn of the event loop: with sixty bodies at once, each
+request would wait for sixty pieces. A request that waits here has sent its head; the rest stays in
+the kernel. A slow client blocks no other: its body is read beside the others.
 """
 
 import asyncio

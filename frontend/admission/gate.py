@@ -1,4 +1,4 @@
-"""The door: who may come in at all, and whether there is room, which the board says."""
+"""The gate of a frontend: authentication, and admission by the numbers on the board."""
 
 from headrace.board.board import Board, Field, Slot
 from headrace.frontend.admission.admission import MAX_REQUESTS, MAX_TOKENS, Admission, Load
@@ -12,7 +12,7 @@ LIMITS = {MAX_REQUESTS: Field.REQUEST_OVERLOADS, MAX_TOKENS: Field.TOKEN_OVERLOA
 
 
 class Gate:
-    """Lets requests in, or says why not."""
+    """Admits or rejects requests."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Gate:
     def refuse_late(self, method: str, length: int) -> Rejection | None:
         """Return why a request cannot go on whose body took its time to come, or None.
 
-        While it is coming it takes nobody's place: bodies may be slow on purpose.
+        An arriving body takes no place: bodies may be slow on purpose.
         """
         return self._refuse(length) if method == POST else None
 

@@ -1,4 +1,4 @@
-"""What a server must refuse of a request's head, by RFC 9110 and RFC 9112 (HTTP/1.1). Pure."""
+"""Request heads that a server must reject, by RFC 9110 and RFC 9112 (HTTP/1.1). Pure."""
 
 import re
 from collections.abc import Sequence

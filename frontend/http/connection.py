@@ -1,4 +1,4 @@
-"""A client's connection: uvicorn's, and what it leaves open.
+"""A client's connection: uvicorn's, with timeouts and limits added.
 
 uvicorn waits for ever for a request's head, and takes heads of any length and bodies at any pace.
 Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least
@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
         self._deadlines.start(self, self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever serves the request."""
+        """Forward the disconnect to the handler of the request."""
         self._deadlines.stop(self)
         self._readers.stop(self)
         if self._half_closed is not None:
@@ -138,7 +138,7 @@ class Connection(HttpToolsProtocol):
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """Tell whoever serves the request that the client reads again."""
+        """Report to the handler of the request that the client reads again."""
         super().resume_writing()
         self._readers.stop(self)
         if self._holds_next:
@@ -260,7 +260,7 @@ class Connection(HttpToolsProtocol):
                 if not request.is_given_up:
                     app(request)
             except BaseException:
-                self.cut()  # nobody will answer
+                self.cut()  # the request has lost its handler
                 raise
 
         self._start_queue.add(begin, is_first=request.method != "POST")
@@ -371,13 +371,13 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     def _disown(self) -> None:
-        """Have whoever serves requests of this connection give up: nothing more can be written."""
+        """Have the handlers of this connection's requests give up: nothing more can be written."""
         self.pipeline.clear()
         if self._served is not None and not self._served.is_complete:
             self._served.give_up()
 
     def _ignore(self, data: bytes) -> None:
-        """Read past what nobody wants, but not without end."""
+        """Read and drop unwanted bytes, up to `MAX_IGNORED_BYTES`."""
         self._num_ignored += len(data)
         if self._num_ignored > MAX_IGNORED_BYTES:
             self.cut()

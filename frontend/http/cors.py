@@ -1,4 +1,4 @@
-"""Which pages of other sites may call: Starlette's policy, on our requests."""
+"""CORS: Starlette's policy, applied to our requests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from headrace.frontend.http.request import HttpExchange
 
 
 class Cors:
-    """The sites that may call."""
+    """The allowed origins."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         """Allow these sites; `*` is all."""
@@ -19,7 +19,7 @@ class Cors:
         )
 
     def look(self, request: HttpExchange) -> bool:
-        """Have the answer say whether the page may read it; answer here who asks for only that."""
+        """Set the answer's CORS headers; answer a preflight here. Return whether it was one."""
         headers = Headers(raw=list(request.headers))
         origin = headers.get("origin")
         if origin is None:

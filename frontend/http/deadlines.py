@@ -1,4 +1,4 @@
-"""When clients must have said more. Pure."""
+"""Deadlines by which clients must send more. Pure."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ C = TypeVar("C")
 
 
 class Deadlines(Generic[C]):
-    """Who has until when. All have equally long, so who began first is due first."""
+    """Deadlines of equal duration, so they expire in order of their start."""
 
     def __init__(self, duration_s: float) -> None:
         self.duration_s = duration_s

@@ -1,4 +1,4 @@
-"""Clients that have said all (shutdown(SHUT_WR)) and still read, told from those that have gone.
+"""Tells half-closed clients (shutdown(SHUT_WR)), which still read, from those that have left.
 
 To the server both look alike: the end of what it reads. A byte that is sent to a closed socket is
 answered by a reset. One that is sent to a half-closed socket is read. So the answer's first bytes,
@@ -20,7 +20,7 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
 class HalfClosed:
-    """A look now and then at a socket that the event loop does not watch: nothing more is read."""
+    """Polls a half-closed socket, which the event loop no longer watches."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What is refused at the door, from constants: nothing is parsed here."""
+"""Rejections of the frontend, from constants: nothing is parsed here."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from headrace.errors import anthropic_type
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a request is not let in. Texts are plain ASCII without quotes."""
+    """The reason for a rejection. Texts are plain ASCII without quotes."""
 
     status: int
     message: str

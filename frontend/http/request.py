@@ -1,4 +1,4 @@
-"""A request as a connection has it, and the way to answer it.
+"""An HTTP request on a connection, and the methods to answer it.
 
 uvicorn parses requests and keeps their state; what is answered is written here. An ASGI application
 would be a task and five messages for each request, which cost more than all that is done with it.
@@ -37,8 +37,8 @@ class HttpExchange:
         head: those that the frontend reads; the response repeats its `id`.
         received_at: when the head was read, CLOCK_MONOTONIC, ns.
         common: headers of its answer, whatever that is.
-        on_lost: is told where there is nobody to answer any more.
-        on_writable: is told when the client reads again.
+        on_lost: called when the client has left.
+        on_writable: called when the client reads again.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class HttpExchange:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether there is nobody to answer."""
+        """Whether the client has left."""
         return bool(self._cycle.disconnected)
 
     @property
@@ -96,7 +96,7 @@ class HttpExchange:
         return bool(self._cycle.response_complete)
 
     def give_up(self) -> None:
-        """Take note that there is nobody to answer."""
+        """Note that the client has left."""
         self._cycle.disconnected = True
         self._cycle.waiting_for_100_continue = False  # else it would be told to go on
         self._cycle.message_event.set()

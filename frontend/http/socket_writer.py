@@ -40,7 +40,7 @@ class WrittenView(ctypes.Structure):
 
 
 class Written(NamedTuple):
-    """What has been done with some rows of a message."""
+    """The result of writing some rows of a message."""
 
     row: int  # that comes next,
     start: int  # and where its data are
@@ -51,9 +51,9 @@ class Written(NamedTuple):
 
 
 class Streams:
-    """Sockets of clients who read, by request.
+    """Sockets of reading clients, by request.
 
-    Who has a request opened here writes to its socket only what is left.
+    The handler of a request opened here writes to its socket only rows that are left.
     """
 
     def __init__(self) -> None:

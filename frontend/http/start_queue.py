@@ -1,7 +1,7 @@
-"""Requests that have come and are still to be begun, some in each turn of the event loop.
+"""A queue of new requests, of which some are started in each turn of the event loop.
 
-Hundreds of clients may ask at once. To let one in and to pass its body on is little, but hundreds
-of times that is milliseconds in which the event loop looks at nobody else.
+Hundreds of clients may ask at once. One request is little work, but hundreds in one turn keep the
+event loop from its other sockets for milliseconds.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ MAX_BEGUN = 16  # in one turn of the event loop
 
 
 class StartQueue:
-    """A line of requests."""
+    """A queue of requests to start."""
 
     def __init__(self, after: Callable[[], None] = lambda: None) -> None:
-        """Call `after` at the end of each turn: it does what is done once for all who began."""
+        """Call `after` at the end of each turn, for work done once per batch."""
         self._after = after
         self._line: deque[Callable[[], None]] = deque()
 

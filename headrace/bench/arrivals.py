@@ -1,4 +1,4 @@
-"""When requests are sent."""
+"""Arrival times of requests."""
 
 import numpy as np
 import numpy.typing as npt

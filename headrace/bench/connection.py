@@ -35,7 +35,7 @@ class ReceivedUsage(msgspec.Struct):
 
 
 class ReceivedEvent(msgspec.Struct):
-    """What is looked at in an event of a stream, and in an answer that does not stream."""
+    """The parsed fields of a stream event, and of an answer that does not stream."""
 
     choices: list[ReceivedChoice] = []
     usage: ReceivedUsage | None = None

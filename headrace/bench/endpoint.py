@@ -22,7 +22,7 @@ PROBE_S = 60
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A base URL, and which of its routes."""
+    """A base URL with one of its routes."""
 
     base_url: str
     kind: str  # of `PATHS`

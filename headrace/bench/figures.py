@@ -1,4 +1,4 @@
-"""What a load found, by the definitions of `vllm bench serve`.
+"""Figures of a load, by the definitions of `vllm bench serve`.
 
 - TTFT: from sending a request to its first piece of text.
 - ITL: between a piece of text and the one before, of all requests together. A server that sends
@@ -105,7 +105,7 @@ def per_second(records: list[Record], start: float) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What of the command line shows in the result."""
+    """Values of the command line that the result repeats."""
 
     request_rate: float
     burstiness: float

@@ -1,4 +1,4 @@
-"""`headrace bench latency`: how long one batch takes, on an engine of its own.
+"""`headrace bench latency`: the duration of one batch, on an engine of its own.
 
 Flags, figures and keys of the JSON file are those of `vllm bench latency`, in seconds. Each batch
 has the same prompts, without the prefix cache unless `--enable-prefix-caching` is there.
@@ -35,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
     add("--input-len", type=int, default=32)
     add("--output-len", type=int, default=128)
     add("--batch-size", type=int, default=8, help="prompts that run together")
-    add("--num-iters-warmup", type=int, default=10, help="batches before, which are not counted")
-    add("--num-iters", type=int, default=30, help="batches that are counted")
+    add("--num-iters-warmup", type=int, default=10, help="warm-up batches, not measured")
+    add("--num-iters", type=int, default=30, help="measured batches")
     add("--plot", type=Path, metavar="FILE.svg|.png|.html", help="draw the figures")
     return made
 

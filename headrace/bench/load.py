@@ -40,14 +40,14 @@ class LoadRequest(msgspec.Struct, array_like=True):
 
 
 class Target(msgspec.Struct, array_like=True):
-    """Where requests go."""
+    """The destination of requests."""
 
     url: str  # with the path
     headers: dict[str, str] = {}
 
 
 class Share(msgspec.Struct, array_like=True):
-    """What one process has to do."""
+    """The requests of one load process."""
 
     target: Target
     requests: list[LoadRequest]
@@ -59,7 +59,7 @@ class LoadReady(msgspec.Struct, array_like=True, tag="ready"):
 
 
 class LoadProgress(msgspec.Struct, array_like=True, tag="progress"):
-    """How far a process is: sums since the start."""
+    """Progress of a process: sums since the start."""
 
     num_open: int
     num_done: int
@@ -169,7 +169,7 @@ def cpu_s() -> float:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What came of a load."""
+    """The outcome of a load."""
 
     start: float  # CLOCK_MONOTONIC, s
     records: list[Record]

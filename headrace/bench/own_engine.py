@@ -1,4 +1,4 @@
-"""What `headrace bench latency` and `throughput` share: an engine of their own, and its prompts.
+"""The engine and prompts shared by `headrace bench latency` and `throughput`.
 
 Flags that are not the benchmark's are the engine's, as `launch_server` has them.
 """

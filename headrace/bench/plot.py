@@ -1,4 +1,4 @@
-"""What a load found, drawn: how latencies are distributed, and the load over time."""
+"""Plots of a load: the distribution of latencies, and the load over time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ def read_limit(text: str) -> int:
 
 @dataclass(frozen=True)
 class RandomImages:
-    """How many images a prompt has, and how large they are."""
+    """The number and sizes of images per prompt."""
 
     shares: dict[tuple[int, int], float]  # by height and width
     low: int

@@ -1,4 +1,4 @@
-"""`headrace bench serve`: how a server does under a load of a given shape.
+"""`headrace bench serve`: latency and throughput of a server under a given load.
 
 Flags and figures are those of `vllm bench serve` where it has them.
 """
@@ -55,7 +55,7 @@ def json_object(text: str) -> dict[str, Any]:
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which server, and how much of it."""
     add = parser.add_argument
-    add("--backend", choices=BACKENDS, default="openai-chat", help="which API is used")
+    add("--backend", choices=BACKENDS, default="openai-chat", help="the API")
     add("--base-url", help="http(s)://host:port; instead of --host and --port")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000)
@@ -67,7 +67,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add("--request-rate", type=float, default=float("inf"), help="requests a second; inf: at once")
     add("--burstiness", type=float, default=1.0, help="1: Poisson arrivals; less: in bursts")
     add("--max-concurrency", type=int, help="requests that are open at once, at most")
-    add("--num-warmups", type=int, default=1, help="requests sent before, and not counted")
+    add("--num-warmups", type=int, default=1, help="warm-up requests, not measured")
     add("--client-procs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     add("--seed", type=int, default=0, help="of prompts, lengths and arrivals")
     add("--ignore-eos", action="store_true", help="generate all tokens that are asked for")
@@ -77,7 +77,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     add("--disable-tqdm", action="store_true", help="show no progress")
     add("--save-result", action="store_true", help="write a JSON file")
     add("--result-dir", type=Path, default=Path())
-    add("--result-filename", help="default: named by what is measured, and when")
+    add("--result-filename", help="default: a name made of the settings and the time")
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +107,14 @@ def add_result(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--percentile-metrics", help="of ttft, tpot, itl, e2el; default: the first three")
     add("--metric-percentiles", default="99", help="such as 50,90,99")
-    add("--goodput", nargs="*", default=[], metavar="METRIC:MS", help="promises: ttft:200 tpot:50")
-    add("--save-detailed", action="store_true", help="with the figures of every request in it")
+    add(
+        "--goodput",
+        nargs="*",
+        default=[],
+        metavar="METRIC:MS",
+        help="latency goals, such as ttft:200 tpot:50",
+    )
+    add("--save-detailed", action="store_true", help="include the figures of every request")
     add("--plot", type=Path, metavar="FILE.svg|.png|.html", help="draw the figures")
 
 
@@ -301,7 +307,7 @@ def due_times(args: argparse.Namespace, num_requests: int) -> Seconds:
 
 
 class ProgressBar:
-    """How far the load is, on standard error."""
+    """A progress bar of the load, on standard error."""
 
     def __init__(self, num_requests: int, disable: bool) -> None:
         self._bar = tqdm(total=num_requests, unit="req", disable=disable)

@@ -1,4 +1,4 @@
-"""`headrace bench stream`: where the time of streamed answers goes, from the client to the model.
+"""`headrace bench stream`: latency of streamed answers by part, from the client to the model.
 
 The server's part is what it says in `Server-Timing` when a request asks by `x-request-timing`, as
 Headrace's do; a server that does not has "-" there. With `--repeat-runs` each figure is the median
@@ -142,8 +142,8 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say how streams are submitted."""
     add = parser.add_argument
     add("--pretok", action="store_true", help="send token ids, to /v1/completions")
-    add("--repeat-runs", type=int, default=1, help="how often all is measured")
-    add("--submit-interval-ms", type=float, help="between two requests; instead of --request-rate")
+    add("--repeat-runs", type=int, default=1, help="number of runs")
+    add("--submit-interval-ms", type=float, help="time between requests; instead of --request-rate")
 
 
 def check_runs(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`headrace bench throughput`: how fast many prompts are done at once, on an engine of its own.
+"""`headrace bench throughput`: throughput of many prompts at once, on an engine of its own.
 
 Flags, figures and keys of the JSON file are those of `vllm bench throughput`, with random prompts.
 `tokens_per_second` counts prompts and answers, `output_tokens_per_second` answers alone.

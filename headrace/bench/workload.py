@@ -1,4 +1,4 @@
-"""What is asked: prompts and how many tokens to generate, from a file or made up.
+"""The workload: prompts and numbers of tokens to generate, from a file or random.
 
 Nothing here knows a tokenizer. A server counts the tokens of a text itself, in `usage`, and so a
 few requests before the load tell how many tokens its model makes of a word or of a byte.
@@ -39,7 +39,7 @@ class BenchPrompt:
 
 @dataclass(frozen=True)
 class TokenRates:
-    """How many tokens a server's model makes of text."""
+    """Tokens per word and per byte of a server's model."""
 
     per_word: float = 1.0  # of `WORDS`
     per_byte: float = 0.25

@@ -1,4 +1,4 @@
-"""What operators ask of a running server: a frontend notes it on the board; the supervisor looks,
+"""Admin requests to a running server: a frontend notes them on the board; the supervisor polls,
 and for profiles the workers.
 
 Counters only grow, so nothing is lost when either of them is busy or replaced.

@@ -1,13 +1,13 @@
-"""How far a process is behind what it has been sent, by counters on the board."""
+"""Backlogs: messages sent to a process and not yet handled, by counters on the board."""
 
 from headrace.board.board import MESSAGES_SENT, Board, Field, Slot
 
 
 class Backlog:
-    """What senders count as sent to a process, less what that counts as handled.
+    """Messages sent to a process, less those that it has handled.
 
-    Who sends counts first. Counts go wrong when somebody dies: what was on its way is neither.
-    They are put right by the receiver, when it starts and when it has had nothing to do for long.
+    Senders count before they send. A death makes the counts wrong: messages in flight are lost.
+    The receiver corrects them when it starts and after a long idle time.
     """
 
     def __init__(self, senders: list[Slot], sent: int, receiver: Slot, taken: int) -> None:

@@ -1,4 +1,4 @@
-"""The board: what every process says of itself, in memory that all of them share.
+"""The board: state, heartbeat and metrics of every process, in shared memory.
 
 One memfd, inherited by file descriptor: it has no name, so nothing is left behind however the
 server dies. Each process owns one slot and is its only writer; 8-byte aligned stores are atomic
@@ -31,7 +31,7 @@ HEARTBEAT_LIMIT_S = 4.0  # older than this is ill; processes beat at least once 
 
 
 class State(enum.IntEnum):
-    """Where a process is in its life."""
+    """The lifecycle state of a process."""
 
     ABSENT = 0
     STARTING = 1
@@ -48,7 +48,7 @@ class Field(enum.IntEnum):
     PROGRESS = 3  # gauge, per mille of start-up work done
     STARTS = 4  # of processes in this seat
     STACKS_FD = 5  # the process's own descriptor of its `StackFile`
-    HARMED_PID = 7  # whom --chaos has sent a signal; the supervisor's to write
+    HARMED_PID = 7  # the last target of a signal of --chaos; written by the supervisor
     # frontend
     REQUESTS = 8
     RESPONSES = 9
@@ -101,7 +101,7 @@ class Field(enum.IntEnum):
     DRAFTS = 21  # tokens guessed by speculation
     RIGHT_DRAFTS = 22  # and those right
     LAPSED = 23  # requests aborted since no frontend renewed them
-    WAITING_TOKENS = 24  # gauge, to compute for those who wait
+    WAITING_TOKENS = 24  # gauge, tokens to compute for waiting sequences
     ENDED = 25  # 2 words, sequences run to their end, by `FinishReason`
     PREFILLED_TOKENS = 27  # of prompts that have a first token, those computed,
     CACHED_TOKENS = 28  # and those found in the prefix cache
@@ -113,7 +113,7 @@ class Field(enum.IntEnum):
     EMBEDDING_HITS = 48  # and those found
     WAITING_IMAGES = 49  # gauge, to be encoded or being it
     EMBEDDING_ROWS = 50  # gauge, of the embedding area,
-    EMBEDDING_ROWS_FREE = 51  # gauge, and those of no image that somebody needs
+    EMBEDDING_ROWS_FREE = 51  # gauge, and those of no image in use
     STEPS_AHEAD = 52  # of STEPS, those sent while another was computed
     STEPPED_NS = 53  # gauge, CLOCK_MONOTONIC, when a step has ended,
     STEP_DUE_NS = 54  # gauge, and when the oldest that is open is overdue; 0 is never
@@ -157,7 +157,7 @@ MAX_PREPROCESSORS = 8  # beside both and the one for GETs, for images
 
 
 class Timing(enum.IntEnum):
-    """Histograms of a slot: how long something took or, from PROMPT on, how many there were."""
+    """Histograms of a slot: durations or, from PROMPT on, counts."""
 
     # frontend
     LOOP_LAG = 0  # how late a timer fires
@@ -197,7 +197,7 @@ class Timing(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Seat:
-    """Which process has which slot."""
+    """A place for a process: its role, and its index there."""
 
     role: str
     index: int
@@ -305,8 +305,8 @@ class Slot:
         """Return why the process does not serve; None is that it does: ready, and heard of.
 
         Args:
-            since_ns: since when whoever asks has been awake (`wake_clock.py`); what did not happen
-                before is nobody's fault.
+            since_ns: since when the asking process has been awake (`wake_clock.py`). Silence
+                before that does not count.
         """
         state = State(self[Field.STATE])
         if state != State.READY:
@@ -364,6 +364,6 @@ class Board:
         return iter(self._by_role.get(role, ()))
 
     def unhealthy(self) -> list[Seat]:
-        """Return who keeps the server from serving; empty is good health."""
+        """Return the processes that do not serve; empty means healthy."""
         now_ns = time.monotonic_ns()
         return [s.seat for s in self.slots if not s.healthy(now_ns)]

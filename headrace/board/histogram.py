@@ -13,7 +13,7 @@ from headrace.board.histogram_bounds import Bounds
 
 
 class Scale:
-    """What a histogram counts in, and by which bounds."""
+    """The unit and the bucket bounds of a histogram."""
 
     def __init__(self, bounds: Bounds, units: int) -> None:
         """`bounds` ascend; what is observed comes as whole `units`, so many to one of them."""

@@ -1,4 +1,4 @@
-"""Bounds of histograms: ours, and those by which dashboards of vLLM and SGLang know theirs.
+"""Bucket bounds of histograms: ours, and those of vLLM's and SGLang's dashboards.
 
 A histogram on the board counts by all of them, so that each can be told exactly.
 """

@@ -1,4 +1,4 @@
-"""What a frontend counts of the requests it answers, by route: in words of its board slot.
+"""HTTP counters of a frontend by route, in words of its board slot.
 
 A route is a path and its method, or a method alone where nothing is served. Each has a row:
 
@@ -28,7 +28,7 @@ ROW_WORDS = SENT + 1
 
 
 class RowKey(NamedTuple):
-    """The method and the path that a row counts."""
+    """A path with a method, or a method alone."""
 
     method: str
     path: str

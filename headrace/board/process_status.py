@@ -1,4 +1,4 @@
-"""What people are told of each kind of process, beside its state: what it does, and what waits."""
+"""Status of each kind of process for `/health` and `/admin`: its work and its queue."""
 
 from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokenizer_backlog
 from headrace.board.board import Board, Field, Slot

@@ -1,10 +1,10 @@
-"""Who of the ring has been replaced, seen on the board."""
+"""Replaced processes of the ring, seen on the board."""
 
 from headrace.board.board import Board, Field, Seat, State
 
 
 class ReplacementWatch:
-    """A look at the seats of some roles, now and then."""
+    """Reports replaced processes of some roles since the last call."""
 
     def __init__(self, board: Board, roles: tuple[str, ...]) -> None:
         self._slots = [slot for role in roles for slot in board.of(role)]

@@ -22,7 +22,7 @@ NEW = "/new"  # begins another conversation
 
 
 class ChatSession:
-    """What has been said, and what is said next."""
+    """The conversation so far, and its next turn."""
 
     def __init__(self, client: Client, system: str | None, options: dict[str, Any]) -> None:
         """`options` are fields of every request."""
@@ -101,9 +101,9 @@ def parser() -> argparse.ArgumentParser:
         f"of `headrace serve`. {NEW} begins another conversation.",
         allow_abbrev=False,
     )
-    made.add_argument("--system", metavar="TEXT", help="what the model is told before all else")
+    made.add_argument("--system", metavar="TEXT", help="the system message")
     made.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
-    made.add_argument("--max-tokens", type=int, metavar="N", help="of an answer")
+    made.add_argument("--max-tokens", type=int, metavar="N", help="tokens of an answer, at most")
     return made
 
 
@@ -118,7 +118,9 @@ def connect(argv: list[str]) -> Client:
         fields = parse(argv[1:])
         keys = fields.pop("api_key", (key,))
         if fields:
-            raise HeadraceError(f"{', '.join(fields)}: a server that runs takes no flags")
+            raise HeadraceError(
+                f"{', '.join(fields)}: flags need a MODEL; a running server takes none"
+            )
         return Client(argv[0].removesuffix("/").removesuffix("/v1"), keys[0])
     fields = parse(argv)
     print("starting a server …", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`headrace doctor [MODEL] [flags]`: what this machine has, what will be used, what is wrong.
+"""`headrace doctor [MODEL] [flags]`: this machine's hardware, the choices made, the problems.
 
 It takes the flags of `headrace serve`, starts nothing, and exits with 1 where the server could not.
 """
@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from headrace import __version__
-from headrace.config.config import CPU_KV_BYTES, ModelCard, ServerConfig
+from headrace.config.config import CPU_KV_BYTES, ExecutionConfig, ModelCard, ServerConfig
 from headrace.config.flags import from_flags
 from headrace.config.model_card import read_card
 from headrace.errors import HeadraceError
@@ -27,7 +27,7 @@ FEW_FILES = 1024
 NUM_BUSY = 5  # processes that work at once: one of each kind
 WEIGHTS = ("*.safetensors", "*.gguf")
 # Imported only when it is called, since it loads the worker.
-FORESEE = "headrace.engine_proc.worker.backend_selection:foresee_with"
+FORESEE = "headrace.engine_proc.worker.backend_selection:foresee"
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def executor_of(config: ServerConfig, card: ModelCard) -> str:
     """
     if config.engine == "mock":
         return "nothing: --engine mock runs no model"
-    executor, why = pkgutil.resolve_name(FORESEE)(config, Path(card.path))
+    executor, why = pkgutil.resolve_name(FORESEE)(ExecutionConfig.of(config, card))
     return f"{executor}: {why}"
 
 

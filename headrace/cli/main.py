@@ -1,4 +1,4 @@
-"""`headrace COMMAND`: everything from one word."""
+"""`headrace COMMAND`: the console script, which dispatches to commands."""
 
 import os
 import pkgutil

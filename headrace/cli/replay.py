@@ -1,4 +1,4 @@
-"""`headrace replay DIR`: what a process received, played to another of its kind that runs alone.
+"""`headrace replay DIR`: replays a process's recorded messages to one that runs alone.
 
 The files are those of `--record DIR`. The process gets the messages of one of them, and the
 processes around it are played: what it sends them is counted, timed and compared with what they
@@ -47,7 +47,7 @@ from headrace.ipc.sockets import Inbox, Outbox, address
 from headrace.runtime.process import LaunchSpec, spawn
 from headrace.runtime.run_directory import RunDirectory
 
-# What each kind of process receives, and whom it sends to.
+# Messages that each kind of process receives, and the kinds that it sends to.
 UNIONS: dict[str, Any] = {
     "frontend": ToFrontend,
     "tokenizer": ToTokenizer,
@@ -72,7 +72,7 @@ AN_HOUR_NS = 3600 * 10**9
 
 @dataclass(frozen=True)
 class Burst:
-    """What one process received."""
+    """The recorded messages to one process."""
 
     note: LaunchSpec
     messages: list[tuple[int, list[tuple[Message, bytes]]]]  # CLOCK_MONOTONIC, ns
@@ -104,7 +104,7 @@ def read_burst(folder: Path, seat: Seat) -> Burst | None:
         if note.fingerprint != fingerprint():
             raise HeadraceError(f"{path} was recorded by another version of headrace")
         if shares_images(note):
-            raise HeadraceError(f"{seat} shares images with others, and is not played alone")
+            raise HeadraceError(f"{seat} shares images with others, and cannot be replayed alone")
         decoder = msgspec.msgpack.Decoder(UNIONS[seat.role])
         messages = [(entry.at_ns, decoded(decoder, entry)) for entry in entries]
     except (msgspec.MsgspecError, StopIteration, ValueError) as error:
@@ -127,7 +127,7 @@ def decoded(decoder: "msgspec.msgpack.Decoder[Any]", entry: Entry) -> list[tuple
 
 
 def is_played(message: Message) -> bool:
-    """Whether a message is a part of the burst: leases are renewed by who plays."""
+    """Whether a message is a part of the burst: the replay renews leases by itself."""
     is_metrics = isinstance(message, HttpRequest) and message.path == METRICS
     return not isinstance(message, RenewLeases) and not is_metrics
 
@@ -227,7 +227,7 @@ class Stage:
 
 
 class Silence:
-    """How long a process has said nothing, by its own heart: who is held up is not silent."""
+    """How long a process has sent nothing while its heart beats: a stalled one is not silent."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -323,7 +323,7 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
 
 
 def told_by(folder: Path, burst: Burst) -> Iterator[tuple[Message, bytes]]:
-    """Yield what those received to whom a process sends."""
+    """Yield the recorded messages to the receivers of a process."""
     for seat in burst.note.seats:
         if seat.role in RECEIVERS[burst.seat.role]:
             other = read_burst(folder, seat)
@@ -344,14 +344,14 @@ def seat_named(name: str) -> Seat:
 def main(argv: list[str]) -> None:
     """Replay; exit with 1 where an answer differs, or in one line where that cannot be."""
     parser = argparse.ArgumentParser(prog="headrace replay", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", type=Path, help="what --record has written")
+    parser.add_argument("folder", metavar="DIR", type=Path, help="the folder of --record")
     parser.add_argument(
         "--process",
         default="tokenizer-0",
-        help="whose messages; mock: the engine's, to one without a model; %(default)s",
+        help="the process; mock: the engine's messages, without a model; %(default)s",
     )
     parser.add_argument(
-        "--pace", choices=("recorded", "max"), default="recorded", help="how fast; %(default)s"
+        "--pace", choices=("recorded", "max"), default="recorded", help="speed; %(default)s"
     )
     args = parser.parse_args(argv)
     logs.setup("replay", "info")

@@ -1,4 +1,4 @@
-"""What a process said when it was recorded, and what one says that gets the same messages again.
+"""Compares the recorded output of a process with that of a replay.
 
 Compared is what comes of it for a client, not how it comes in pieces: tokens, bodies, the text of
 streams. What was aborted or stopped ended by chance, and is not compared.
@@ -68,7 +68,7 @@ def ends_of(message: Message) -> list[int]:
 
 
 class ReplayedResponses:
-    """What comes back while messages are played; from several threads."""
+    """Collects responses during a replay; from several threads."""
 
     def __init__(self, expected: Outcomes) -> None:
         """Wait for the ends of what is expected, if anything is."""
@@ -192,7 +192,7 @@ def merge(value: Any, path: str, name: str, found: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How answers compare with those that were recorded."""
+    """The comparison of answers with recorded ones."""
 
     num_same: int
     different: list[int]  # ids

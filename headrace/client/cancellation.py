@@ -21,7 +21,7 @@ ASKING: ContextVar["CancelScope"] = ContextVar("ASKING")
 
 
 class Canceled(Exception):
-    """Whoever asked has given up."""
+    """The caller has canceled."""
 
 
 class CancelScope:
@@ -33,7 +33,7 @@ class CancelScope:
 
     @property
     def is_cut(self) -> bool:
-        """Whether somebody has hung up."""
+        """Whether `cut` has been called."""
         return self._is_cut.is_set()
 
     def take(self, stream: Any) -> None:
@@ -43,7 +43,7 @@ class CancelScope:
             hang_up(stream)
 
     def cut(self) -> None:
-        """Hang up: who reads finds the connection's end, and who would ask asks no more."""
+        """Hang up: a reader finds the connection's end, and no retry follows."""
         self._is_cut.set()
         if self._stream is not None:
             hang_up(self._stream)
@@ -52,7 +52,7 @@ class CancelScope:
         """Wait before asking again.
 
         Raises:
-            Canceled: somebody has hung up.
+            Canceled: `cut` has been called.
         """
         if self._is_cut.wait(seconds):
             raise Canceled
@@ -77,7 +77,7 @@ def hang_up(stream: Any) -> None:
 
 
 class TellingStream(httpcore.NetworkStream):
-    """A connection that tells who writes to it."""
+    """A connection that reports itself to its writer."""
 
     def __init__(self, stream: httpcore.NetworkStream) -> None:
         self._stream = stream
@@ -112,7 +112,7 @@ class TellingStream(httpcore.NetworkStream):
 
 
 class TellingBackend(httpcore.NetworkBackend):
-    """Makes connections that tell."""
+    """Makes connections that report themselves to a `CancelScope`."""
 
     def __init__(self, backend: httpcore.NetworkBackend) -> None:
         self._backend = backend

@@ -111,7 +111,7 @@ def settings(base_url: str, api_key: str | None) -> dict[str, Any]:
 def varied(client: C, timeout_s: float | None, max_retries: int | None) -> C:
     """Return a client of the same connections, which waits or asks again otherwise."""
     made = copy.copy(client)
-    made._origin = client  # a launched server ends when nobody has its client any more
+    made._origin = client  # a launched server ends with the last reference to its client
     if timeout_s is not None:
         made._timeout_s = timeout_s
     if max_retries is not None:

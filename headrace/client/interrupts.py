@@ -1,4 +1,4 @@
-"""What a program that uses Headrace prints when Ctrl-C ends it: where the program was, in short.
+"""A short traceback when Ctrl-C ends a program that uses Headrace.
 
 Python prints every frame of httpx, asyncio and Headrace, some forty lines. Nothing changes for an
 interrupt that the program catches, any other exception, and a program with its own excepthook.

@@ -1,4 +1,4 @@
-"""What a server answers, decoded: whole bodies, streams of events, refusals.
+"""Decoded responses of a server: whole bodies, streams of events, errors.
 
 Shared by everything that asks: `Client` over HTTP and `Engine` without.
 """

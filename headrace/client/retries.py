@@ -1,4 +1,4 @@
-"""When a refused request is worth asking again, and after how long. Pure.
+"""Retry policy: which rejected requests to send again, and after how long. Pure.
 
 Only what the server has not begun is asked again: it says so with 429, or with 503 where it is
 overloaded or not all there.
@@ -10,7 +10,7 @@ from email.utils import parsedate_to_datetime
 
 WORTH_RETRYING = (429, 503)
 FIRST_WAIT_S = 0.5  # where the server does not say how long; then twice as long, each time
-LONGEST_WAIT_S = 60.0  # who is told to come back later than this is told so at once
+LONGEST_WAIT_S = 60.0  # a longer Retry-After is an error at once
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
@@ -33,7 +33,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 
 
 class Retries:
-    """How often to ask again. `max_retries` 0 is never."""
+    """The number of retries left. `max_retries` 0 is never."""
 
     def __init__(self, max_retries: int) -> None:
         self._max_retries = max_retries

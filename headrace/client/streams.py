@@ -1,4 +1,4 @@
-"""Answers over HTTP as they come, which can be given up at any moment, by any thread or task."""
+"""Streamed answers over HTTP, which any thread or task can cancel at any time."""
 
 import asyncio
 from collections.abc import (
@@ -19,7 +19,7 @@ from headrace.client.transport_errors import transport_errors
 from headrace.errors import ApiConnectionError
 
 T = TypeVar("T")
-Read = Callable[[str], T | None]  # what an event is to who iterates
+Read = Callable[[str], T | None]  # an event to the item that iteration yields
 
 
 def chat_text(event: str) -> str | None:
@@ -38,7 +38,7 @@ def chat_chunk(event: str) -> ChatChunk:
 
 
 class AnswerStream(Iterator[T]):
-    """What `read` makes of the events of one answer, in order; None is nothing to tell."""
+    """Yields `read(event)` for each event of one answer, in order; None is skipped."""
 
     def __init__(self, opening: Callable[[CancelScope], httpx.Response], read: Read[T]) -> None:
         """`opening` asks, when iteration begins, and returns what comes of it."""
@@ -50,14 +50,14 @@ class AnswerStream(Iterator[T]):
         return next(self._items)
 
     def cancel(self) -> None:
-        """Give up: the server stops generating, and whoever iterates comes to the end at once.
+        """Cancel: the server stops generating, and iteration ends at once.
 
-        Any thread may, at any moment.
+        Safe from any thread at any time.
         """
         self._line.cut()
 
     def close(self) -> None:
-        """Give up and free the connection; for who iterates."""
+        """Cancel and free the connection; only for the iterating thread."""
         self._items.close()
 
     def _read(self, read: Read[T]) -> Generator[T, None, None]:
@@ -93,7 +93,7 @@ class AnswerStream(Iterator[T]):
 
 
 class AsyncAnswerStream(AsyncIterator[T]):
-    """The same for asyncio."""
+    """`AnswerStream` for asyncio."""
 
     def __init__(
         self, opening: Callable[[], Coroutine[Any, Any, httpx.Response]], read: Read[T]
@@ -108,13 +108,13 @@ class AsyncAnswerStream(AsyncIterator[T]):
         return await anext(self._items)
 
     def cancel(self) -> None:
-        """Give up: the server stops generating, and whoever iterates comes to the end at once."""
+        """Cancel: the server stops generating, and iteration ends at once."""
         self._line.cut()
         if self._asking is not None:
             self._asking.cancel()
 
     async def aclose(self) -> None:
-        """Give up and free the connection; for who iterates."""
+        """Cancel and free the connection; only for the iterating task."""
         await self._items.aclose()
 
     async def _opened(self) -> httpx.Response | None:

@@ -1,4 +1,4 @@
-"""What goes wrong between a client and a server, as errors of ours instead of httpx's."""
+"""Translates httpx's transport errors to `ApiConnectionError` and its subclasses."""
 
 import contextlib
 from collections.abc import Iterator

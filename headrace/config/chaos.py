@@ -1,6 +1,6 @@
-"""Processes that end at random, on purpose: whether a server bears it is found out before it must.
+"""Fault injection: processes end at random, so that recovery is tested before it is needed.
 
-Pure: who is sent what is the supervisor's to do.
+Pure: the supervisor sends the signals.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Configuration: the flags, and what each process gets of them.
+"""Configuration: the flags, and the config of each process.
 
 `ServerConfig` is the command line (`flags.py`): a field is a flag, its help is the documentation.
 Processes never see it; each gets the few values it needs in a config of its own.
@@ -60,28 +60,30 @@ class ServerConfig:
     uds: str | None = flag(None, "a Unix socket to listen on instead")
     ssl_certfile: str | None = flag(None, "certificate, PEM; serve HTTPS")
     ssl_keyfile: str | None = flag(None, "its key, unless it is in the same file")
-    api_key: tuple[str, ...] = flag((), "a key that clients must send; may be repeated")
-    api_key_file: str | None = flag(None, "a file with a key on each line")
+    api_key: tuple[str, ...] = flag((), "an API key that clients must send; may be repeated")
+    api_key_file: str | None = flag(None, "a file with an API key on each line")
     admin_api_key: str | None = flag(None, "the key of /admin, which is closed without one")
-    allowed_origins: tuple[str, ...] = flag((), "a site whose pages may call; may be repeated")
+    allowed_origins: tuple[str, ...] = flag((), "an allowed CORS origin; may be repeated")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
-    tp: int = flag(1, "workers that run the model together, each a share of it")
-    disable_custom_all_reduce: bool = flag(False, "sums over GPUs are NCCL's, whatever their size")
-    enforce_eager: bool = flag(False, "no CUDA graphs: GPUs start sooner, and steps take longer")
+    tp: int = flag(1, "tensor parallel size: workers that share the model")
+    disable_custom_all_reduce: bool = flag(False, "use NCCL for every all-reduce over GPUs")
+    enforce_eager: bool = flag(False, "no CUDA graphs: a faster start, and slower steps")
     cudagraph_capture_sizes: tuple[int, ...] = flag(
-        (), "tokens of a step that there is a CUDA graph for; may be repeated; default: many"
+        (), "a step size in tokens to capture a CUDA graph for; may be repeated; default: many"
     )
     frontend_procs: int = flag(1, "HTTP processes, sharing the port")
     tokenizer_procs: int = flag(1, "tokenizer processes, beside the one for long prompts")
     preprocess_procs: int = flag(1, "processes that prepare images, for models that take some")
     detokenizer_procs: int = flag(1, "detokenizer processes")
     tokenizer_max_batch_size: int = flag(32, "requests encoded together; 1 is no batching")
-    tokenizer_batch_wait_ms: int = flag(2, "a batch is filled no longer than this")
+    tokenizer_batch_wait_ms: int = flag(2, "the longest wait for a batch to fill")
     max_model_len: int | None = flag(None, "context length in tokens; default: the model's")
-    engine: str = flag("auto", "mock runs no model: a profile says how long steps take", ENGINES)
+    engine: str = flag("auto", "mock runs no model: step times come from a profile", ENGINES)
     mock_profile: str = flag("zero", "a profile of --engine mock: a name, or a JSON file")
-    device: str = flag("auto", "where it is computed; auto is GPUs, if they can do it", DEVICES)
-    model_impl: str = flag("auto", "whose modules run; auto prefers ours", MODEL_IMPLS)
+    device: str = flag(
+        "auto", "hardware to run on; auto is GPUs, where they support the model", DEVICES
+    )
+    model_impl: str = flag("auto", "model implementation; auto prefers ours", MODEL_IMPLS)
     load_format: str = flag(
         "auto", "dummy needs no weights: random ones, for a folder with config.json", LOAD_FORMATS
     )
@@ -98,19 +100,17 @@ class ServerConfig:
     )
     attention_backend: str = flag(
         "auto",
-        "who attends, on GPUs; auto is triton; with flashinfer, for prompts, a text may depend on "
-        "its batch mates",
+        "attention backend on GPUs; auto is triton; with flashinfer, for prompts, a text may "
+        "depend on its batch mates",
         ATTENTION_BACKENDS,
     )
     seed: int = flag(0, "seed of requests that bring none")
-    max_num_seqs: int = flag(64, "sequences that run at once; on GPUs 256 unless said otherwise")
-    max_num_batched_tokens: int = flag(
-        512, "tokens computed in one step; on GPUs 8192 unless said otherwise"
-    )
+    max_num_seqs: int = flag(64, "sequences that run at once; default on GPUs: 256")
+    max_num_batched_tokens: int = flag(512, "tokens computed in one step; default on GPUs: 8192")
     max_num_queued: int = flag(1024, "sequences that wait; more get a 429")
     max_queued_tokens: int = flag(0, "prompt tokens that wait; more get a 429; 0 is no limit")
     scheduling_policy: str = flag(
-        "fcfs", "who runs next; lpm is the longest cached prefix", ("fcfs", "priority", "lpm")
+        "fcfs", "order of the queue; lpm is longest cached prefix", ("fcfs", "priority", "lpm")
     )
     target_itl_ms: int = flag(
         100, "prompts are computed in chunks that let others' tokens come this often; 0 is off"
@@ -142,10 +142,10 @@ class ServerConfig:
     )
     chat_template: str | None = flag(None, "a Jinja file to use instead of the model's template")
     tool_call_parser: str = flag(
-        "auto", "how the model writes calls of tools; auto asks the chat template", TOOL_PARSERS
+        "auto", "format of the model's tool calls; auto reads the chat template", TOOL_PARSERS
     )
     reasoning_parser: str = flag(
-        "auto", "how the model writes thoughts; auto asks the chat template", REASONING_PARSERS
+        "auto", "format of the model's reasoning; auto reads the chat template", REASONING_PARSERS
     )
     generation_config: str = flag(
         "auto",
@@ -154,23 +154,21 @@ class ServerConfig:
         ("auto", "vllm"),
     )
     trust_request_chat_template: bool = flag(False, "requests may bring a chat_template")
-    metrics_dialect: str = flag("vllm", "whose names /metrics has, beside ours", METRICS_DIALECTS)
-    drain_timeout: int = flag(30, "seconds that open requests have to end after SIGTERM")
+    metrics_dialect: str = flag("vllm", "names in /metrics, beside ours", METRICS_DIALECTS)
+    drain_timeout: int = flag(30, "seconds for open requests to finish after SIGTERM")
     watchdog_timeout: int = flag(8, "seconds of silence after which a process is replaced")
     chaos: str | None = flag(
-        None, "end processes at random, as kill=engine:0.1/s,stop=worker:0.02/s says"
+        None, "signal processes at random, such as kill=engine:0.1/s,stop=worker:0.02/s"
     )
     record: str | None = flag(
-        None, "a folder for what each process receives, texts included, for headrace replay"
+        None, "folder of recorded messages, texts included, for headrace replay"
     )
-    crash_dir: str | None = flag(
-        None, "where it is kept what is known when a process dies; an empty one is nowhere"
-    )
+    crash_dir: str | None = flag(None, "folder of crash reports; an empty value writes none")
     profile_dir: str | None = flag(
-        None, "where workers leave profiles of steps, as POST /start_profile and /stop_profile ask"
+        None, "folder of step profiles, made by POST /start_profile and /stop_profile"
     )
     nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
-    log_level: str = flag("info", "what to log", LOG_LEVELS)
+    log_level: str = flag("info", "log level", LOG_LEVELS)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -305,7 +303,7 @@ def one_of(name: str, value: object, choices: Sequence[str] | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """What the processes around the engine know of the model. See `model_card.py`."""
+    """Model facts for the processes around the engine. See `model_card.py`."""
 
     path: str
     name: str
@@ -351,7 +349,7 @@ SECRETS = ("api_key", "admin_api_key")
 
 @dataclass(frozen=True, kw_only=True)
 class CrashConfig:
-    """For whoever makes crash reports: where they go, None is nowhere, and the server's flags."""
+    """For crash reports: their folder (None is no reports), and the server's flags."""
 
     directory: str | None
     flags: dict[str, Any]
@@ -420,59 +418,79 @@ class FetcherConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerConfig:
-    """For a worker. The channels are inherited file descriptors."""
+class ExecutionConfig:
+    """How a model is executed: one object for the engine, its workers and their loaders.
+
+    A field that has the name of a flag has its value and its meaning.
+    """
 
     model_path: str
+    max_model_len: int
+    vocab_size: int
+    image_row_size: int  # numbers of a row of an image's embedding; 0 takes no images
+    tp: int
     device: str
     model_impl: str
     load_format: str
     dtype: str
     quantization: str
-    kv_cache_memory_bytes: int | None
+    attention_backend: str
     kv_cache_dtype: str
-    max_model_len: int
-    vocab_size: int
-    step_fd: int
-    result_fd: int
-    mask_fd: int
-    num_ranks: int = 1
-    group_fd: int | None = None  # where the ranks meet, if there are several,
-    control_fd: int | None = None  # and the page of which GPUs know when to give up
-    disable_custom_all_reduce: bool = False
-    embedding_fd: int | None = None  # of images, if the model takes some
-    image_row_size: int = 0  # numbers of a row there
-    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 1  # what a step may have, like the next
-    max_num_batched_tokens: int = 1
-    enforce_eager: bool = False
-    attention_backend: str = "auto"
-    cudagraph_capture_sizes: tuple[int, ...] = ()  # none is ours
-    num_drafts: int = 0  # after each sequence's token, as a rule
-    profile_dir: str | None = None
-    nvtx: bool = False
+    kv_cache_memory_bytes: int | None
+    gpu_memory_utilization: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enforce_eager: bool
+    cudagraph_capture_sizes: tuple[int, ...]
+    disable_custom_all_reduce: bool
+    profile_dir: str | None
+    nvtx: bool
+
+    @classmethod
+    def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
+        """Combine the flags with what the model's files say."""
+        flags = {
+            f.name: getattr(config, f.name) for f in dataclasses.fields(cls) if f.name in TYPES
+        }
+        of_model = {
+            "model_path": card.path,
+            "max_model_len": card.max_model_len,
+            "vocab_size": card.vocab_size,
+            "image_row_size": card.image_row_size,
+        }
+        return cls(**flags | of_model)
 
     @property
     def cpu_kv_bytes(self) -> int:
-        """Memory of the KV cache, of all workers, on CPUs."""
+        """Memory of the KV cache on CPUs, of all workers together."""
         return CPU_KV_BYTES if self.kv_cache_memory_bytes is None else self.kv_cache_memory_bytes
+
+    @property
+    def required_impl(self) -> str:
+        """`model_impl`, where the device leaves a choice: GPUs run our own code only."""
+        return "headrace" if self.device == "cuda" else self.model_impl
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """For a worker. The channels are inherited file descriptors."""
+
+    execution: ExecutionConfig
+    step_fd: int
+    result_fd: int
+    mask_fd: int
+    group_fd: int | None = None  # where the ranks meet, if there are several,
+    control_fd: int | None = None  # and the page of which GPUs know when to give up
+    embedding_fd: int | None = None  # of images, if the model takes some
+    tower_bytes: int = 0  # of this worker's GPU, that the vision worker has
+    num_drafts: int = 0  # after each sequence's token, as a rule
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:
     """For a vision worker. Everything it works on is inherited by descriptor."""
 
-    model_path: str
-    device: str  # this and the next seven say what runs the decoder
-    model_impl: str
-    load_format: str
-    dtype: str
-    quantization: str
-    kv_cache_dtype: str
-    attention_backend: str
-    tp: int
-    image_row_size: int
+    execution: ExecutionConfig  # of the decoder
     ask_fd: int
     answer_fd: int
     arena_fd: int
@@ -485,11 +503,8 @@ class EngineConfig:
     """For the engine process."""
 
     run_dir: str
-    model_path: str
-    max_model_len: int
+    execution: ExecutionConfig
     num_detokenizers: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
     max_num_queued: int
     scheduling_policy: str
     target_itl_ms: int
@@ -499,29 +514,12 @@ class EngineConfig:
     engine: str
     mock_profile: str
     embedding_size: int | None
-    tp: int
-    device: str
-    model_impl: str
-    load_format: str
-    dtype: str
-    quantization: str
-    kv_cache_memory_bytes: int | None
-    kv_cache_dtype: str
-    vocab_size: int
     eos_token_ids: list[int]
     crash: CrashConfig
-    disable_custom_all_reduce: bool = False
     arena_fd: int | None = None  # None takes no images
     num_arena_regions: int = 0
-    image_token: int | None = None  # as in `ModelCard`, like the next two
-    image_row_size: int = 0
+    image_token: int | None = None  # as in `ModelCard`, like the next
     whole_images: bool = False
-    gpu_memory_utilization: float = 0.9
-    enforce_eager: bool = False
-    attention_backend: str = "auto"
-    cudagraph_capture_sizes: tuple[int, ...] = ()
-    profile_dir: str | None = None
-    nvtx: bool = False
     image_memory_bytes: int = 0  # of embeddings; more where a prompt of full length has more
     watchdog_timeout: int = 8  # seconds
 

@@ -1,4 +1,4 @@
-"""The command line: `ServerConfig` as flags, theirs by our names, and what a file says.
+"""The command line: `ServerConfig` as flags, aliases of vLLM and SGLang, and `--config` files.
 
 A flag wins over the file of `--config`. Nothing is read from the environment but secrets.
 """
@@ -34,13 +34,13 @@ HELP_COLUMN = 32
 # Titles of --help, by the first field that each has.
 GROUPS = {
     "model": "the model",
-    "host": "who may call, and where",
+    "host": "network access",
     "tp": "processes",
-    "max_model_len": "how the model is computed",
-    "max_num_seqs": "who runs",
+    "max_model_len": "model execution",
+    "max_num_seqs": "scheduling",
     "gpu_memory_utilization": "memory",
-    "stream_interval": "requests and answers",
-    "metrics_dialect": "what is told",
+    "stream_interval": "requests and responses",
+    "metrics_dialect": "logs and metrics",
 }
 HINTS = get_type_hints(ServerConfig)
 FIELDS = {f.name: f for f in dataclasses.fields(ServerConfig)}
@@ -174,10 +174,10 @@ def parse(argv: Sequence[str]) -> dict[str, Any]:
 
 
 def unknown_flag(argument: str) -> str:
-    """Return what is to be said of an argument that nobody knows."""
+    """Return the error text for an unexpected argument."""
     name = argument.partition("=")[0]
     if not name.startswith("-"):
-        return f"{name}: there is a MODEL already; whatever else has a flag"
+        return f"unexpected argument {name}: MODEL is given twice; other values need a flag"
     return f"{name} is not known{suggestion(name, [*own_flags(), *ALIASES])}"
 
 

@@ -1,4 +1,4 @@
-"""The flags of vLLM and SGLang that people know, and what they are here.
+"""Flags of vLLM and SGLang, and their meaning here.
 
 A flag that means what one of ours does is taken for it. One that asks for what is so anyhow is
 taken and changes nothing. One that tunes what Headrace does otherwise is taken, and the log
@@ -18,7 +18,7 @@ from headrace.errors import ConfigError
 
 @dataclass(frozen=True)
 class Same:
-    """Ours by another name. `read` makes their value ours."""
+    """An alias of one of our flags. `read` converts its value."""
 
     field: str
     read: Callable[[str], str] = str
@@ -26,7 +26,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Switch:
-    """Ours, turned on or off; theirs takes no value."""
+    """One of our flags turned on or off; the alias takes no value."""
 
     field: str
     on: bool
@@ -49,7 +49,7 @@ class Unused:
 
 @dataclass(frozen=True)
 class RefusedFlag:
-    """What we do not have; `instead` is what to do."""
+    """A rejected flag; `instead` is the remedy."""
 
     instead: str
 
@@ -369,7 +369,7 @@ ROWS = [
     Row("TLS", ("--ssl-keyfile",), ("--ssl-keyfile",), Same("ssl_keyfile")),
     Row(
         *("TLS", (), ("--ssl-keyfile-password",)),
-        RefusedFlag("decrypt the key, and let nobody else read it: openssl pkey -in KEY -out KEY2"),
+        RefusedFlag("decrypt the key and restrict its mode: openssl pkey -in KEY -out KEY2"),
     ),
     Row(
         *("TLS", ("--enable-ssl-refresh",), ("--enable-ssl-refresh",)),
@@ -401,7 +401,7 @@ ROWS = [
     ),
     Row(
         *("watchdog", (), ("--soft-watchdog-timeout",)),
-        RefusedFlag("use --watchdog-timeout; crash reports have the stacks of who was silent"),
+        RefusedFlag("use --watchdog-timeout; crash reports have the stacks of a silent process"),
     ),
     Row("request log", ("--disable-log-requests", "--no-enable-log-requests"), (), Already()),
     Row(

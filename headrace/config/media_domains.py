@@ -1,4 +1,4 @@
-"""From which hosts images are fetched, as `--allowed-media-domains` says. Pure."""
+"""Hosts that images may be fetched from, by `--allowed-media-domains`. Pure."""
 
 import re
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What `/v1/models` answers: bytes that are the same as long as a server runs."""
+"""The response of `/v1/models`, constant while a server runs."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -6,7 +6,7 @@ MAX_ABORTED = 4096  # older ones are forgotten
 
 
 class AbortedIds:
-    """Which requests nobody waits for any more, as far as that is remembered."""
+    """Ids of aborted requests, as far as they are remembered."""
 
     def __init__(self) -> None:
         self._requests: OrderedDict[int, None] = OrderedDict()

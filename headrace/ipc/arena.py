@@ -1,11 +1,11 @@
-"""The arena: tensors of images, in memory shared by those who make and those who read them.
+"""The arena: image tensors in shared memory, between their writers and readers.
 
 One memfd, inherited by descriptor like the board. Each process that makes tensors owns a region,
-and alone decides what is where in it; the engine says of a tensor when it is done with it. A tensor
-begins at a page. Each page has two words at the arena's beginning, with one writer each: the
-owner's, how often the tensor there has been sent, and the engine's, how often it has been done with
-it. Both say of which generation of the place. So whoever dies leaves nothing half written; who
-follows begins other generations, and what is still said of old ones counts for nothing.
+and alone places tensors in it; the engine reports when it is done with a tensor. A tensor begins at
+a page. Each page has two words at the arena's beginning, with one writer each. The owner's word
+counts how often the tensor there has been sent, the engine's how often it is done with it. Both
+carry the generation of the place. A death leaves no half-written state: the next process begins
+other generations, and words of old generations are ignored.
 """
 
 import mmap
@@ -60,7 +60,7 @@ class Arena:
     def read(self, tensor: Tensor) -> memoryview:
         """Return a tensor's bytes.
 
-        They may become another's at any time: whoever has read them asks `holds` afterwards.
+        The place may be reused at any time: check `holds` after reading.
 
         Raises:
             Stale: it is gone.

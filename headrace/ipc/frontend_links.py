@@ -1,4 +1,4 @@
-"""Links to the frontends, and how far each of them is behind."""
+"""Links to the frontends, with the backlog of each."""
 
 from headrace.board.backlog import frontend_backlog
 from headrace.board.board import MESSAGES_SENT, Board, Slot

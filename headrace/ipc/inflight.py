@@ -1,8 +1,8 @@
-"""A request on its way around the ring, with all it takes to send it once more. Pure.
+"""A request on its way around the ring, with everything needed to send it again. Pure.
 
-Whoever sends a request keeps its body until the answer is complete. When a process has died and
-been replaced, what it had is sent again: the ring computes the same text, and tells what the client
-does not have.
+The sender of a request keeps its body until the response is complete. After a process has died and
+been replaced, its requests are sent again: the ring computes the same text, and sends only what the
+client does not have.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ MAX_BLAMED = 2  # deaths of a process while this request was at hand
 
 @dataclass(eq=False, slots=True)
 class InflightRequest:
-    """A request, and what the client has of its answer."""
+    """A request, and how much of its answer the client has."""
 
     request: HttpRequest
     body: bytes

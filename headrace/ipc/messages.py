@@ -3,7 +3,7 @@
 Messages are msgspec Structs on ZeroMQ or in shared memory; bulk (bodies, token ids, response
 bytes) rides in a frame of its own beside the message. New fields go last, with a default.
 
-Ids: the frontend draws a request id, and whoever answers finds the way back in it. A request has
+Ids: the frontend draws a request id, which leads the response back. A request has
 one or more *sequences* (`n`, several prompts), each with an id of its own:
 
     frontend (8 bits) | counter (40 bits) | sequence (16 bits, 0 in the request's own id)
@@ -46,9 +46,9 @@ def start_of(request: int) -> int:
 
 
 def first_counter(start: int) -> int:
-    """Return where the counter begins of the `start`-th process in a frontend's seat.
+    """Return the first counter value of the `start`-th process in a frontend's seat.
 
-    What the ring still does for those before it is known by that, and by nobody taken for its own.
+    Replies to its predecessors are recognized by it and dropped.
     """
     return (start % MAX_STARTS) << (COUNTER_BITS - START_BITS)
 
@@ -78,7 +78,7 @@ class FinishReason(enum.IntEnum):
 
 
 class Api(enum.StrEnum):
-    """In whose form a request came, and its reply goes."""
+    """The API dialect of a request and its reply."""
 
     CHAT = "chat"  # OpenAI's `/v1/chat/completions`
     COMPLETION = "completion"  # OpenAI's `/v1/completions`
@@ -102,15 +102,15 @@ class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class HttpRequest(Message, tag="http", frozen=True):
     """One HTTP request, read whole: frontend -> tokenizer. Frame: the body.
 
-    Where a process has died that had it, it is sent again, with a new id: what is still on its way
-    to the old one is nobody's. The answer is the same, and goes on where the client has it.
+    After the death of a process that had it, it is sent again with a new id: late replies to the
+    old id are dropped. The response is the same, and goes on where the client has it.
     """
 
     id: int
     method: str
     path: str
     received_at: float  # seconds since the epoch, when the head was read
-    key: int = 0  # whose request it is, a hash of the API key; 0 is nobody's
+    key: int = 0  # a hash of the API key; 0 is no key
     origin: int = 0  # the id it was first sent with, where this is not the first time,
     resumes: int = 0  # and the last
     num_delivered: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
@@ -127,7 +127,7 @@ ToTokenizer = HttpRequest
 
 
 class Times(Message, frozen=True):
-    """When a request passed each process, CLOCK_MONOTONIC, ns. 0 is not yet, or never."""
+    """Times at which a request passed each process, CLOCK_MONOTONIC, ns. 0 is not yet, or never."""
 
     begun: int  # a tokenizer process took it,
     parsed: int = 0  # knew its text,
@@ -142,7 +142,7 @@ class Times(Message, frozen=True):
 
 
 class Sampling(Message, frozen=True):
-    """How the tokens of a sequence are chosen. The defaults are greedy and change nothing.
+    """Sampling parameters of a sequence. The defaults are greedy and change nothing.
 
     In order: the grammar's mask, `logit_bias`, bans (`min_tokens`, `bad_words`), penalties,
     temperature, min_p, top_k, top_p (as in vLLM). Log probabilities are those of the model, before
@@ -168,7 +168,7 @@ class Tensor(Message, frozen=True):
     """A tensor in the arena, row-major. See `arena.py`."""
 
     offset: int  # of its bytes, from the arena's beginning
-    generation: int  # of the place: another once it is somebody else's
+    generation: int  # of the place: it changes when the place is reused
     dtype: str  # little-endian, as numpy writes it without the sign: "f4", "i8", "u1"
     shape: list[int]
 
@@ -229,13 +229,13 @@ class StopSequence(Message, tag="stop", frozen=True):
 
 
 class RenewLeases(Message, tag="renew", frozen=True):
-    """Somebody still waits for these requests: frontend -> engine. Frame: all open ids, u64."""
+    """These requests are still open: frontend -> engine. Frame: all open ids, u64."""
 
 
 class GeneratedTokens(Message, tag="said", frozen=True):
-    """What sequences of an engine that died have said: detokenizer -> the next engine.
+    """Tokens generated before an engine's death: detokenizer -> the next engine.
 
-    Frame: token ids, u32, concatenated. Who resumes one of them goes on from there.
+    Frame: token ids, u32, concatenated. A resumed sequence goes on after them.
     """
 
     ids: bytes  # u64, of sequences
@@ -261,13 +261,13 @@ class Parsing(Message, frozen=True):
 
 
 class ResponsesForm(Message, tag="responses", frozen=True):
-    """What a reply of `/v1/responses` has to say beside its text."""
+    """Fields of a `/v1/responses` reply beside its text."""
 
     echo: bytes  # JSON, an object: the fields of the request that the response repeats
 
 
 class GenerateForm(Message, tag="generate", frozen=True):
-    """How a reply of `/generate` is told."""
+    """Options of a `/generate` reply."""
 
     is_list: bool  # for several sequences, or a list of one prompt
     received_at: float  # as in `HttpRequest`
@@ -281,7 +281,7 @@ class GenerateForm(Message, tag="generate", frozen=True):
 
 
 class ReplyPlan(Message, tag="reply", frozen=True):
-    """What the tokenizer process knows of a reply: tokenizer -> detokenizer, through the engine."""
+    """Rendering instructions for a reply: tokenizer -> detokenizer, through the engine."""
 
     response_id: str  # "chatcmpl-…" or "cmpl-…"
     model: str
@@ -320,7 +320,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
 
 
 class EmbeddingPlan(Message, tag="embedding", frozen=True):
-    """The same, of an answer with embeddings."""
+    """Rendering instructions for an answer with embeddings."""
 
     model: str
     num_sequences: int
@@ -331,7 +331,7 @@ class EmbeddingPlan(Message, tag="embedding", frozen=True):
 
 
 class SimilarityPlan(Message, tag="similarity", frozen=True):
-    """The same, of an answer that tells how alike texts are. Queries come before documents."""
+    """Rendering instructions for similarity scores. Queries come before documents."""
 
     response_id: str  # "score-…" or "rerank-…"
     model: str
@@ -467,13 +467,13 @@ class Fetch(Message, tag="fetch", frozen=True):
 
 
 class Forget(Message, tag="forget", frozen=True):
-    """Nobody waits for the images of a `Fetch` any more: tokenizer -> fetcher."""
+    """The images of a `Fetch` are no longer needed: tokenizer -> fetcher."""
 
     id: int
 
 
 class Fetched(Message, tag="fetched", frozen=True):
-    """What came of a `Fetch`: fetcher -> tokenizer. All files, or one that could not be had."""
+    """The result of a `Fetch`: fetcher -> tokenizer. All files, or the first failure."""
 
     id: int
     files: list[Tensor] = []  # of bytes, in the fetcher's own arena: read once, then released

@@ -1,4 +1,4 @@
-"""Recording (`--record DIR`): what each process receives, as it comes, in a file of its own.
+"""Recording (`--record DIR`): the incoming messages of each process, in a file of its own.
 
 A file begins with the note its process was started with, so that another can be (`replay.py`). Then
 come messages: the time, how many frames, and each frame behind its length. They have the texts of
@@ -82,7 +82,7 @@ class Tee:
 
 
 def begin(folder: str, process: str, note: bytes) -> Tee | None:
-    """Begin the file of a process; None where there is one: of who was in its seat before."""
+    """Begin the file of a process; None where its predecessor in the seat has begun it."""
     try:
         return Tee(Path(folder) / f"{process}{SUFFIX}", note)
     except FileExistsError:
@@ -94,7 +94,7 @@ def begin(folder: str, process: str, note: bytes) -> Tee | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was received at once: messages, each with its bulk."""
+    """Messages received at once, each with its bulk."""
 
     at_ns: int  # CLOCK_MONOTONIC
     frames: list[bytes]

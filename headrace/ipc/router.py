@@ -1,11 +1,11 @@
-"""Where a frontend sends: bodies to the least busy tokenizer, aborts there and to the engine.
+"""Routing of a frontend: bodies to the least busy tokenizer, aborts there and to the engine.
 
-Long bodies have a tokenizer of their own: who asks for little never waits behind one. So do those
-with images, and GETs, the last. What has an image is told by a word in it, without a look at
-anything else.
-Nothing here waits. What a full link refuses is the sender's to answer (bodies) or is kept and sent
-again (aborts: losing one would leave others working for nobody). What a process had that died
-is sent again when another is in its seat.
+Long bodies have a tokenizer of their own, so short requests never wait behind one. Requests with
+images and GETs use the last one. A word in the body marks a request with images; nothing else in
+it is read.
+Nothing here waits. The sender answers a body that a full link refuses. An abort that it refuses is
+kept and sent again, since a lost one leaves the ring working in vain. The requests of a process
+that died are sent again when its seat is taken.
 """
 
 import time
@@ -111,7 +111,7 @@ class Router:
         renumber: Callable[[InflightRequest], int],
         give_up: Callable[[InflightRequest], None],
     ) -> None:
-        """Send again what those had who have been replaced since the last time.
+        """Send again the requests of processes replaced since the last call.
 
         Args:
             open: the requests whose answers are not complete.

@@ -1,4 +1,4 @@
-"""What processes have to agree on to talk."""
+"""A fingerprint of the message schemas, which processes must share."""
 
 import hashlib
 from typing import get_args, get_type_hints

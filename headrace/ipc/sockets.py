@@ -116,7 +116,7 @@ class Inbox(Generic[M]):
 
 
 class Outbox:
-    """The connected end of a link. Whoever waits for a receiver calls `on_wait` now and then."""
+    """The connected end of a link. While it waits for a receiver, it calls `on_wait` regularly."""
 
     def __init__(
         self,
@@ -198,5 +198,5 @@ class Outbox:
 
 
 def is_to_copy(bulk: Frame | None) -> bool:
-    """Whether bulk is copied: not large `bytes`, which nobody can change while they are sent."""
+    """Whether bulk is copied: all but large `bytes`, which cannot change while they are sent."""
     return not isinstance(bulk, bytes) or len(bulk) < COPIED_BYTES

@@ -1,4 +1,4 @@
-"""How likely tokens were, as bytes: the form in which a `StepResult` and a `StepOutput` have it.
+"""Log probabilities as bytes, as in `StepResult` and `StepOutput`.
 
 A row is of one token: f32 log probability and i32 rank, then pairs of i32 token and f32 log
 probability, the likeliest first. Python's objects would take ten times the memory.
@@ -13,7 +13,7 @@ PAIR = struct.Struct("<if")  # token, log probability
 
 
 class TokenLogprob(NamedTuple):
-    """How likely a token was, and the likeliest tokens in its place, best first."""
+    """The log probability of a token, and the top tokens in its place, best first."""
 
     logprob: float  # natural logarithm
     rank: int  # 1 is the likeliest

@@ -1,4 +1,4 @@
-"""Messages between the engine and its workers, in shared memory: a step, and what it brought."""
+"""Messages between the engine and its workers, in shared memory: steps and results."""
 
 import struct
 
@@ -8,7 +8,7 @@ ITEM_BYTES = 4  # of the columns of a `Step`
 
 
 class Step(Message, tag="step", frozen=True):
-    """What to run: engine -> every worker, once per step. Arrays are little-endian.
+    """The batch of one step: engine -> every worker. Arrays are little-endian.
 
     The first five fields are those of `executor.Batch`. `rows` has a `SAMPLING_ROW` for each of
     `logit_rows`, which points into `history`, the tokens penalties look at, and into the biases.
@@ -64,7 +64,7 @@ SAMPLING_ROW = struct.Struct("<2Q6f8i")
 
 
 class StepResult(Message, tag="result", frozen=True):
-    """What a step brought: worker 0 -> engine.
+    """The result of a step: worker 0 -> engine.
 
     `logprobs` has an entry for each row that wants them: f32 logprob and i32 rank of the row's
     token, then num_logprobs pairs of i32 token and f32 logprob, best first.

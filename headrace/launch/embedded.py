@@ -32,7 +32,7 @@ LATE_S = 5  # beyond `STOP_S`, for a supervisor that gets no processor time
 
 
 class Order(msgspec.Struct):
-    """What to serve, and for which process: owner -> supervisor."""
+    """The configuration to serve, and the owner's process: owner -> supervisor."""
 
     owner: int
     config: ServerConfig
@@ -41,7 +41,7 @@ class Order(msgspec.Struct):
 
 
 class Started(msgspec.Struct, tag=True):
-    """Where the ring is: supervisor -> owner. The board's descriptor comes along."""
+    """The ring's run directory: supervisor -> owner. The board's descriptor comes along."""
 
     run_dir: str
 

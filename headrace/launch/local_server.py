@@ -1,4 +1,4 @@
-"""A server of this process's own: on a free port, and gone when this process is."""
+"""A local server for this process: on a free port, ended with this process."""
 
 import os
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ DEFAULTS: dict[str, Any] = {"port": 0, "log_level": "warning"}
 
 
 class LocalServer:
-    """A ring with frontends, started and ended by who asks it."""
+    """A ring with frontends, owned by this process and ended by `stop`."""
 
     def __init__(self, model: str | os.PathLike[str] | None, flags: Mapping[str, Any]) -> None:
         """Start it and wait until it serves.
@@ -26,7 +26,7 @@ class LocalServer:
         for name in flags:
             if name not in ServerConfig.__dataclass_fields__ or name == "uds":
                 raise ConfigError(
-                    f"{name} is not a flag of this; `launch_server --help` lists them"
+                    f"{name} is not a flag of a local server; `launch_server --help` lists them"
                 )
         config = config_of(DEFAULTS | dict(flags) | {"model": model}, has_gpus())
         keys = read_api_keys(config, {})

@@ -1,4 +1,4 @@
-"""What a board says at one moment, summed over processes; families that dialects make of it."""
+"""Board values at one moment, summed over processes, and metric families made of them."""
 
 from prometheus_client.core import (
     CounterMetricFamily,

@@ -58,7 +58,7 @@ COUNTERS = [
     ("spec_decode_num_accepted_tokens", "Guesses right", "engine", Field.RIGHT_DRAFTS),
     ("queue_refusals", "Requests refused, the queue being full", "engine", Field.QUEUE_REFUSALS),
     ("aborted_sequences", "Sequences aborted", "engine", Field.ABORTED),
-    ("lapsed_requests", "Requests nobody waited for any more", "engine", Field.LAPSED),
+    ("lapsed_requests", "Requests whose lease lapsed", "engine", Field.LAPSED),
     ("finished_sequences", "Sequences run to their end", "engine", Field.FINISHED),
     ("detokenized_tokens", "Tokens turned into text", "detokenizer", Field.TOKENS),
 ]
@@ -210,7 +210,7 @@ class BoardCollector(Collector):
 
 
 class MetricsPage:
-    """What `/metrics` answers; `dialect` is one of `DIALECTS`."""
+    """The response of `/metrics`; `dialect` is one of `DIALECTS`."""
 
     def __init__(self, board: Board, card: ModelCard, dialect: str = "vllm") -> None:
         self._collectors: list[Collector] = [

@@ -1,4 +1,4 @@
-"""What frontends count of HTTP, in the words of two dialects.
+"""HTTP metrics of the frontends, in the names of two dialects.
 
 vLLM's are those of prometheus-fastapi-instrumentator
 (https://github.com/trallnag/prometheus-fastapi-instrumentator), SGLang's its own.
@@ -25,7 +25,7 @@ from headrace.metrics.exposition import HistogramFamily
 
 @dataclass
 class Told:
-    """What all frontends together have counted of a route, of which there were requests."""
+    """The counts of a route with requests, summed over frontends."""
 
     num_begun: int = 0
     answers: Counter[int] = field(default_factory=Counter)  # by status
@@ -48,7 +48,7 @@ class Told:
 
 
 def told_of(board: Board) -> dict[RowKey, Told]:
-    """Return what a board has, by route; only of those that somebody has asked for."""
+    """Return the counts on a board by route; only of routes with requests."""
     found: dict[RowKey, Told] = {}
     for slot in board.of("frontend"):
         for route, row in HttpCounts(slot.http_words):

@@ -14,7 +14,7 @@ from headrace.board.board import Board, Field, Timing
 from headrace.config.config import ModelCard
 from headrace.metrics.family_builder import BoardTotals, Families, Labels
 
-# Histograms, who keeps them, and by which bounds they are told.
+# Histograms: name, the role that keeps it, bucket bounds.
 HISTOGRAMS = [
     (
         "time_to_first_token_seconds",
@@ -55,7 +55,7 @@ HISTOGRAMS = [
 
 
 class SglangCollector(Collector):
-    """SGLang's families, by who tells them there: its front end, and its scheduler."""
+    """SGLang's families, by the component that reports them there: front end or scheduler."""
 
     def __init__(self, board: Board, card: ModelCard) -> None:
         self._readings = BoardTotals(board)

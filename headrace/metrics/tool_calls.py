@@ -1,4 +1,4 @@
-"""How often answers are read for calls of tools, and what is found: as vLLM counts it, once for an
+"""Metrics of tool call parsing: attempts and results, counted like vLLM, once for an
 answer, or for each event of a stream. Counts are words of a detokenizer's slot."""
 
 from collections.abc import Iterator

@@ -35,7 +35,7 @@ ABSENT = [
     ("external_prefix_cache_queries", "Tokens looked up on other machines: none"),
     ("external_prefix_cache_hits", "Tokens found on other machines: none"),
 ]
-# Histograms, who keeps them, and by which bounds they are told.
+# Histograms: name, the role that keeps it, bucket bounds.
 HISTOGRAMS = [
     (
         "time_to_first_token_seconds",
@@ -170,8 +170,8 @@ class VllmCollector(Collector):
             "stop": engine(Field.ENDED + FinishReason.STOP),
             "length": engine(Field.ENDED + FinishReason.LENGTH),
             "abort": engine(Field.ABORTED),
-            "error": 0,  # those are the server's end, too
-            "repetition": 0,  # is nobody's end here
+            "error": 0,  # an error ends the server, too
+            "repetition": 0,  # is not detected here
         }
         reasons: list[tuple[Labels, float]] = [({"finished_reason": r}, n) for r, n in ends.items()]
         yield counter("request_success", "Sequences that ended, by why", reasons)

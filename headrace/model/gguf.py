@@ -52,7 +52,7 @@ class GgufTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a GGUF file says about itself."""
+    """Metadata and tensor table of a GGUF file."""
 
     path: Path
     metadata: dict[str, object]  # numbers, bools, strings, or lists of one of them

@@ -8,7 +8,7 @@ AUTO, NONE = "auto", "none"
 
 
 class ToolFormat(enum.StrEnum):
-    """How calls of tools are written. `detokenizer_proc/parsers/` reads them."""
+    """Formats of tool calls. `detokenizer_proc/parsers/` reads them."""
 
     HERMES = "hermes"
     QWEN3_CODER = "qwen3_coder"
@@ -20,7 +20,7 @@ class ToolFormat(enum.StrEnum):
 
 
 class ThoughtFormat(enum.StrEnum):
-    """How thoughts are written."""
+    """Formats of thoughts (reasoning)."""
 
     DEEPSEEK_R1 = "deepseek_r1"  # an answer begins with them, marked or not
     QWEN3 = "qwen3"  # where they are marked, in the answer or at the end of the prompt

@@ -1,4 +1,4 @@
-"""How a model makes one vector of many, as its sentence-transformers files say.
+"""Pooling of an embedding model, by its sentence-transformers files.
 
 `modules.json` lists the steps after the transformer; `1_Pooling/config.json` is the one that
 pools. A folder without `modules.json` holds an embedding model only if it is an encoder, and is
@@ -18,7 +18,7 @@ from headrace.errors import BAD_JSON, ModelError
 
 
 class PoolingKind(StrEnum):
-    """Which tokens' hidden states become the vector."""
+    """The tokens whose hidden states become the vector."""
 
     MEAN = "mean"
     FIRST = "cls"
@@ -27,7 +27,7 @@ class PoolingKind(StrEnum):
 
 
 class ScoreActivation(StrEnum):
-    """What becomes of a head's number."""
+    """The activation of a classification head."""
 
     SIGMOID = "sigmoid"
     IDENTITY = "identity"
@@ -50,7 +50,7 @@ LATE_POSITIONS = ("camembert", "roberta", "xlm-roberta")
 
 @dataclass(frozen=True)
 class Pooling:
-    """What is done to the hidden states of a text's tokens."""
+    """The pooling steps on the hidden states of a text's tokens."""
 
     kind: PoolingKind
     normalize: bool = False  # to length 1

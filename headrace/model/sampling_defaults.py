@@ -1,4 +1,4 @@
-"""How tokens are chosen, and how many, where a request does not say: as a model's authors do, or
+"""Default sampling parameters and lengths, where a request has none: the model authors', or
 OpenAI."""
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Models that take images, by family: what their config says of the decoder within, and of images.
+"""Vision model families: where their configs describe the decoder and the images.
 
 An image becomes rows, which the decoder takes in place of embeddings of tokens: as many as there
 are image tokens in its place in the prompt.
@@ -54,7 +54,7 @@ NOT_THE_DECODERS = frozenset(
 
 @dataclass(frozen=True)
 class VisionFamily:
-    """How one family says it."""
+    """The config fields of one family."""
 
     image_token: str  # the field with the token that stands for each row of an image
     decoder: Mapping[str, Any]  # fields of a decoder of this model_type that may be left out

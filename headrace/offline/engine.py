@@ -52,7 +52,7 @@ from headrace.routes import CHAT
 from headrace.system.machine import has_gpus
 
 HTTP_FLAGS = ("host", "port", "frontend_procs", "max_body_bytes", "max_num_queued")
-UNBOUNDED = 1 << 30  # the engine need refuse nobody: the ring keeps its queue short
+UNBOUNDED = 1 << 30  # the engine refuses no request: the ring keeps its queue short
 
 News = Piece | EngineDied
 
@@ -319,13 +319,13 @@ def put_from_afar(news: "asyncio.Queue[News]") -> Put:
     loop = asyncio.get_running_loop()
 
     def put(piece: News) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever waited
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the waiting task with it
             loop.call_soon_threadsafe(news.put_nowait, piece)
 
     return put
 
 
 def discard(starting: "Future[Ring]") -> None:
-    """End a ring that nobody waits for any more."""
+    """End a ring that is no longer awaited."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result().shutdown()

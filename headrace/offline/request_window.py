@@ -1,7 +1,7 @@
-"""Requests that are out, and what comes back for them. Nothing here waits.
+"""Requests in flight and their results. Nothing here waits.
 
-Whoever drives these gives them the pieces as they come: `Engine` from a queue between threads,
-`AsyncEngine` from one of its event loop.
+The caller passes the pieces in as they come: `Engine` from a queue between threads, `AsyncEngine`
+from one of its event loop.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +35,7 @@ class Partial:
 
 
 class RequestWindow(Generic[A]):
-    """Many requests, of which as many are out as the engine has places."""
+    """Many requests, as many in flight as the engine has places."""
 
     def __init__(self, ring: Ring, put: Put, calls: Iterable[RingRequest], kind: type[A]) -> None:
         self._ring = ring

@@ -1,4 +1,4 @@
-"""What `Engine` and `AsyncEngine` ask the ring for, and what they make of its answers."""
+"""Requests of `Engine` and `AsyncEngine` to the ring, and results made of its answers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ Vectors = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 class RequestOutput(msgspec.Struct):
-    """What became of one prompt: `n` outputs, each with `text` and `finish_reason`."""
+    """The result of one prompt: `n` outputs, each with `text` and `finish_reason`."""
 
     request_id: str
     prompt: TextOrIds
@@ -68,7 +68,7 @@ def several(items: Any, what: str) -> list[Any]:
         case _:
             others = [items]
     if others:
-        raise TypeError(f"{what}, not {type(others[0]).__name__}; several are a list of such")
+        raise TypeError(f"{what}, not {type(others[0]).__name__}; give a list for several")
     return list(items)
 
 
@@ -102,7 +102,7 @@ def call_of(
 def not_params(params: object) -> TypeError:
     """The error for what are no parameters."""
     name = type(params).__name__
-    return TypeError(f"sampling_params must be SamplingParams, or a list of such, not {name}")
+    return TypeError(f"sampling_params must be SamplingParams, or a list of them, not {name}")
 
 
 def completion_calls(
@@ -131,7 +131,7 @@ def stream_call(
     """Return the request of a prompt whose continuation is wanted as it comes."""
     listed = prompt_list(prompt)
     if len(listed) != 1:
-        raise TypeError(f"a stream is of one prompt, not of {len(listed)}; generate takes several")
+        raise TypeError(f"a stream takes one prompt, not {len(listed)}; use generate for several")
     return call_of(COMPLETIONS, {"prompt": listed[0], "stream": True}, params, options)
 
 

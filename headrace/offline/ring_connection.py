@@ -66,8 +66,8 @@ class Ring:
     def __init__(self, server: EmbeddedServer) -> None:
         """Take the frontend's seat of a ring that starts, and wait until it serves."""
         self._server = server
-        # In the engine as many sequences wait as run, so that whoever ends is followed at once; the
-        # others wait here, so that its queue stays short.
+        # As many sequences wait in the engine as run, so that each that ends is followed at once;
+        # the others wait here, so that the engine's queue stays short.
         self.places = 2 * server.config.max_num_seqs
         self._slot = server.board.slot("frontend")
         self._pid = os.getpid()
@@ -170,7 +170,7 @@ class Ring:
         self._loop.stop()
 
     def _close(self) -> None:
-        """Drop all links, then tell everyone who waits: nobody new can come any more."""
+        """Drop all links, then fail all waiting callers; no new one can come."""
         self._inbox.close()
         self._links.close()
         self._loop.close()

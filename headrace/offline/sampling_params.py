@@ -1,4 +1,4 @@
-"""How text is generated: vLLM's names, most of them OpenAI's too."""
+"""Sampling parameters by vLLM's names, most of them OpenAI's too."""
 
 from headrace.model.sampling_parameters import SamplingParameters
 

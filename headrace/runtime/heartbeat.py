@@ -1,8 +1,8 @@
-"""A heart for who works longer at a piece than a heart may stand still.
+"""Heartbeats during long pieces of work, such as a load or a compilation.
 
-It beats beside the thread that works, since native code may take that long. It is no proof against
-that being stuck: who has been at one piece of work for too long falls silent, and is replaced. Who
-loads a model may take as long as it gets on.
+A helper thread beats, since native code may block the working thread. Each piece has a time limit,
+after which beats stop and the process is replaced, so a hang is still found. Loading a model has no
+limit while it makes progress.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Says that its process is alive."""
+    """Writes the process's heartbeat to the board."""
 
     def __init__(self, slot: Slot, clock: Callable[[], float] = time.monotonic) -> None:
         self._slot = slot

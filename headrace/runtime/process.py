@@ -1,4 +1,4 @@
-"""How a process of the ring starts, and how it ends with its parent.
+"""Start of a process of the ring, and its end with its parent.
 
 A child is this module run by a fresh interpreter: nothing is forked or pickled. It inherits the
 board and a note, a memfd with its role, config and log level.
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class LaunchSpec(msgspec.Struct):
-    """What a parent hands a child."""
+    """The launch data that a parent passes to a child."""
 
     role: str
     index: int
@@ -64,7 +64,7 @@ class LaunchSpec(msgspec.Struct):
 
 @dataclass
 class Context:
-    """What a process knows of its surroundings."""
+    """The surroundings of a process: board, seat, logging."""
 
     seat: Seat
     board: Board
@@ -100,9 +100,9 @@ class Context:
         return heartbeat
 
     def progress(self) -> list[tuple[int, int]]:
-        """Return what changes as long as this process or one that starts with it loads something.
+        """Return values that change while this process or one that starts with it loads something.
 
-        Who has loaded a share of a model waits for who is slower, and hangs when all do.
+        A worker that has loaded its share waits for slower ones; it hangs when all do.
         """
         likes = [s for s in self.board.of(self.seat.role) if s[Field.STATE] != State.READY]
         return [(slot[Field.PROGRESS], resident_bytes(slot[Field.PID])) for slot in likes]
@@ -114,7 +114,7 @@ class Context:
 
 
 class Process(subprocess.Popen[bytes]):
-    """A child, and the file with what it is at."""
+    """A child process, with its stack file."""
 
     stacks: StackFile
 
@@ -198,11 +198,11 @@ def leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 def end_with_threads(slot: Slot, writer: LineWriter) -> None:
-    """From now on, have a thread that fails end the process: somebody waits for what it does."""
+    """From now on, end the process when a thread fails: others wait for its work."""
 
     def end(failed: threading.ExceptHookArgs) -> None:
         slot.exit_reason = repr(failed.exc_value)
-        log.error("an error that nobody has foreseen", exc_info=failed.exc_value)
+        log.error("unexpected error", exc_info=failed.exc_value)
         try:
             writer.close()
         finally:
@@ -247,7 +247,7 @@ def run(note: LaunchSpec, writer: LineWriter) -> None:
         if isinstance(error, OSError | MemoryError) and slot[Field.STATE] == State.STARTING:
             slot.exit_reason = str(error)
             sys.exit(ExitStatus.SHORT_OF)
-        log.exception("an error that nobody has foreseen")
+        log.exception("unexpected error")
         sys.exit(ExitStatus.FAILED)
 
 

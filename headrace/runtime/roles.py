@@ -1,4 +1,4 @@
-"""The process table: who there is, what they are called, where their code begins.
+"""The process table: roles, names and entry points.
 
 Code is named by string and found in the child, so that no process loads what it does not run.
 """

@@ -64,9 +64,9 @@ def sweep(parent: Path) -> None:
 
 
 def is_abandoned(directory: Path) -> bool:
-    """Whether no server holds a run directory, and nobody listens in it.
+    """Whether no server holds a run directory, and no process listens in it.
 
-    One without anything in it may have been made just now, to be held in a moment.
+    An empty one may just have been made, before its server holds it.
     """
     if is_held(directory):
         return False
@@ -90,7 +90,7 @@ def is_held(directory: Path) -> bool:
 
 
 def is_alive(file: Path | str) -> bool:
-    """Whether somebody listens on a Unix socket."""
+    """Whether a process listens on a Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(file))

@@ -1,7 +1,7 @@
-"""What a process is at: the stacks of its Python threads, on request, and when a signal ends it.
+"""Stacks of a process's Python threads, on request, and when a signal ends it.
 
 Each process has a file in memory to which the interpreter writes them, whatever the process is busy
-with. Who has started it holds the file too, so that it outlives the process; all others of the ring
+with. Its parent holds the file too, so that it outlives the process; other processes of the ring
 find it by the board.
 """
 
@@ -40,7 +40,7 @@ class StackFile:
     def of(cls, slot: Slot) -> "StackFile | None":
         """Open that of the process in a seat; None where there is none."""
         path = f"/proc/{slot[Field.PID]}/fd/{slot[Field.STACKS_FD]}"
-        try:  # whoever has that id by now has no such file
+        try:  # a later process with the same id has no such file
             if slot[Field.STATE] not in ALIVE or not os.readlink(path).startswith(f"/memfd:{NAME}"):
                 return None
             return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -83,9 +83,9 @@ def write_last(slot: Slot) -> None:
 
 @contextlib.contextmanager
 def asked(slots: Iterable[Slot]) -> Iterator[dict[Seat, StackFile]]:
-    """Have processes write what they are at, and wait until they have, or for so many looks.
+    """Request stacks and wait for them, for a limited number of polls.
 
-    No clock is looked at: where a machine stands still, nobody can answer.
+    The limit is no clock time: on a machine that stands still no process can answer.
     """
     with contextlib.ExitStack() as opened:
         files = {}

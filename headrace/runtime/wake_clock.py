@@ -1,4 +1,4 @@
-"""Since when whoever listens to others has been awake. Pure: the clock is the caller's."""
+"""Since when a watching process has been awake. Pure: the clock is the caller's."""
 
 GAP_S = 2.0  # between looks: a watcher that looks more rarely was itself not running
 

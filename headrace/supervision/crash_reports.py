@@ -51,9 +51,9 @@ class CrashReports:
         self._writer: threading.Thread | None = None
 
     def make(self, slot: Slot, how: str, stacks: str, requests: list[int] | None = None) -> None:
-        """Keep what is known of a process that has died.
+        """Keep what is known of a dead process.
 
-        Whoever calls waits for what the others are at (`stack_dumps.py`), and not for the disk.
+        The caller waits for the stacks of the other processes (`stack_dumps.py`), not for the disk.
 
         Args:
             how: it ended.
@@ -90,7 +90,7 @@ class CrashReports:
         try:
             self._unwritten.put_nowait((name, data))
         except queue.Full:
-            log.warning("no crash report of %s: those before are still being written", slot.seat)
+            log.warning("no crash report of %s: earlier reports are still being written", slot.seat)
 
     def _write_all(self, directory: Path) -> None:
         while (crash_report := self._unwritten.get()) is not None:

@@ -1,37 +1,40 @@
-"""Who has been silent for so long that only its end can help. Pure: the clock is the caller's."""
+"""Finds processes without a heartbeat."""
+
+from collections.abc import Sequence
 
 from headrace.board.board import Field, Slot, State
 from headrace.runtime.wake_clock import WakeClock
+from headrace.supervision.watchdog import WatchdogVerdict
 
 STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (`heartbeat.py`)
 
 
 class HangWatchdog:
-    """A watch over processes, by their heartbeats.
+    """A `Watchdog` of heartbeats.
 
     Args:
-        stuck_s: for how long one that serves may be silent, in seconds.
+        stuck_s: seconds that a serving process may be silent.
     """
 
     def __init__(self, stuck_s: float) -> None:
         self._stuck_s = stuck_s
         self._awake = WakeClock()
 
-    def stuck(self, slots: list[Slot], now_ns: int) -> list[Slot]:
-        """Return who is stuck, of processes that live; to be called often."""
+    def check(self, slots: Sequence[Slot], now_ns: int) -> list[WatchdogVerdict]:
+        """Return a verdict for each hung process; see `Watchdog.check`."""
         since_ns = self._awake.look(now_ns)
         return [
-            slot
+            WatchdogVerdict(slot.seat, "is stuck")
             for slot in slots
             if silent_s(slot, now_ns, since_ns) > patience_s(slot, self._stuck_s)
         ]
 
 
 def silent_s(slot: Slot, now_ns: int, since_ns: int) -> float:
-    """Return for how long a process has not been heard by who is awake since some time."""
+    """Return the seconds since a heartbeat, or since the watcher woke up."""
     return (now_ns - max(slot[Field.HEARTBEAT_NS], since_ns)) / 1e9
 
 
 def patience_s(slot: Slot, stuck_s: float) -> float:
-    """Return for how long a process may be silent."""
+    """Return the seconds that a process may be silent."""
     return stuck_s if slot[Field.STATE] == State.READY else max(STARTING_S, stuck_s)

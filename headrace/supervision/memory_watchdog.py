@@ -1,12 +1,13 @@
-"""How much memory a process may have of its own. Pure: what it has is the caller's to know.
+"""Finds processes with too much memory of their own.
 
-Without, the kernel would end whoever has most when the machine has no more: the worker, though
-somebody else had grown.
+Without it, the kernel kills the largest process when memory runs out: the worker, even where
+another process has grown.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from headrace.board.board import Field, Slot, State
+from headrace.supervision.watchdog import WatchdogVerdict
 
 # Of the machine's memory, or the container's.
 SHARES = {
@@ -16,23 +17,24 @@ SHARES = {
 
 
 class MemoryWatchdog:
-    """The limits on a machine with so much memory."""
+    """A `Watchdog` of memory.
 
-    def __init__(self, memory_bytes: int) -> None:
+    Args:
+        memory_bytes: of the machine.
+        own_bytes: returns the memory of the process with an id; None where there is none.
+    """
+
+    def __init__(self, memory_bytes: int, own_bytes: Callable[[int], int | None]) -> None:
         self._bytes = {role: int(share * memory_bytes) for role, share in SHARES.items()}
+        self._own_bytes = own_bytes
 
-    def passed(
-        self, slots: Iterable[Slot], own_bytes: Callable[[int], int | None]
-    ) -> list[tuple[Slot, str]]:
-        """Return who has too much, and what is to be said of it.
-
-        Args:
-            own_bytes: what the process with some id has; None where there is none.
-        """
+    def check(self, slots: Sequence[Slot], now_ns: int) -> list[WatchdogVerdict]:
+        """Return a verdict for each serving process above its share; see `Watchdog.check`."""
         found = []
         for slot in slots:
             limit = self._bytes[slot.seat.role]
-            has = own_bytes(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
+            has = self._own_bytes(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
             if has is not None and has > limit:
-                found.append((slot, f"has {has >> 20} MiB of memory, more than its {limit >> 20}"))
+                reason = f"has {has >> 20} MiB of memory, more than its {limit >> 20}"
+                found.append(WatchdogVerdict(slot.seat, reason))
         return found

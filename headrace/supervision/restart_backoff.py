@@ -1,4 +1,4 @@
-"""When a process that has died starts again: at once, then later and later, then never. Pure."""
+"""Restart backoff of dead processes: at once, then later and later, then never. Pure."""
 
 DELAYS_S = (0.0, 0.5, 2.0)  # before each new start after deaths in a row
 

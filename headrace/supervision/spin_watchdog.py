@@ -1,27 +1,28 @@
-"""Who uses processor time and gets nothing done. Pure: what is used is the caller's to know.
+"""Finds processes that spin: they use CPU time and make no progress.
 
-A heart tells that a loop goes round, not that it does anything: who is woken without end for what
-it does not take beats, and keeps a core from the others.
+A heartbeat shows that a loop runs, not that it does work. A process that is woken without end for
+an event that it does not take still beats, and keeps a core from the others.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headrace.board.board import Field, Seat, Slot, State
 from headrace.runtime.heartbeat import MAX_WORK_S
+from headrace.supervision.watchdog import WatchdogVerdict
 
-# Of the thread that works, without anything done. Where a heart bears it, one piece may take that.
+# Of the working thread, without progress. Where a heartbeat covers it, one piece may take that.
 CEILINGS_S = {
     **dict.fromkeys(("frontend", "engine", "detokenizer", "fetcher"), 60.0),
     **dict.fromkeys(("tokenizer", "worker", "vision"), MAX_WORK_S),
 }
-IDLE_SHARE = 0.1  # of a core: who uses less waits for something to do
+IDLE_SHARE = 0.1  # of a core: a process that uses less waits for work
 SHORTEST_S = 0.1  # between looks: the kernel counts in ticks of 10 ms
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a process had used at some time, and at the start of the stint it was in."""
+    """The CPU time of a process at some time, and at the start of its stint."""
 
     at: float
     pid: int
@@ -30,29 +31,29 @@ class Look:
     began_s: float
 
     def goes_on(self, before: "Look") -> bool:
-        """Whether it has worked since, and got nothing done."""
+        """Whether the process has used CPU time since, and made no progress."""
         is_idle = self.used_s - before.used_s < IDLE_SHARE * (self.at - before.at)
         return not is_idle and (self.pid, self.work) == (before.pid, before.work)
 
 
 class SpinWatchdog:
-    """A watch over what processes use, and what they get done."""
+    """A `Watchdog` of CPU time.
 
-    def __init__(self) -> None:
+    Args:
+        used_s: returns the CPU time, since its start, of the main thread of the process with an id;
+            None where there is none.
+    """
+
+    def __init__(self, used_s: Callable[[int], float | None]) -> None:
+        self._used_s = used_s
         self._looks: dict[Seat, Look] = {}
 
-    def passed(
-        self, slots: Iterable[Slot], used_s: Callable[[int], float | None], now: float
-    ) -> list[tuple[Slot, str]]:
-        """Return who has used too much, and what is to be said of it; to be called often.
-
-        Args:
-            used_s: processor time, since its start, of the main thread of the process with some
-                id; None where there is none.
-        """
+    def check(self, slots: Sequence[Slot], now_ns: int) -> list[WatchdogVerdict]:
+        """Return a verdict for each serving process that spins; see `Watchdog.check`."""
+        now = now_ns / 1e9
         found = []
         for slot in slots:
-            used = used_s(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
+            used = self._used_s(slot[Field.PID]) if slot[Field.STATE] == State.READY else None
             before = self._looks.pop(slot.seat, None)
             if used is None:
                 continue
@@ -65,5 +66,6 @@ class SpinWatchdog:
             self._looks[slot.seat] = look
             limit_s = CEILINGS_S[slot.seat.role]
             if look.used_s - look.began_s > limit_s:
-                found.append((slot, f"has used {limit_s:g} s of processor time for nothing"))
+                reason = f"has used {limit_s:g} s of processor time for nothing"
+                found.append(WatchdogVerdict(slot.seat, reason))
         return found

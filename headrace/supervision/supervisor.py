@@ -4,8 +4,8 @@ It holds no traffic. Its children die with it however it dies (`process.die_with
 that dies is replaced; one that dies again and again without having served ends the whole server,
 which says which and why.
 
-SIGTERM ends it when open requests are answered, SIGINT at once; SIGHUP replaces all processes but
-the engine, one by one, and nobody notices.
+SIGTERM ends it when open requests are answered, SIGINT at once. SIGHUP replaces all processes but
+the engine, one by one, without a failed request.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from headrace.config.config import (
     CrashConfig,
     DetokenizerConfig,
     EngineConfig,
+    ExecutionConfig,
     FetcherConfig,
     FrontendConfig,
     ModelCard,
@@ -51,6 +52,7 @@ from headrace.supervision.listeners import Listeners
 from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.spin_watchdog import SpinWatchdog
+from headrace.supervision.watchdog import Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import busy_seconds, own_bytes
@@ -77,7 +79,7 @@ class ChildDied(HeadraceError):
 
 @dataclass
 class SeatedProcess:
-    """Who is in a seat: a process and the descriptor that tells of its end."""
+    """The process in a seat, with the descriptor that reports its end."""
 
     seat: Seat
     process: Process
@@ -111,7 +113,7 @@ def seats_of(
 class Supervisor:
     """One server: its board, its run directory, its children.
 
-    Without `listeners` there are no frontends: who embeds the ring takes their seat.
+    Without `listeners` there are no frontends: an embedding process takes their seat.
     """
 
     def __init__(
@@ -143,9 +145,11 @@ class Supervisor:
         self._children: list[SeatedProcess] = []
         self._admin_requests = AdminRequests(self.board)
         self._is_up = False  # all have been ready
-        self._hang_watchdog = HangWatchdog(config.watchdog_timeout)
-        self._memory_watchdog = MemoryWatchdog(memory_limit())
-        self._spin_watchdog = SpinWatchdog()
+        self._hang_watchdog: Watchdog = HangWatchdog(config.watchdog_timeout)
+        self._limit_watchdogs: tuple[Watchdog, ...] = (
+            MemoryWatchdog(memory_limit(), own_bytes),
+            SpinWatchdog(busy_seconds),
+        )
         directory = crash_directory(config.crash_dir, os.environ)
         self._crash = CrashConfig.of(config, directory)
         self._crash_reports = CrashReports(self._crash, self.board)
@@ -156,7 +160,7 @@ class Supervisor:
         self._stopping = False
         self._drain_until: float | None = None  # requests may end until then
         self._to_renew: deque[SeatedProcess] = deque()
-        self._renewing: tuple[SeatedProcess, Process] | None = None  # and who it was
+        self._renewing: tuple[SeatedProcess, Process] | None = None  # and its predecessor
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
         if not os.isatty(sys.stderr.fileno()):  # else it is the end of the terminal
@@ -188,7 +192,7 @@ class Supervisor:
     def _apply_admin_requests(self) -> None:
         """Do what operators have asked for."""
         for what in self._admin_requests.take():
-            log.info("asked for by /admin: %s", what if what == STOP else f"another {what}")
+            log.info("admin request: %s", what if what == STOP else f"restart {what}")
             if what == STOP:
                 self._drain()
             else:
@@ -257,7 +261,7 @@ class Supervisor:
             raise
 
     def _is_drained(self) -> bool:
-        """Whether the server is to stop, and nobody waits for an answer any more."""
+        """Whether the server is to stop, and no request is open any more."""
         if self._drain_until is None:
             return False
         num_open = 0
@@ -270,16 +274,18 @@ class Supervisor:
         return num_open == 0 or time.monotonic() >= self._drain_until
 
     def _kill_unhealthy(self) -> None:
-        """End whoever is stuck, or takes too much of the machine; another takes the seat."""
+        """Kill each process that a watchdog has a verdict on; another takes its seat."""
+        now_ns = time.monotonic_ns()
         living = [child.seat for child in self._children if child.start_at is None]
         slots = [slot for slot in self.board.slots if slot.seat in living]
-        stuck = self._hang_watchdog.stuck(slots, time.monotonic_ns())
-        if any(seat.role == "engine" for seat in living):  # which sees to workers that are stuck
+        verdicts = self._hang_watchdog.check(slots, now_ns)
+        if any(seat.role == "engine" for seat in living):  # it watches heartbeats of its workers
             slots += [*self.board.of("worker"), *self.board.of("vision")]
-        passed = self._memory_watchdog.passed(slots, own_bytes)
-        passed += self._spin_watchdog.passed(slots, busy_seconds, time.monotonic())
-        for slot, why in [*((slot, "is stuck") for slot in stuck), *passed]:
-            log.warning("%s %s; killing it", slot.seat, why)
+        for watchdog in self._limit_watchdogs:
+            verdicts += watchdog.check(slots, now_ns)
+        for seat, reason in verdicts:
+            slot = self.board.slot(seat.role, seat.index)
+            log.warning("%s %s; killing it", seat, reason)
             write_last(slot)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(slot[Field.PID], signal.SIGKILL)
@@ -311,7 +317,7 @@ class Supervisor:
                     os.kill(victim[Field.PID], rule.signal)
 
     def _restart(self) -> float:
-        """Start whoever is to be replaced by now; return in how many seconds the next one is."""
+        """Start replacements that are due; return in how many seconds the next one is."""
         now = time.monotonic()
         dead = [child for child in self._children if child.start_at is not None]
         for child in dead:
@@ -322,10 +328,10 @@ class Supervisor:
         return min(waits, default=POLL_INTERVAL_S)
 
     def _start_another(self, child: SeatedProcess) -> None:
-        """Start who takes a seat; later, where the system is short of something now.
+        """Start a process in a seat; later, where the system lacks a resource now.
 
         Raises:
-            ChildDied: it has been short of it too often in a row.
+            ChildDied: the resource was lacking too often in a row.
         """
         child.start_at = None
         try:
@@ -395,11 +401,8 @@ class Supervisor:
         c = self._config
         return EngineConfig(
             run_dir=self.run_dir,
-            model_path=self._card.path,
-            max_model_len=self._card.max_model_len,
+            execution=ExecutionConfig.of(c, self._card),
             num_detokenizers=c.detokenizer_procs,
-            max_num_seqs=c.max_num_seqs,
-            max_num_batched_tokens=c.max_num_batched_tokens,
             max_num_queued=c.max_num_queued,
             scheduling_policy=c.scheduling_policy,
             target_itl_ms=c.target_itl_ms,
@@ -409,26 +412,9 @@ class Supervisor:
             engine=c.engine,
             mock_profile=c.mock_profile,
             embedding_size=self._card.embedding_size,
-            tp=c.tp,
-            device=c.device,
-            disable_custom_all_reduce=c.disable_custom_all_reduce,
-            model_impl=c.model_impl,
-            load_format=c.load_format,
-            dtype=c.dtype,
-            quantization=c.quantization,
-            kv_cache_memory_bytes=c.kv_cache_memory_bytes,
-            gpu_memory_utilization=c.gpu_memory_utilization,
-            enforce_eager=c.enforce_eager,
-            attention_backend=c.attention_backend,
-            cudagraph_capture_sizes=c.cudagraph_capture_sizes,
-            profile_dir=c.profile_dir,
-            nvtx=c.nvtx,
-            kv_cache_dtype=c.kv_cache_dtype,
-            vocab_size=self._card.vocab_size,
             eos_token_ids=self._card.eos_token_ids,
             crash=self._crash,
             image_token=self._card.image_token,
-            image_row_size=self._card.image_row_size,
             whole_images=self._card.whole_images,
             image_memory_bytes=c.image_memory_bytes,
             watchdog_timeout=c.watchdog_timeout,
@@ -446,7 +432,7 @@ class Supervisor:
 
     @property
     def _arena_fields(self) -> dict[str, Any]:
-        """Return what those who have part in the arena are told of it."""
+        """Return the configuration of processes that share the arena."""
         if self._arena is None:
             return {}
         num_regions = self._config.preprocess_procs

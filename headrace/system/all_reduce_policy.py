@@ -1,4 +1,4 @@
-"""Which all-reduce GPUs use for a tensor: pure, and of nothing but what all ranks know alike, so
+"""The choice of all-reduce for a tensor on GPUs. Pure, by values that all ranks know alike, so
 that all choose the same. A rank that chose differently would wait for ever.
 """
 
@@ -16,7 +16,7 @@ MIN_FUSED_WORLD = 4  # with two ranks, adding and norming in the same kernel gai
 
 
 class Topology(IntEnum):
-    """How the GPUs of a group reach each other: the worst of all pairs."""
+    """The connection between the GPUs of a group: the worst of all pairs."""
 
     NONE = 0  # not at all
     PCIE = 1
@@ -24,7 +24,7 @@ class Topology(IntEnum):
 
 
 class Algorithm(Enum):
-    """What sums. The last two are `csrc/collectives/all_reduce.cuh`."""
+    """The all-reduce implementation. The last two are `csrc/collectives/all_reduce.cuh`."""
 
     NCCL = "NCCL"
     ONE_SHOT = "one-shot"
@@ -33,7 +33,7 @@ class Algorithm(Enum):
 
 @dataclass(frozen=True)
 class AllReduceChoice:
-    """What is used and why. `registered` reads inputs where they lie, which graphs can."""
+    """The algorithm and the reason. `registered` reads inputs where they lie, which graphs can."""
 
     algorithm: Algorithm
     registered: bool

@@ -1,4 +1,4 @@
-"""What a container or a service may have: the limits of its control groups, of both versions.
+"""CPU and memory limits of a container or service, from cgroups v1 and v2.
 
 A group's limit holds for the groups in it, so all from a process's own to the mounted one count.
 `root` is where / is, for tests. See cgroups(7) and proc_pid_mountinfo(5).

@@ -2,7 +2,7 @@
 
 What runs longer is interrupted by an exception. What cannot be interrupted, because it is stuck
 within one native call, ends the process at twice the limit: by a signal, after a traceback on
-standard error. Timers count the CPU time of the process, so a busy machine makes nobody late.
+standard error. Timers count the CPU time of the process, so a busy machine shortens no limit.
 """
 
 import faulthandler

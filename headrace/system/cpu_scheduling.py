@@ -1,8 +1,8 @@
-"""Who has a core when, where cores are short.
+"""CPU scheduling of processes where cores are short.
 
-Linux gives a core to who has the earliest deadline, at the end of somebody's turn. Since 6.12 a
-process says how long its own turns are, and one with shorter turns has the core at once. Before
-that, and wherever it is not allowed, nothing changes.
+At the end of a time slice, Linux gives the core to the thread with the earliest deadline. Since
+6.12 a process sets the length of its own slices, and a shorter one preempts at once. Before 6.12,
+and where it is not allowed, nothing changes.
 """
 
 import ctypes
@@ -14,15 +14,15 @@ import struct
 ATTRIBUTES = struct.Struct("<IIQiIQQQ")
 SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 LONGEST_NS = 100_000_000
-PLAIN = (os.SCHED_OTHER, os.SCHED_BATCH)  # else somebody has chosen another policy
+PLAIN = (os.SCHED_OTHER, os.SCHED_BATCH)  # any other policy has been chosen on purpose
 
 
 def take_turns(is_urgent: bool) -> None:
-    """Have this process, when it is woken, wait for a free core or the end of another's turn.
+    """Have this process, when it is woken, wait for a free core or the end of another's slice.
 
-    Where cores are short, whoever works finishes what it is at, and more has come together when it
-    is the next one's turn: in a ring of five processes on two cores that is worth a quarter of the
-    throughput. Where there is a free core it changes nothing. Who is urgent does not wait.
+    Where cores are short, the running process finishes its work, and the next one finds more input
+    at once. In a ring of five processes on two cores that raises throughput by a quarter. Where a
+    core is free it changes nothing. An urgent process does not wait.
     """
     if os.sched_getscheduler(0) in PLAIN:
         policy = os.SCHED_OTHER if is_urgent else os.SCHED_BATCH
@@ -30,9 +30,9 @@ def take_turns(is_urgent: bool) -> None:
 
 
 def take_long_turns() -> None:
-    """Ask for the longest turns there are, whose end nobody has to wait for who is woken.
+    """Ask for the longest time slices, which a woken process may preempt.
 
-    For who works for long at a time. It has as much of a core as before, in longer pieces.
+    For processes that work for long at a time: the same share of a core, in longer pieces.
     """
     number, policy = SYS_SCHED_SETATTR.get(platform.machine()), os.sched_getscheduler(0)
     if policy in PLAIN and number is not None:

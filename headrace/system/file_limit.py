@@ -1,4 +1,4 @@
-"""How many files a process may have open: connections, links to other processes, and its own."""
+"""The open file limit of a process: connections, links to other processes, its own files."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""How the GPUs of a host reach each other, as NVML says, which comes with the driver.
+"""Connections between the GPUs of a host, as NVML reports them, which comes with the driver.
 
 What it says is a claim: `engine_proc/worker/parallel/ipc_group.py` tries it out.
 """

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the CUDA driver tells of them; what is free, as NVML does.
+"""The GPUs of this machine, from the CUDA driver; free memory, from NVML.
 
 Nothing here makes a context, which would take half a gigabyte of each.
 """

@@ -1,4 +1,4 @@
-"""What a machine has, as its kernel and its packages say. `root` is where / is, for tests."""
+"""Hardware and packages of this machine. `root` replaces / in tests."""
 
 import importlib.metadata
 import math
@@ -73,7 +73,7 @@ def has_gpus() -> bool:
 
 
 def are_gpus_hidden() -> bool:
-    """Whether whoever started this has it see no GPU."""
+    """Whether the environment hides all GPUs from this process."""
     return os.environ.get(VISIBLE) in ("", "-1")
 
 

@@ -1,4 +1,4 @@
-"""What becomes of memory that is freed, where glibc allots it.
+"""Tuning of glibc's allocator: what it does with freed memory.
 
 It gives large pieces back to the kernel when they are freed, and the kernel clears them when they
 are next wanted: a third of the time that it takes to prepare an image. But once it has freed one,

@@ -1,4 +1,4 @@
-"""What the kernel says of a process. Nothing is measured in it."""
+"""Process statistics read from /proc, from outside the process."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ UTIME, STIME, RSS = 11, 12, 21  # of `stat_fields`
 
 @dataclass(frozen=True)
 class ProcessStats:
-    """Processor time since the start, and memory now."""
+    """CPU time since the start, and memory now."""
 
     cpu_s: float  # of all threads
     busy_s: float  # of the main thread, where a process of the ring does its work

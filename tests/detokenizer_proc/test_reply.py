@@ -84,9 +84,9 @@ def streamed(data: bytes) -> list[tuple[str, str | None]]:
 
 def test_a_whole_answer_comes_with_the_last_token() -> None:
     reply, _ = open_reply()
-    assert feed(reply, 0, ids("He"), None) == (b"", False)
+    assert feed(reply, 0, ids("Hel"), None) == (b"", False)
     assert not reply.is_complete
-    body, _ = feed(reply, 0, ids("llo"), LENGTH)
+    body, _ = feed(reply, 0, ids("lo"), LENGTH)
     assert reply.is_complete
     assert only_choice(body) == ("Hello", "length")
     assert json.loads(body)["usage"] == {
@@ -113,9 +113,9 @@ def test_the_stop_token_is_in_the_text_where_that_is_wanted() -> None:
 
 def test_stop_string_ends_the_text_and_stops_the_sequence() -> None:
     reply, _ = open_reply(stop=["ll"])
-    assert feed(reply, 0, ids("Hel"), None) == (b"", False)
+    assert feed(reply, 0, ids("Jel"), None) == (b"", False)
     body, stopped_here = feed(reply, 0, ids("lo"), None)
-    assert only_choice(body) == ("He", "stop")
+    assert only_choice(body) == ("Je", "stop")
     assert stopped_here
     assert json.loads(body)["usage"]["completion_tokens"] == 4, "the token after it is not read"
 

@@ -1,4 +1,4 @@
-"""Events of a stream come every so many tokens, in whatever form and whoever writes them."""
+"""Stream intervals: an event every so many tokens, in each format, from the core or from Python."""
 
 import json
 from array import array

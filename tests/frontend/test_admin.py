@@ -95,7 +95,7 @@ def test_each_process_is_told_of() -> None:
     rig = Rig(KEY)
     rig.slot.enter(State.STARTING)
     rig.slot.enter(State.READY)
-    rig.board.slot("worker")[Field.PID] = 2**22 + 1  # nobody's
+    rig.board.slot("worker")[Field.PID] = 2**22 + 1  # above any process id
     answer = rig.ask("GET", PROCESSES)
     assert isinstance(answer, AdminResponse)
     supervisor, frontend, worker = json.loads(answer.body)["processes"]

@@ -216,8 +216,8 @@ async def test_requests_with_one_api_key_share_its_part(site: Site) -> None:
         site.ask(Client(b"{}", headers=((name, value),)))
         request, _ = await site.forwarded()
         keys.append(request.key)
-    nobody, mine, again, yours = keys
-    assert nobody == 0
+    no_key, mine, again, yours = keys
+    assert no_key == 0
     assert mine == again != yours
     assert mine and yours
 

@@ -17,7 +17,7 @@ from headrace.runtime.wake_clock import WakeClock
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
 
 
-FOR_LONG = -(10**10)  # whoever asks has been awake
+FOR_LONG = -(10**10)  # since when the asking process has been awake
 
 
 def make_board() -> Board:

@@ -1,4 +1,4 @@
-"""A frontend keeps who is idle, answers who has come, and says why it ends when its beats fail."""
+"""A frontend keeps idle connections, answers waiting requests, and ends when its heart fails."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The log: a line per event, and nobody waits for who reads it."""
+"""The log: a line per event; a slow reader blocks no process."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def test_every_line_is_written_or_counted() -> None:
     process = start(subprocess.PIPE)
     _, log = process.communicate("\n", timeout=DEADLINE_S)
     lines = log.splitlines()
-    losses = [int(line.split()[0]) for line in lines if "lines of the log were lost" in line]
+    losses = [int(line.split()[0]) for line in lines if "log lines were lost" in line]
     assert len(lines) - len(losses) + sum(losses) == 5 * logs.MAX_LINES + 1
 
 
@@ -54,7 +54,7 @@ def test_unread_log_blocks_nothing_and_counts_lost_lines() -> None:
     assert process.stdin is not None
     assert process.stdout.readline() == "done\n"
     with os.fdopen(reader) as log:
-        while "lines of the log were lost" not in log.readline():
+        while "log lines were lost" not in log.readline():
             pass
         process.stdin.write("\n")
         process.stdin.close()
@@ -103,4 +103,4 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None
     assert done.returncode == 0
     first, second = path.read_text().splitlines()
     assert first.endswith("for which there is")
-    assert second.startswith("1 lines of the log were lost")
+    assert second.startswith("1 log lines were lost")

@@ -91,7 +91,7 @@ class Site:
             self._answer_much(request)
             return
         if request.path == "/fail":
-            raise ValueError("nobody has foreseen it")
+            raise ValueError("unexpected")
         answer = self._tell if request.path in ("/told", "/steps") else self._answer
         task = asyncio.create_task(answer(request))
         self._tasks.add(task)

@@ -1,40 +1,59 @@
-"""Configs of engines that tests start."""
+"""Configs of engines that tests start, and of how models are executed."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
-from headrace.config.config import CrashConfig, EngineConfig
+from headrace.config.config import (
+    CrashConfig,
+    EngineConfig,
+    ExecutionConfig,
+    ModelCard,
+    ServerConfig,
+)
 
-CONFIG = EngineConfig(
-    run_dir="",
-    model_path="",
+CARD = ModelCard(
+    path="",
+    name="tiny",
     max_model_len=64,
-    num_detokenizers=2,
+    vocab_size=8,
+    eos_token_ids=[],
+    chat_template=None,
+    special_tokens={},
+)
+EXECUTION = dataclasses.replace(
+    ExecutionConfig.of(ServerConfig(), CARD),
     max_num_seqs=2,
     max_num_batched_tokens=64,
+    kv_cache_memory_bytes=0,
+)
+EXECUTION_FIELDS = {f.name for f in dataclasses.fields(ExecutionConfig)}
+CONFIG = EngineConfig(
+    run_dir="",
+    execution=EXECUTION,
+    num_detokenizers=2,
     max_num_queued=100,
     scheduling_policy="fcfs",
     target_itl_ms=100,
     enable_prefix_caching=True,
     async_scheduling=None,
     speculative="off",
-    quantization="none",
     engine="auto",
     mock_profile="zero",
     embedding_size=None,
-    tp=1,
-    device="auto",
-    model_impl="auto",
-    load_format="auto",
-    dtype="auto",
-    kv_cache_dtype="auto",
-    kv_cache_memory_bytes=0,
-    vocab_size=8,
     eos_token_ids=[],
     crash=CrashConfig(directory=None, flags={}),
 )
 
 
+def execution_config(path: Path | str = "", **changes: Any) -> ExecutionConfig:
+    """Return how a model at a path is executed: the defaults of flags, some of them changed."""
+    return dataclasses.replace(EXECUTION, model_path=str(path), **changes)
+
+
 def engine_config(**changes: Any) -> EngineConfig:
-    """Return the config of a small engine, some of its fields changed."""
-    return dataclasses.replace(CONFIG, **changes)
+    """Return the config of a small engine; changes are of its fields and of its execution's."""
+    of_execution = {name: value for name, value in changes.items() if name in EXECUTION_FIELDS}
+    rest = {name: value for name, value in changes.items() if name not in EXECUTION_FIELDS}
+    execution = dataclasses.replace(EXECUTION, **of_execution)
+    return dataclasses.replace(CONFIG, execution=execution, **rest)

@@ -411,8 +411,8 @@ def test_the_prompt_of_a_chat_is_looked_at_once() -> None:
 
 
 def test_shares_go_by_api_key_then_by_user() -> None:
-    nobody, me, again, you = (only(completion(user=u)).key for u in (None, "me", "me", "you"))
-    assert nobody == 0
+    no_user, me, again, you = (only(completion(user=u)).key for u in (None, "me", "me", "you"))
+    assert no_user == 0
     assert me == again != you
     keyed = msgspec.structs.replace(HTTP, key=9)
     body = json.dumps({"prompt": "Hi", "user": "me"}).encode()

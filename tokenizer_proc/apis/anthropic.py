@@ -285,7 +285,7 @@ def said(message: InputMessage, where: str) -> list[Object]:
         if block.type == "thinking" and block.thinking is not None:
             thoughts.append(block.thinking)
         elif block.type == "redacted_thinking":
-            continue  # nobody but Anthropic can read it
+            continue  # only Anthropic can read it
         elif block.type == "tool_use":
             calls.append(called(block, place))
         elif block.type == "tool_result":

@@ -1,4 +1,4 @@
-"""What is wrong with the types of a request's fields, in words of this server. Pure.
+"""Validation errors for the types of a request's fields, in words of this server. Pure.
 
 msgspec's texts are translated here, so none of them reaches a client. Their forms are those of
 msgspec 0.22, `src/msgspec/_core.c`. https://github.com/jcrist/msgspec

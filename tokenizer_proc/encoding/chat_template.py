@@ -91,7 +91,7 @@ def _now(form: str) -> str:
 
 
 class Conversation(Protocol):
-    """What a template is given."""
+    """The variables of a template."""
 
     @property
     def messages(self) -> list[RequestMessage]:
@@ -235,8 +235,8 @@ class ChatTemplate:
         """Return a rendered conversation as it is to be encoded.
 
         Args:
-            special: whether special tokens go around it. Where nobody says, it is as transformers'
-                processors have it: for models that take images, unless the text begins with one.
+            special: whether special tokens go around it. None is the rule of transformers'
+                processors: for models that take images, unless the text begins with one.
         """
         if special is None:
             first = self._special_tokens.get("bos_token")

@@ -1,4 +1,4 @@
-"""How many tokens a text has at least, told from its bytes before it is encoded.
+"""A lower bound of a text's tokens, from its bytes before it is encoded.
 
 A token stands for so many bytes and no more. That says something only where every byte ends up in
 a token: not where a normalizer strips, a pre-tokenizer removes spaces, added tokens swallow the

@@ -1,7 +1,7 @@
 """Which addresses images may be fetched from. Pure.
 
-What is not public answers whoever comes from this machine: other services on it, its neighbors,
-the metadata of a cloud. Of IPv6, only global unicast (2000::/3) is: what is outside maps or
+Non-public addresses trust requests from this machine: other services on it, its neighbors,
+the metadata of a cloud. Of IPv6, only global unicast (2000::/3) is public: the rest maps or
 translates to IPv4 addresses, or stays within a site.
 """
 

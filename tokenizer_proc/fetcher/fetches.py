@@ -46,7 +46,7 @@ class Fetches:
         self._places = asyncio.Semaphore(MAX_FETCHES)
         self._hosts: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._alone = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()  # else nobody would hold them
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps weak references only
         self._unready: dict[int, asyncio.Task[None]] = {}  # of these, by the ids of requests
 
     def take(self, message: ToFetcher) -> None:
@@ -76,7 +76,7 @@ class Fetches:
             await self._fetch(fetch)
 
     async def _suspect(self, fetch: Fetch) -> None:
-        """Fetch with nobody beside it."""
+        """Fetch with no other fetch beside it."""
         async with self._alone, AsyncExitStack() as places:
             for _ in range(MAX_FETCHES):
                 await places.enter_async_context(self._places)

@@ -1,4 +1,4 @@
-"""Fetcher process: URLs of images in, their files out; nobody else connects to anywhere.
+"""Fetcher process: URLs of images in, their files out; no other process connects outward.
 In: ToFetcher (tokenizer_proc).  Out: FromFetcher (tokenizer_proc)."""
 
 import asyncio

@@ -1,5 +1,5 @@
-"""Answers to processes that prepare images: files go through an arena, of which this process owns
-the one region. Who gets a file reads it at once, and says so there.
+"""Answers to tokenizer processes: files go through an arena, of which this process owns the one
+region. The receiver of a file reads it at once, and acknowledges it there.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class FetchReplies:
         self._links = [Outbox(address(run_dir, "fetched", i)) for i in range(num_tokenizers)]
         self._region = region
         self._watch = ReplacementWatch(board, ("tokenizer",))
-        self._places: dict[int, int] = {}  # by place, who is to read it
+        self._places: dict[int, int] = {}  # the reader's index, by place
 
     async def send(self, fetch: Fetch, files: Sequence[DownloadedFile]) -> None:
         """Answer with the files of a request, as soon as there is room."""
@@ -54,7 +54,7 @@ class FetchReplies:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     def _sweep(self) -> None:
-        """Free what has been read, and what nobody will read: who was to has died."""
+        """Free files that have been read, and those whose reader has died."""
         lost = {seat.index for seat in self._watch.replaced()}
         for place, reader in list(self._places.items()):
             if reader in lost or not self._region.num_sent(place):

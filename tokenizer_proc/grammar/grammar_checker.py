@@ -1,7 +1,7 @@
 """A process that tries grammars out, so that none can harm the one that serves requests.
 
-What a grammar may take is bounded: CPU time, at which the kernel ends this process, and memory.
-Whoever started it sees it gone, and starts another for the next grammar. It reads `Constraint`s
+A grammar's compilation is bounded: in CPU time, at which the kernel ends this process, and memory.
+The parent sees it end, and starts another for the next grammar. It reads `Constraint`s
 from standard input and writes `Verdict`s to standard output, each after its length, u32; the first
 message is a `Task`.
 """
@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
 
 def main() -> None:
     """Answer until standard input ends."""
-    die_with_parent(os.getppid(), signal.SIGKILL)  # who hangs does not see that its input has ended
+    die_with_parent(os.getppid(), signal.SIGKILL)  # a hung process does not see its input end
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     task = read(source, Task)
     if task is None:

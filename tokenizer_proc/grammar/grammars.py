@@ -103,7 +103,7 @@ class Grammars:
         assert process.stdin is not None
         assert process.stdout is not None
         verdict, began_at = None, time.monotonic()
-        # Who hangs takes no CPU time.
+        # The CPU limit does not end a checker that hangs.
         killer = threading.Timer(self._deadline_s, process.kill)
         killer.start()
         with contextlib.suppress(BrokenPipeError):

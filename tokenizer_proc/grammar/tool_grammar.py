@@ -35,7 +35,7 @@ DEFINITIONS = ("$defs", "definitions")
 
 
 class Writing(NamedTuple):
-    """What stands around calls and between them, and around the arguments of each."""
+    """The text around and between calls, and around the arguments of each."""
 
     head: str
     tail: str

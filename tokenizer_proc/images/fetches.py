@@ -1,4 +1,4 @@
-"""Images that requests name by URLs, asked of the fetcher; requests wait for them laid aside.
+"""Image fetches: URLs in requests are sent to the fetcher, and the requests wait aside.
 
 What was asked of a fetcher that died is asked of the next, which handles each request alone. One
 that is at hand when fetchers die, again, has failed.
@@ -41,11 +41,11 @@ class Asked:
 
 
 class ImageFetches:
-    """What one process has asked of the fetcher.
+    """Open fetches of one tokenizer process.
 
     Args:
         index: of this process, among tokenizer processes.
-        arena: the fetcher's; a file there is read by who it is for, once.
+        arena: the fetcher's; a file there is read once, by the process that asked for it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What an image says of itself before any of its pixels is decoded: its format and its size. Pure.
+"""Image headers: format and size, read before any pixel is decoded. Pure.
 
 PNG: https://www.w3.org/TR/png-3/#11IHDR. JPEG: ITU-T T.81, B.2.2. WebP: RFC 9649. GIF: GIF89a, 18.
 """

@@ -1,4 +1,4 @@
-"""How each family writes an image in a prompt: its marks, and a token for each row of it. Pure.
+"""Image placeholders in prompts by model family: marks, and a token per row. Pure.
 
 A chat template writes a placeholder for an image; what is written in its place depends on what
 the processor has made of the image. As transformers' processors have it, character for character.
@@ -19,7 +19,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ImageSpelling:
-    """How images are written in the prompts of one model."""
+    """The image placeholders of one model."""
 
     placeholder: str  # a template's, of an image
     token: str  # that stands for a row

@@ -1,4 +1,4 @@
-"""The images of a conversation, from the parts of its messages to what the engine is told of them.
+"""The images of a conversation, from message parts to messages for the engine.
 
 They are prepared in order, and a prompt's are sent together. One that has been given up meanwhile,
 while its request was laid aside, is prepared again.
@@ -16,7 +16,7 @@ from headrace.tokenizer_proc.apis.openai import RequestMessage
 from headrace.tokenizer_proc.images.sources import ImageSource, Remote, image_parts, sources_of
 from headrace.tokenizer_proc.jobs.stages import Encoding, Ids, Sequences
 
-if TYPE_CHECKING:  # what only those load who take images
+if TYPE_CHECKING:  # loaded only for models that take images
     from headrace.tokenizer_proc.images.fetches import ImageFetches
     from headrace.tokenizer_proc.images.processor import ImageProcessor
     from headrace.tokenizer_proc.images.store import ImageStore, Stored
@@ -64,7 +64,7 @@ class Images:
         """Return the images of a conversation, of which nothing has been decoded.
 
         Args:
-            request: the id of who has them.
+            request: the id of the request that has them.
             salt: only images of the same salt are known to be the same.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a process that prepares images has beside other tokenizers: a processor, and a region."""
+"""The image processor and arena region of a tokenizer process that prepares images."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From the bytes of an image to what a model's tower takes, by Pillow and transformers.
+"""Image preprocessing: from file bytes to the tower's input, by Pillow and transformers.
 
 The processor is the model's own, of transformers' PIL kind: it needs no torch, which takes 320 MB
 and 3.5 s. What decoding and processing may take is bounded, in CPU time and in memory.

@@ -1,4 +1,4 @@
-"""The images of a conversation as they came, and what is refused before a pixel is decoded. Pure.
+"""Image sources of a conversation, and checks before a pixel is decoded. Pure.
 
 Images come in `data:` URLs, as OpenAI's `image_url` parts of messages, or are elsewhere, for the
 fetcher to get. The size that their headers tell bounds what decoding them takes.

@@ -1,7 +1,7 @@
 """Prepared images in this process's region of the arena, where they wait for the engine.
 
-What the engine is done with stays until its room is needed, so that an image that comes again need
-not be prepared again. Where there is no room, whoever wants some waits for the engine.
+An image that the engine is done with stays until its room is needed, so that it need not be
+prepared again. Without room, a request waits for the engine.
 """
 
 from collections import OrderedDict
@@ -18,9 +18,9 @@ from headrace.tokenizer_proc.images.processor import Prepared
 
 
 class NeverFits(Exception):
-    """There is no room, and nobody is waited for; the text says how much is needed and there is.
+    """There is no room, and waiting would not help; the text has the bytes needed and available.
 
-    It may be that there would be, were images that are wanted beside this one not in the way.
+    Without other images of the same request, there may be room.
     """
 
 
@@ -118,7 +118,7 @@ class ImageStore:
         return found
 
     def _give_up_one(self, beside: Collection[Stored]) -> bool:
-        """Make room by giving up an image that nobody waits for; return whether there was one."""
+        """Make room by dropping an image that is not in use; return whether there was one."""
         for key, stored in self._images.items():
             if stored not in beside and not self._is_sent(stored):
                 del self._images[key]

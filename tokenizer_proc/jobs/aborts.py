@@ -1,4 +1,4 @@
-"""Requests whose clients have left: what is still to be done for them is left undone.
+"""Aborts: the remaining work of requests whose clients have left is skipped.
 
 Frontends tell by a link of its own. On that of the bodies an abort would come last, after all that
 waits there, which is taken a few at a time. So it may come before its request, or after that has
@@ -20,7 +20,7 @@ class Abandoned(Exception):
 
 
 class Aborts:
-    """What one process has been told."""
+    """The aborts that one process has received."""
 
     def __init__(
         self, run_dir: str, index: int, clock: Callable[[], float] = time.monotonic
@@ -44,10 +44,10 @@ class Aborts:
         return request in self._aborted
 
     def check(self, request: int) -> None:
-        """Look whether there is somebody to go on for.
+        """Check that the client still waits.
 
         Raises:
-            Abandoned: nobody waits for this request any more.
+            Abandoned: the client has left.
         """
         self.look()
         if request in self._aborted:

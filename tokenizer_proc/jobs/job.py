@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Dropped:
-    """What comes of a request whose client has left: nothing."""
+    """The outcome of a request whose client has left: nothing."""
 
 
 class Job:

@@ -1,8 +1,8 @@
-"""A request's way through this process: the texts it needs encoded, their ids, what it comes to.
+"""Stages of a request in this process: texts to encode, their ids, the outcome.
 
 A handler is a generator: it yields texts and is sent their ids, as often as it needs to, and
-returns an outcome. So whoever runs handlers can encode the texts of many requests at once. It may
-also yield a `Check`, and is taken up again when that has been made. A handler that needs no ids may
+returns an outcome. So the caller can encode the texts of many requests at once. A handler may
+also yield a `Check`, and is resumed when that has been made. A handler that needs no ids may
 be a plain function.
 """
 
@@ -31,7 +31,7 @@ class Text(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Check(Generic[T]):
-    """Something that is being looked into elsewhere."""
+    """A check that runs elsewhere."""
 
     found: T | None = None  # what came of it; set once
 
@@ -48,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sequences:
-    """What goes to the engine: one message and one prompt per sequence."""
+    """Messages for the engine: one message and one prompt per sequence."""
 
     requests: list[GenerateRequest]
     prompts: list[Ids]

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from headrace.config.config import WorkerConfig
+from headrace.config.config import ExecutionConfig, WorkerConfig
 from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
@@ -72,19 +72,15 @@ def load_on_gpu(
         ConfigError: the GPU has no room for one sequence, or for what the flags ask for.
         ModelError: it has no 8-bit floats, and the flags ask for some.
     """
+    execution = config.execution
     host = None if group is None else HostPeers(group)
     device = torch.device("cpu")
     if not INTERPRETED:
         device = torch.device("cuda", 0 if host is None else host.rank)
         torch.cuda.set_device(device)
-    check_fp8(config, device)
-    dtype = dtype_on_gpus(
-        config.dtype,
-        model,
-        quantization=config.quantization,
-        kv_cache_dtype=config.kv_cache_dtype,
-    )
-    torch.set_num_threads(threads_of_rank(config.num_ranks))
+    check_fp8(execution, device)
+    dtype = dtype_on_gpus(execution, model)
+    torch.set_num_threads(threads_of_rank(execution.tp))
     buckets = buckets_for(config, model)
     memory = TorchMemory(device) if device.type == "cuda" else None
     free_before = memory.free_and_total()[0] if memory else 0
@@ -100,17 +96,17 @@ def load_on_gpu(
             page_tokens=PAGE_TOKENS,
             device=device,
             dtype=DTYPES[dtype],
-            quantization=config.quantization,
-            kv_dtype=KV_DTYPES.get(config.kv_cache_dtype),
+            quantization=execution.quantization,
+            kv_dtype=KV_DTYPES.get(execution.kv_cache_dtype),
             kv_scales=model.kv_scales,
-            largest=largest_sizes(config, buckets),
-            max_model_len=config.max_model_len,
+            largest=largest_sizes(execution, buckets),
+            max_model_len=execution.max_model_len,
             peers=peers,
             progress=part(progress, 0),
         )
-        if config.attention_backend == "flashinfer":
+        if execution.attention_backend == "flashinfer":
             executor.prompts = flashinfer_for(executor)
-    runner = runner_of(config, executor, model, embeds)
+    runner = runner_of(execution, executor, model, embeds)
     num_pages = count_pages(config, executor, runner, buckets, host, memory, free_before)
     with fitting(f"{num_pages} pages and the graphs", LESS_CACHE):
         executor.take_pages(num_pages)
@@ -128,23 +124,24 @@ def part(progress: Progress, index: int) -> Progress:
 
 def buckets_for(config: WorkerConfig, model: DecoderModel) -> Buckets:
     """Return which steps are captured as graphs; none of an embedding model's."""
-    if config.enforce_eager or model.pooling is not None:
+    execution = config.execution
+    if execution.enforce_eager or model.pooling is not None:
         return Buckets(())
     return buckets_of(
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
-        config.cudagraph_capture_sizes,
+        execution.max_num_seqs,
+        execution.max_num_batched_tokens,
+        execution.cudagraph_capture_sizes,
         config.num_drafts,
     )
 
 
-def largest_sizes(config: WorkerConfig, buckets: Buckets) -> Sizes:
+def largest_sizes(config: ExecutionConfig, buckets: Buckets) -> Sizes:
     """Return the largest step, as far as it has tokens and sequences, and the most rows of any."""
     num_rows = max([config.max_num_seqs, *(sizes.num_rows for sizes in buckets)])
     return Sizes(config.max_num_batched_tokens, config.max_num_seqs, num_rows)
 
 
-def check_fp8(config: WorkerConfig, device: torch.device) -> None:
+def check_fp8(config: ExecutionConfig, device: torch.device) -> None:
     """Raise `ModelError` if the flags ask for 8-bit floats that the GPU has not."""
     if "fp8" in (config.quantization, config.kv_cache_dtype) and not has_fp8(device):
         name = torch.cuda.get_device_name(device)
@@ -178,16 +175,16 @@ def collectives_of(
     if INTERPRETED:
         return group
     assert config.control_fd is not None
-    return open_group(host, config.control_fd, config.disable_custom_all_reduce)
+    return open_group(host, config.control_fd, config.execution.disable_custom_all_reduce)
 
 
 def runner_of(
-    config: WorkerConfig, executor: CudaExecutor, model: DecoderModel, embeds: Floats | None
+    config: ExecutionConfig, executor: CudaExecutor, model: DecoderModel, embeds: Floats | None
 ) -> Runner:
     """Return what makes vectors of an embedding model's tokens, and tokens of another's."""
     if model.pooling is not None:
         return EmbeddingRunner(Embedder(executor, normalize=model.pooling.normalize))
-    num_threads = min(threads_of_rank(config.num_ranks), MAX_THREADS)
+    num_threads = min(threads_of_rank(config.tp), MAX_THREADS)
     on_host = Sampler(model.spec.vocab_size, threads=num_threads)
     sampler = DeviceSampler(executor.device, on_host, executor.draws)
     return CudaRunner(executor, sampler, phases(config.nvtx), embeds)
@@ -210,25 +207,26 @@ def count_pages(
         memory: None is the host's, of an interpreter.
         free_before: of it, when nothing was loaded.
     """
+    execution = config.execution
     own_bytes = executor.page_bytes
     all_bytes = [own_bytes] if host is None else host.gather_number(own_bytes)
     if memory is None:
-        return config.cpu_kv_bytes // sum(all_bytes)
+        return execution.cpu_kv_bytes // sum(all_bytes)
     embeds = isinstance(runner, EmbeddingRunner)
     for num_tokens in (1, *TILE_ROWS):  # they are other kernels, and no step is to wait for those
-        if num_tokens < config.max_num_batched_tokens:
+        if num_tokens < execution.max_num_batched_tokens:
             with fitting(f"a step of {num_tokens} tokens", SMALLER_STEP):
-                runner.run(largest_step_of(config, embeds, num_tokens))
-    step = largest_step_of(config, embeds)
+                runner.run(largest_step_of(execution, embeds, num_tokens))
+    step = largest_step_of(execution, embeds)
     num_tokens = step.num_tokens
     sizes = [bucket.num_tokens for bucket in buckets]
     tower_bytes = config.tower_bytes
     figures = measure(memory, free_before, lambda: runner.run(step), num_tokens, sizes, tower_bytes)
-    if config.kv_cache_memory_bytes is not None:
-        num_pages = config.kv_cache_memory_bytes // sum(all_bytes)
+    if execution.kv_cache_memory_bytes is not None:
+        num_pages = execution.kv_cache_memory_bytes // sum(all_bytes)
         check_bytes(num_pages * own_bytes, figures.room(1.0))
         return num_pages
-    share = config.gpu_memory_utilization
+    share = execution.gpu_memory_utilization
     num_pages = figures.room(share) // own_bytes
     num_pages = num_pages if host is None else min(host.gather_number(num_pages))
     check_pages(
@@ -236,12 +234,12 @@ def count_pages(
         share,
         num_pages=num_pages,
         page_tokens=PAGE_TOKENS,
-        max_model_len=config.max_model_len,
+        max_model_len=execution.max_model_len,
     )
     return num_pages
 
 
-def largest_step_of(config: WorkerConfig, embeds: bool, num_tokens: int | None = None) -> Step:
+def largest_step_of(config: ExecutionConfig, embeds: bool, num_tokens: int | None = None) -> Step:
     """Return the largest step that the flags allow, or that has no more tokens than given."""
     return largest_step(
         max_num_seqs=config.max_num_seqs,

@@ -1,15 +1,14 @@
 """The type that GPUs compute in, from `--dtype`, other flags and the model."""
 
+from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.models.decoder_spec import NormPlacement
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.errors import ModelError
 
 
-def dtype_on_gpus(
-    asked: str, model: DecoderModel, *, quantization: str, kv_cache_dtype: str
-) -> str:
-    """Return what GPUs compute one of our decoders in, given `--dtype` and other flags.
+def dtype_on_gpus(config: ExecutionConfig, model: DecoderModel) -> str:
+    """Return the type that GPUs compute one of our decoders in.
 
     float16 ends at 65504, which Gemma 2's and 3's layers pass. Where `--quantization fp8` rounds
     to fewer bits anyhow, bfloat16 has the quicker product. Pages are of the same type.
@@ -17,6 +16,7 @@ def dtype_on_gpus(
     Raises:
         ModelError: it was to be float16, and the model's numbers are too large for that.
     """
+    asked = config.dtype
     is_large = model.spec.placement == NormPlacement.PRE_POST
     if asked == "float16" and is_large:
         raise ModelError(
@@ -25,6 +25,6 @@ def dtype_on_gpus(
         )
     if asked != "auto":
         return asked
-    is_wide = is_large or quantization != "none" or kv_cache_dtype == "bfloat16"
+    is_wide = is_large or config.quantization != "none" or config.kv_cache_dtype == "bfloat16"
     is_stored = model.weights["embed"].format == Format.F16
     return "float16" if is_stored and not is_wide else "bfloat16"

@@ -45,7 +45,9 @@ STEP = Step(
 
 @pytest.fixture(scope="module")
 def board() -> Board:
-    return Board.create([Seat("engine", 0), *(Seat("worker", rank) for rank in range(CONFIG.tp))])
+    return Board.create(
+        [Seat("engine", 0), *(Seat("worker", rank) for rank in range(CONFIG.execution.tp))]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from engine_configs import engine_config
+from engine_configs import execution_config
 
 from headrace.engine_proc.child_processes.worker_group import MIN_PAGE_TOKENS, step_bytes
 from headrace.engine_proc.sequence.chunk import Chunk
@@ -203,7 +203,7 @@ def test_masks_have_what_a_grammar_and_a_request_both_allow() -> None:
 
 
 def test_the_largest_step_fits_its_channel() -> None:
-    config = engine_config(max_model_len=100, max_num_seqs=8, max_num_batched_tokens=200)
+    config = execution_config(max_model_len=100, max_num_seqs=8, max_num_batched_tokens=200)
     pages = list(range(-(-config.max_model_len // MIN_PAGE_TOKENS)))
     counts = [93] + [1] * 6 + [100]
     options: dict[str, Any] = {

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_configs import execution_config
 from tiny_vision import make_vision_folder
 
-from headrace.config.config import VisionConfig
+from headrace.config.config import ExecutionConfig
 from headrace.engine_proc.vision import placement
 from headrace.engine_proc.vision.placement import (
     CALL_BYTES,
@@ -29,15 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config_of(folder: Path, **changes: Any) -> VisionConfig:
-    fields: dict[str, Any] = {
-        "model_path": str(folder),
-        **dict.fromkeys(("device", "model_impl", "load_format", "dtype"), "auto"),
-        **{"quantization": "none", "kv_cache_dtype": "auto", "attention_backend": "auto"},
-        **{"tp": 1, "image_row_size": 64, "num_arena_regions": 1},
-        **dict.fromkeys(("ask_fd", "answer_fd", "arena_fd", "embedding_fd"), -1),
-    }
-    return VisionConfig(**fields | changes)
+def config_of(folder: Path, **changes: Any) -> ExecutionConfig:
+    return execution_config(folder, image_row_size=64, **changes)
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from engine_configs import execution_config
 from random_decoders import SPEC
 
 from headrace.engine_proc.worker import device_selection
@@ -50,9 +50,6 @@ def test_what_is_asked_for_in_vain_is_refused_with_the_reason() -> None:
         choose("cuda", "int8 is not for them", lambda: pytest.fail("nobody asked"))
 
 
-OTHERS = {"quantization": "none", "kv_cache_dtype": "auto"}
-
-
 def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> DecoderModel:
     spec = dataclasses.replace(SPEC, architecture="tiny", placement=placement)
     embed = StoredTensor(format, (0, 1), np.empty(0, np.uint8))
@@ -77,21 +74,19 @@ def stored_as(format: Format, placement: NormPlacement = NormPlacement.PRE) -> D
 def test_gpus_compute_in_the_type_of_the_file(
     asked: str, model: DecoderModel, flags: dict[str, str], dtype: str
 ) -> None:
-    assert dtype_on_gpus(asked, model, **{**OTHERS, **flags}) == dtype
+    assert dtype_on_gpus(execution_config(dtype=asked, **flags), model) == dtype
 
 
 def test_float16_is_refused_when_too_narrow_or_not_computed_in() -> None:
     with pytest.raises(ModelError, match=r"^--dtype float16 ends at 65504, which tiny models pass"):
-        dtype_on_gpus("float16", stored_as(Format.BF16, NormPlacement.PRE_POST), **OTHERS)
-    flags = {**OTHERS, "dtype": "auto", "attention_backend": "auto", "why": NO_GPU}
-    check_on_cpu(**flags)
+        dtype_on_gpus(
+            execution_config(dtype="float16"), stored_as(Format.BF16, NormPlacement.PRE_POST)
+        )
+    check_on_cpu(execution_config(), NO_GPU)
     for flag in ("dtype", "kv_cache_dtype"):
         text = f"float16 is for GPUs, .* CPU: {NO_GPU}; use bfloat16 or float32$"
         with pytest.raises(ConfigError, match=text):
-            check_on_cpu(**{**flags, flag: "float16"})
-
-
-CAN = {**OTHERS, "dtype": "bfloat16"}
+            check_on_cpu(execution_config(**{flag: "float16"}), NO_GPU)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,8 @@ CAN = {**OTHERS, "dtype": "bfloat16"}
     ],
 )
 def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
-    why_not = why_not_on_gpus(Path("model.gguf"), **{**CAN, **flags})
+    config = execution_config("model.gguf", **flags)
+    why_not = why_not_on_gpus(config, flags.get("dtype", "bfloat16"))
     assert text in why_not
     assert bool(text) == bool(why_not)
 
@@ -116,7 +112,7 @@ def test_what_gpus_cannot_do_is_named(flags: dict[str, str], text: str) -> None:
 @pytest.mark.parametrize(("family", "text"), [("gemma3", "see each other"), ("smolvlm", "")])
 def test_whose_images_are_seen_whole_is_for_cpus(family: str, text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(f'{{"model_type": "{family}", "vision_config": {{}}}}')
-    why_not = why_not_on_gpus(tmp_path, **CAN)
+    why_not = why_not_on_gpus(execution_config(tmp_path), "bfloat16")
     assert text in why_not
     assert bool(text) == bool(why_not)
 
@@ -132,10 +128,10 @@ def test_whose_images_are_seen_whole_is_for_cpus(family: str, text: str, tmp_pat
 )
 def test_it_is_foreseen_what_transformers_cannot_do(flag: str, value: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    flags: dict[str, Any] = {"impl": "transformers", "load_format": "auto", "quantization": "none"}
-    assert foresee(tmp_path, **flags).executor == TRANSFORMERS
+    config = execution_config(tmp_path, model_impl="transformers")
+    assert foresee(config).executor == TRANSFORMERS
     with pytest.raises((ConfigError, ModelError), match=f"--{flag.replace('_', '-')} {value}"):
-        foresee(tmp_path, **flags | {flag: value})
+        foresee(dataclasses.replace(config, **{flag: value}))
 
 
 def test_gpus_are_looked_for_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who is let in, and when the others are to come again."""
+"""Admission: load limits, and Retry-After of rejected requests."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Long bodies wait for their turn, and nobody waits for a slow one."""
+"""Long bodies wait for their turn; a slow one blocks no other."""
 
 import asyncio
 from typing import Any

@@ -1,7 +1,7 @@
 // streams_fuzz: pieces of many answers to sockets that take few bytes at a time, or none any more.
 //   Run:  streams_fuzz SEED ROUNDS, built with csrc/http/streams.cpp and -fsanitize=address,undefined.
 //   Each round is a message, and whatever clients do then: read a little, leave, or read to the
-//   end. Who has not left has heard just what was said, and nothing in between.
+//   end. A client that stays receives exactly its pieces, in order.
 
 #include <cstdint>
 #include <cstdio>
@@ -167,7 +167,7 @@ private:
         std::string data;
         uint64_t start = 0;
         for (uint32_t row = 0; row < end; ++row) {
-            const uint64_t request = num_clients_ - below(CLIENTS + 2); // some are nobody's
+            const uint64_t request = num_clients_ - below(CLIENTS + 2); // some are unknown
             ids.push_back(request * SEQUENCES + (below(50) ? below(3) : SEQUENCES - 1));
             lengths.push_back(below(8) ? below(300) : below(4) ? 0 : below(LARGE_BYTES));
             told.push_back(below(1000));
@@ -204,7 +204,7 @@ private:
               uint32_t num_written) {
         Client *client = client_of(id);
         if (client == nullptr || client->has_ended) {
-            check(is_left, "nobody's row was written");
+            check(is_left, "the row of an unknown request was written");
             return;
         }
         check(is_left || (client->is_open && !is_last), "a row was written that is the caller's");

@@ -1,4 +1,4 @@
-"""Who has begun first is due first, and nobody before his time."""
+"""Deadlines expire in order of their start, and never early."""
 
 from headrace.frontend.http.deadlines import Deadlines
 

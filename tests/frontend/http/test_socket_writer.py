@@ -1,4 +1,4 @@
-"""Pieces reach the sockets of those who read, whole and in order, and nobody else's."""
+"""Pieces reach the sockets of reading clients, whole and in order, and no other socket."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from headrace.ipc.messages import MAX_SEQUENCES, Head, ResponseFrames, request_i
 from headrace.ipc.router import Router
 
 DEADLINE_S = 120
-SOCKET_BYTES = 1 << 16  # that wait in one for who does not read
+SOCKET_BYTES = 1 << 16  # that fit in a socket whose client does not read
 NUM_CLIENTS = 60
 NUM_ROUNDS = 40
 REQUESTS = [request_id(3, counter) for counter in range(1, 5)]
@@ -94,7 +94,7 @@ def test_ends_and_unknown_requests_are_left(pairs: Pairs) -> None:
     client = pairs.connect(REQUESTS[0])
     rows = [(REQUESTS[1], b"xx", False, 1), (REQUESTS[0], b"end", True, 9)]
     written = pairs.write(*rows, (REQUESTS[0], b"late", False, 9))
-    assert list(written.left) == [(0, 0, 0), (2, 1, 0), (5, 2, 0)], "who is left stays so"
+    assert list(written.left) == [(0, 0, 0), (2, 1, 0), (5, 2, 0)], "a left request stays left"
     assert written.num_bytes == 0
     assert heard(client) == b""
 
@@ -201,7 +201,7 @@ class Site:
         self._serving = asyncio.create_task(self._server._serve([self._listener]))
 
     async def connect(self) -> "Client":
-        """Return a client who has asked, and what it is known by here."""
+        """Return a client that has sent a request, with its id here."""
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
         client.connect(self._listener.getsockname())
@@ -225,7 +225,7 @@ class Site:
 
 
 class Client:
-    """Who reads one answer."""
+    """A client that reads one answer."""
 
     def __init__(self, id: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.id, self._reader, self._writer = id, reader, writer
@@ -272,7 +272,7 @@ async def site() -> AsyncIterator[Site]:
 async def deliver_round(
     site: Site, clients: list[Client], gone: list[Client], chance: random.Random
 ) -> None:
-    """Say something to most clients, of which some answers end, and to all who have gone."""
+    """Send pieces to most clients, some of them last ones, and to all clients that have left."""
     spoken = [client for client in clients if chance.random() < 0.8]
     heads = {client.id: EVENTS for client in spoken if not client.has_head}
     last = [client.has_head and chance.random() < 0.05 for client in spoken] + [False] * len(gone)

@@ -42,7 +42,7 @@ async def test_those_behind_one_that_fails_begin() -> None:
     begun: list[int] = []
     sent: list[int] = []
     start_queue = StartQueue(after=lambda: sent.extend(begun))
-    error = ValueError("nobody has foreseen it")
+    error = ValueError("unexpected")
 
     def fail() -> None:
         raise error

@@ -1,4 +1,4 @@
-"""How far somebody is behind, and how that is put right after a death."""
+"""Backlogs of processes, and their correction after a death."""
 
 from headrace.board.backlog import detokenizer_backlog, frontend_backlog, tokenizer_backlog
 from headrace.board.board import MESSAGES_SENT, Board, Field, Seat

@@ -12,7 +12,7 @@ def test_replacement_is_reported_once_when_it_serves() -> None:
     for slot in board.slots:
         slot.enter(State.STARTING)
         slot.enter(State.READY)
-    assert watch.replaced() == [], "the first ones replace nobody"
+    assert watch.replaced() == [], "first processes are no replacements"
     board.slot("worker").enter(State.STARTING)
     board.slot("engine").enter(State.STARTING)
     assert watch.replaced() == []

@@ -111,7 +111,7 @@ def test_a_model_is_served_for_the_conversation(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_server_that_runs_takes_no_flags() -> None:
-    with pytest.raises(HeadraceError, match="max_num_seqs: a server that runs takes no flags"):
+    with pytest.raises(HeadraceError, match="max_num_seqs: flags need a MODEL; a running server"):
         connect(["http://host", "--max-num-seqs", "3"])
     with pytest.raises(ConfigError, match="--sistem is not known"):
         connect(["--sistem"])

@@ -1,4 +1,4 @@
-"""Who plays a record knows when nothing more is to come."""
+"""A replay detects that its process has no more to send."""
 
 import pytest
 

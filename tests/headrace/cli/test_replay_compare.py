@@ -106,4 +106,4 @@ def test_replayed_responses_are_timed_from_the_last_message() -> None:
     answers.take(*step(ONE, 2, end=FinishReason.LENGTH))
     assert len(answers.latencies_s) == 1, "nothing was sent in between"
     assert answers.are_complete
-    assert not ReplayedResponses({}).are_complete, "nobody knows"
+    assert not ReplayedResponses({}).are_complete, "without a record the end is unknown"

@@ -1,4 +1,4 @@
-"""A server says when to come back; who is told nothing waits longer each time."""
+"""Retries wait for Retry-After; without it, longer each time."""
 
 import pytest
 

@@ -1,11 +1,12 @@
 """A configuration can work, or one line says why not."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.config.config import ServerConfig, config_of, flag_name
+from headrace.config.config import ExecutionConfig, ModelCard, ServerConfig, config_of, flag_name
 from headrace.errors import ConfigError
 
 
@@ -107,3 +108,23 @@ def test_int8_excludes_another_weight_precision() -> None:
     ServerConfig(quantization="int8")
     with pytest.raises(ConfigError, match="leave out --dtype bfloat16"):
         ServerConfig(quantization="int8", dtype="bfloat16")
+
+
+def test_execution_config_holds_flags_and_model_limits() -> None:
+    card = ModelCard(
+        path="model.gguf",
+        name="model",
+        max_model_len=64,
+        vocab_size=8,
+        eos_token_ids=[],
+        chat_template=None,
+        special_tokens={},
+        image_row_size=16,
+    )
+    config = ServerConfig(kv_cache_dtype="fp8", max_model_len=128, tp=2)
+    of_model = {"model_path": "model.gguf", "max_model_len": 64, "vocab_size": 8}
+    execution = dataclasses.asdict(ExecutionConfig.of(config, card))
+    flags = dataclasses.asdict(config)
+    for name, value in (of_model | {"image_row_size": 16}).items():
+        assert execution.pop(name) == value
+    assert execution == {name: flags[name] for name in execution}

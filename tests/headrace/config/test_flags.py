@@ -81,7 +81,7 @@ def test_sizes_may_be_short_and_underscores_hyphens() -> None:
         (["--max-num", "1"], "--max-num is not known; did you mean --max-num-seqs?"),
         (["--context-lengt=1"], "--context-lengt is not known; did you mean --context-length?"),
         (["--zzzz"], "--zzzz is not known; --help lists all flags"),
-        (["a", "b"], "b: there is a MODEL already; whatever else has a flag"),
+        (["a", "b"], "unexpected argument b: MODEL is given twice; other values need a flag"),
         (["--port", "x"], "argument --port: x is not a whole number"),
         (["--port"], "--port needs a value"),
         (["--cuda-graph-bs", "--port", "1"], "argument --cudagraph-capture-sizes: --port is not a"),

@@ -1,5 +1,5 @@
-"""Who owns a region decides what is where; who reads knows what has gone; no count is believed
-that was made for something else."""
+"""The owner of a region places tensors; a reader detects stale ones; counts of other generations
+are ignored."""
 
 import os
 from collections.abc import Iterator

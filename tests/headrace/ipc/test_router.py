@@ -168,7 +168,7 @@ def test_absent_tokenizer_gets_nothing_while_another_is_there(
 
 
 class Owner:
-    """Who has sent requests: draws new ids and is told of what is given up."""
+    """The sender of requests: draws new ids, and records given-up requests."""
 
     def __init__(self, tokenizers: Tokenizers, num_requests: int) -> None:
         self.links = tokenizers.links

@@ -128,7 +128,7 @@ def test_nothing_is_none(timeout_ms: int, inbox: Inbox[ToTokenizer]) -> None:
 
 
 def test_a_full_link_refuses_without_waiting(where: str) -> None:
-    outbox = Outbox(where, high_water=4)  # and nobody listens
+    outbox = Outbox(where, high_water=4)  # without a receiver
     accepted = [outbox.try_send(REQUEST, b"x") for _ in range(10)]
     outbox.close()
     assert accepted == [True] * 4 + [False] * 6
@@ -148,7 +148,7 @@ def test_what_is_put_arrives_once_it_is_flushed(inbox: Inbox[ToTokenizer], outbo
 
 
 def test_a_full_link_refuses_what_is_put(where: str) -> None:
-    outbox = Outbox(where, high_water=4)  # and nobody listens
+    outbox = Outbox(where, high_water=4)  # without a receiver
     accepted = []
     for _ in range(5):
         accepted += [outbox.try_put(REQUEST, b"x") for _ in range(2)]

@@ -150,16 +150,16 @@ SENTENCEPIECES = {
     "</s>": (0.0, CONTROL),
     **{f"<0x{byte:02X}>": (0.0, BYTE) for byte in range(256)},
     "▁": (-9.0, NORMAL),
-    "h": (-9.0, NORMAL),
+    "j": (-9.0, NORMAL),
     "e": (-9.0, NORMAL),
     "l": (-9.0, NORMAL),
     "o": (-9.0, NORMAL),
     "el": (-3.0, NORMAL),
     "llo": (-4.0, NORMAL),
-    "he": (-2.0, NORMAL),
+    "je": (-2.0, NORMAL),
     "ll": (-1.0, NORMAL),
-    "▁he": (-5.0, NORMAL),
-    "▁hello": (-6.0, NORMAL),
+    "▁je": (-5.0, NORMAL),
+    "▁jello": (-6.0, NORMAL),
     "<tool>": (0.0, USER_DEFINED),
 }
 
@@ -212,41 +212,41 @@ def test_every_pre_tokenizer_loads_and_keeps_the_text(pre: str) -> None:
 
 def test_scores_decide_what_is_merged() -> None:
     # ll (-1) goes before el (-3), whatever their order in the file.
-    assert tokens_of(sentencepiece(), "hello") == ["▁hello"]
+    assert tokens_of(sentencepiece(), "jello") == ["▁jello"]
     assert tokens_of(sentencepiece(), "ello") == ["▁", "e", "llo"]
-    assert tokens_of(sentencepiece(), "hel") == ["▁he", "l"]
+    assert tokens_of(sentencepiece(), "jel") == ["▁je", "l"]
 
 
 def test_what_has_no_piece_becomes_bytes() -> None:
     assert tokens_of(sentencepiece(), "é") == ["▁", "<0xC3>", "<0xA9>"]
 
 
-@pytest.mark.parametrize("text", ["hello", "hello  hello", " hello", "é🦊\n", ""])
+@pytest.mark.parametrize("text", ["jello", "jello  jello", " jello", "é🦊\n", ""])
 def test_sentencepiece_text_comes_back(text: str) -> None:
     assert round_trip(sentencepiece(), text) == text
 
 
 def test_no_space_is_put_before_the_text_where_the_file_says_so() -> None:
-    assert tokens_of(sentencepiece(add_space_prefix=False), "he") == ["he"]
-    assert round_trip(sentencepiece(add_space_prefix=False), " he") == " he"
+    assert tokens_of(sentencepiece(add_space_prefix=False), "je") == ["je"]
+    assert round_trip(sentencepiece(add_space_prefix=False), " je") == " je"
 
 
 def test_user_defined_tokens_are_matched_and_kept_in_text() -> None:
     spec = msgspec.json.decode(tokenizer_json(sentencepiece(), "x.gguf"))
     special = {token["content"]: token["special"] for token in spec["added_tokens"]}
     assert special == {"<unk>": True, "<s>": True, "</s>": True, "<tool>": False}
-    assert "<tool>" in tokens_of(sentencepiece(), "he<tool>he")
+    assert "<tool>" in tokens_of(sentencepiece(), "je<tool>je")
 
 
 def test_sentencepiece_adds_bos_and_byte_level_does_not() -> None:
-    assert tokens_of(sentencepiece(), "he", special=True) == ["<s>", "▁he"]
+    assert tokens_of(sentencepiece(), "je", special=True) == ["<s>", "▁je"]
     assert tokens_of(byte_level(), "ab", special=True) == ["ab"]
 
 
 def test_bos_and_eos_are_added_as_the_file_says() -> None:
     both = byte_level(add_bos_token=True, add_eos_token=True)
     assert tokens_of(both, "ab", special=True) == ["<s>", "ab", "</s>"]
-    assert tokens_of(sentencepiece(add_bos_token=False), "he", special=True) == ["▁he"]
+    assert tokens_of(sentencepiece(add_bos_token=False), "je", special=True) == ["▁je"]
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def test_as_many_requests_are_out_as_there_are_places(
     out = [ring.request() for _ in range(width)]
     assert ring.next_request(QUIET_MS) is None
     ring.complete(out[0][0], "0")
-    out.append(ring.request())  # whoever ends is followed
+    out.append(ring.request())  # the next request takes the free place
     assert out[-1][1]["prompt"] == str(width)
     for request, body in out[1:]:
         ring.complete(request, body["prompt"])
@@ -491,7 +491,7 @@ def test_what_is_no_prompt_is_named(prompts: Any) -> None:
 
 def test_a_stream_is_of_one_prompt() -> None:
     prompts: Any = ["a", "b"]
-    with pytest.raises(TypeError, match="one prompt, not of 2; generate takes several"):
+    with pytest.raises(TypeError, match="one prompt, not 2; use generate for several"):
         stream_call(prompts, None, {})
 
 

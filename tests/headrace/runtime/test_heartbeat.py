@@ -1,4 +1,4 @@
-"""A heart beats for who gets something done."""
+"""Heartbeats go on during long work only while there is progress."""
 
 import time
 from itertools import chain, repeat

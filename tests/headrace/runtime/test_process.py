@@ -145,19 +145,19 @@ def test_waiter_progresses_as_long_as_its_peer() -> None:
     other[Field.STATE] = State.READY
     seen.append(context.progress())
     other[Field.PROGRESS] += 1
-    assert context.progress() == seen[-1], "who serves loads nothing"
+    assert context.progress() == seen[-1], "a process that serves loads nothing"
 
 
 def test_starting_process_is_ended_by_the_kernel(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
-    os.mkfifo(tokenizer)  # who loads it waits for ever
+    os.mkfifo(tokenizer)  # loading it never ends
     card = dataclasses.replace(CARD, path=str(tmp_path))
     config = dataclasses.replace(CONFIG, run_dir=str(tmp_path), card=card, num_tokenizers=1)
     process = spawn(SEAT, config, Board.create([SEAT, Seat("frontend", 0)]), "info")
     opened: list[int] = []
 
     def is_loading() -> bool:
-        with contextlib.suppress(OSError):  # nobody reads it
+        with contextlib.suppress(OSError):  # the FIFO has no reader yet
             opened.append(os.open(tokenizer, os.O_WRONLY | os.O_NONBLOCK))
         return bool(opened)
 
@@ -191,5 +191,5 @@ def test_failing_thread_ends_its_process_with_the_reason() -> None:
     command = [sys.executable, "-c", FAILING]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert ended.returncode == ExitStatus.FAILED
-    assert "engine ERROR an error that nobody has foreseen\nTraceback" in ended.stderr
+    assert "engine ERROR unexpected error\nTraceback" in ended.stderr
     assert "TypeError: pop expected at least 1 argument" in ended.stderr

@@ -32,7 +32,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def leave_behind(directory: Path) -> Path:
-    """Make a run directory as a killed server leaves it: a socket file, nobody behind it."""
+    """Make a run directory as a killed server leaves it: a socket file without a listener."""
     directory.mkdir()
     bind(directory / "engine-0.sock").close()
     assert (directory / "engine-0.sock").exists()

@@ -51,7 +51,7 @@ def child() -> Iterator[Child]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks has time, and a busy machine may take its own."""
+    """Lengthen the wait for stacks, for busy machines."""
     monkeypatch.setattr(stacks_module, "MAX_POLLS", 300)
     monkeypatch.setattr(stacks_module, "POLL_INTERVAL_S", 0.2)
 
@@ -63,7 +63,7 @@ def test_a_process_tells_what_each_of_its_threads_is_at(child: Child) -> None:
         assert text.count("most recent call first") == 2
         assert "in wait_for_godot" in text
     assert child.process.poll() is None
-    assert child.file.take() == "", "who asks leaves nothing"
+    assert child.file.take() == "", "a read dump is cleared"
 
 
 @pytest.mark.usefixtures("patient")

@@ -1,4 +1,4 @@
-"""Who looks often is awake since it began; a pause is where it begins anew."""
+"""A watcher is awake since its first look; a gap between looks starts anew."""
 
 from headrace.runtime.wake_clock import GAP_S, WakeClock
 

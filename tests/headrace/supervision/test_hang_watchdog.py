@@ -1,4 +1,4 @@
-"""Who is silent for long is stuck, unless it was the watcher that slept."""
+"""A long silence means stuck, unless the watcher itself was not running."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def make_slot() -> Slot:
 def looks(hang_watchdog: HangWatchdog, slot: Slot, first: float, last: float) -> list[float]:
     """Look twice a second; return at which seconds it was stuck."""
     times = [first + half / 2 for half in range(int((last - first) * 2) + 1)]
-    return [at for at in times if hang_watchdog.stuck([slot], int(at * SECOND))]
+    return [at for at in times if hang_watchdog.check([slot], int(at * SECOND))]
 
 
 def test_silence_for_long_is_being_stuck() -> None:

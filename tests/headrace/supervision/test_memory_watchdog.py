@@ -1,4 +1,4 @@
-"""Who has more memory than a process of its kind may have."""
+"""Processes above the memory limit of their kind are found."""
 
 import mmap
 import os
@@ -25,14 +25,14 @@ def test_process_above_its_memory_share_is_reported() -> None:
         slot.enter(State.READY)
         slot[Field.PID] = pid
     has: dict[int, int | None] = {0: 251 * MB, 1: 250 * MB, 2: 900 * MB}
-    memory_watchdog = MemoryWatchdog(1000 * MB)
-    told = [(board.slots[0], "has 251 MiB of memory, more than its 250")]
-    assert memory_watchdog.passed(board.slots, has.get) == told
+    memory_watchdog = MemoryWatchdog(1000 * MB, lambda pid: has[pid])
+    told = [(Seat("tokenizer", 0), "has 251 MiB of memory, more than its 250")]
+    assert memory_watchdog.check(board.slots, 0) == told
     has[0] = None  # it has ended
-    assert memory_watchdog.passed(board.slots, has.get) == []
+    assert memory_watchdog.check(board.slots, 0) == []
     has[0] = 900 * MB
     board.slots[0][Field.STATE] = State.DEAD
-    assert memory_watchdog.passed(board.slots, has.get) == []
+    assert memory_watchdog.check(board.slots, 0) == []
 
 
 def test_memory_of_files_is_not_a_processs_own(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Who uses processor time and gets nothing done."""
+"""Processes that spin without progress are found."""
 
 import os
 from itertools import count
@@ -28,13 +28,13 @@ class Watched:
         self.slot = slot_of(role)
         self.share = share
         self.used_s = 100.0
-        self._spin_watchdog = SpinWatchdog()
+        self._spin_watchdog = SpinWatchdog(lambda _: self.used_s)
         self._now = 0.0
 
     def look_again(self, seconds: float) -> None:
         """Look so soon that the kernel has counted nothing."""
         self._now += seconds
-        assert self._spin_watchdog.passed([self.slot], lambda _: self.used_s, self._now) == []
+        assert self._spin_watchdog.check([self.slot], int(self._now * 1e9)) == []
 
     def told(self, seconds: float) -> list[str]:
         """Let it work for so long, and return what is said of it meanwhile."""
@@ -42,8 +42,8 @@ class Watched:
         for _ in range(round(seconds / POLL_INTERVAL_S)):
             self._now += POLL_INTERVAL_S
             self.used_s += self.share * POLL_INTERVAL_S
-            passed = self._spin_watchdog.passed([self.slot], lambda _: self.used_s, self._now)
-            assert all(slot is self.slot for slot, _ in passed)
+            passed = self._spin_watchdog.check([self.slot], int(self._now * 1e9))
+            assert all(seat == self.slot.seat for seat, _ in passed)
             said += [why for _, why in passed]
         return said
 

@@ -88,10 +88,10 @@ def test_detokenizer_ceiling_is_below_a_group_of_3_gb(tmp_path: Path, name: str)
     slot = board.slots[0]
     slot.enter(State.READY)
     slot[Field.PID] = os.getpid()
-    memory_watchdog = MemoryWatchdog(memory_limit(machine(tmp_path, {name: f"{3 * GB}\n"})))
-    assert memory_watchdog.passed([slot], lambda _: 3 * GB // 4) == []
-    told = [(slot, "has 900 MiB of memory, more than its 768")]
-    assert memory_watchdog.passed([slot], lambda _: 900 << 20) == told
+    limit = memory_limit(machine(tmp_path, {name: f"{3 * GB}\n"}))
+    assert MemoryWatchdog(limit, lambda _: 3 * GB // 4).check([slot], 0) == []
+    told = [(slot.seat, "has 900 MiB of memory, more than its 768")]
+    assert MemoryWatchdog(limit, lambda _: 900 << 20).check([slot], 0) == told
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from headrace.system.gpu_topology import CAN_READ, HAS_NVLINK, LIBRARY, load_nvm
 
 
 class Nvml:
-    """GPUs 0 to 3, with NVLink within pairs; the last reaches nobody."""
+    """GPUs 0 to 3, with NVLink within pairs; the last has no peer access."""
 
     def __init__(self) -> None:
         self.uuids = [f"GPU-{index}" for index in range(4)]

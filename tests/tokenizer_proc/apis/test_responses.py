@@ -68,10 +68,10 @@ def test_logprobs_are_told_where_they_are_included() -> None:
                         "role": "assistant",
                         "content": [{"type": "output_text", "text": "Ho", "annotations": []}],
                     },
-                    {"role": "user", "content": "He"},
+                    {"role": "user", "content": "Hm"},
                 ],
             },
-            "[system]Be kind.\nBe short.[user]Hi[assistant]Ho[user]He",
+            "[system]Be kind.\nBe short.[user]Hi[assistant]Ho[user]Hm",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ids are those of `tokenizers`, whoever computes them."""
+"""Ids are those of `tokenizers`, from the core or from Python."""
 
 import logging
 from collections.abc import Sequence

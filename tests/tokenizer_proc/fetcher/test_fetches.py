@@ -1,4 +1,4 @@
-"""Who waits for whom while images are fetched."""
+"""Order and limits of concurrent image fetches."""
 
 import asyncio
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Answers:
 
 
 class Rig:
-    """Fetches, between hosts and those who ask."""
+    """Fetches, between fake hosts and recorded answers."""
 
     def __init__(self) -> None:
         self.hosts, self.answers = Hosts(), Answers()

@@ -1,4 +1,4 @@
-"""Files wait in the arena for who is to read them, and for nobody who has died."""
+"""Files wait in the arena for their reader, and are freed when it dies."""
 
 import asyncio
 import os

@@ -136,7 +136,7 @@ def test_one_of_that_a_property_tells_apart_is_followed() -> None:
         {**DOG, "properties": {"kind": {"enum": ["dog", 1]}}},
         {**DOG, "properties": {"kind": {"enum": []}}},
         {**DOG, "properties": {"kind": {}}},
-        {"$ref": "#/$defs/Nobody"},
+        {"$ref": "#/$defs/Missing"},
         True,
     ],
 )

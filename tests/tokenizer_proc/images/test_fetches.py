@@ -1,4 +1,4 @@
-"""Images that are being fetched: who waits for them gets them, and who has left is forgotten."""
+"""Images being fetched: waiting requests get them, aborted requests are forgotten."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An image says its format and size in its first bytes, and nobody else does."""
+"""An image file has its format and size in its first bytes; other data are rejected."""
 
 import io
 from typing import Any

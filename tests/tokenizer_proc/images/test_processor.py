@@ -79,7 +79,7 @@ def test_only_positions_in_three_parts_need_a_grid(processors: Any) -> None:
 
 
 def test_smolvlm_is_written_as_idefics3(vision_folder: Folder, processors: Any) -> None:
-    # Its own processor wants a package that nobody else does.
+    # Its own processor needs a package that no other model does.
     data = source(encoded(picture(2, 90, 40)))
     first, second = (processors(family).prepare(data) for family in ("smolvlm", "idefics3"))
     assert first.text == second.text

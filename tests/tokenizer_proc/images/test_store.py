@@ -1,4 +1,4 @@
-"""Images stay while somebody needs them or nobody needs their room; who needs room waits."""
+"""Images stay while a request needs them or their room is not needed; without room, it waits."""
 
 import os
 from collections.abc import Callable, Iterator

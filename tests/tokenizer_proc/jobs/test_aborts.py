@@ -1,4 +1,4 @@
-"""Who has left is known as soon as it is asked for, and asked for not too often."""
+"""Aborts are found when they are looked for, and looked for at a limited rate."""
 
 from collections.abc import Iterator
 from pathlib import Path

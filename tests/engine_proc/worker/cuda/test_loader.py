@@ -1,6 +1,5 @@
 """`--device cuda` loads a model into kernels, or says why it cannot."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch
 import transformers
 from embedding_models import LAST, add_modules
+from engine_configs import execution_config
 from tiny_models import make_byte_folder
 
 from headrace.config.config import WorkerConfig
@@ -35,23 +35,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(folder: Path, **changes: Any) -> WorkerConfig:
     fields: dict[str, Any] = {
-        "model_path": str(folder),
         "device": "cuda",
-        "model_impl": "auto",
-        "load_format": "auto",
         "dtype": "float32",
-        "quantization": "none",
         "kv_cache_memory_bytes": 7 * PAGE_BYTES + 1,
-        "kv_cache_dtype": "auto",
-        "max_model_len": 64,
         "vocab_size": 257,
-        "step_fd": -1,
-        "result_fd": -1,
-        "mask_fd": -1,
-        "max_num_seqs": 2,
         "max_num_batched_tokens": 8,
     }
-    return WorkerConfig(**(fields | changes))
+    tower_bytes = changes.pop("tower_bytes", 0)
+    execution = execution_config(folder, **fields | changes)
+    return WorkerConfig(
+        execution=execution, step_fd=-1, result_fd=-1, mask_fd=-1, tower_bytes=tower_bytes
+    )
 
 
 def ignore(done: int, total: int) -> None: ...
@@ -82,7 +76,7 @@ def test_a_model_has_the_pages_that_are_asked_for(folder: Path, device: torch.de
     loaded = load(config_of(folder), ignore)
     assert isinstance(loaded.runner, CudaRunner)
     assert loaded.num_pages == 7
-    largest = cuda_loader.largest_step_of(config_of(folder), embeds=False)
+    largest = cuda_loader.largest_step_of(config_of(folder).execution, embeds=False)
     assert len(loaded.runner.run(largest).wait().token_ids) == 4 * 2
 
 
@@ -152,9 +146,8 @@ def test_what_our_own_code_does_not_know_is_refused_by_name(tmp_path: Path) -> N
     with pytest.raises(ModelError, match=pattern) as refusal:
         load(config_of(tmp_path), ignore)
     assert "mixtral" in str(refusal.value)
-    flags = {"impl": "auto", "load_format": "auto", "quantization": "none", "device": "cuda"}
     with pytest.raises(ModelError, match=pattern):
-        foresee(tmp_path, **flags)
+        foresee(execution_config(tmp_path, device="cuda"))
 
 
 @pytest.mark.usefixtures("threads")
@@ -164,9 +157,9 @@ def test_weights_can_be_made_up(folder: Path, tmp_path: Path) -> None:
     last = torch.tensor([2], dtype=torch.int32).numpy().tobytes()
     add_modules(tmp_path, LAST, "Normalize")
     step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=last)
-    config = config_of(tmp_path, load_format="dummy", kv_cache_dtype="float32")
+    flags = {"load_format": "dummy", "kv_cache_dtype": "float32"}
     ours, theirs = (
-        load(dataclasses.replace(config, device=device), ignore).runner.run(step).embeddings
+        load(config_of(tmp_path, device=device, **flags), ignore).runner.run(step).embeddings
         for device in ("cuda", "cpu")
     )
     ours, theirs = (torch.frombuffer(bytearray(x), dtype=torch.float32) for x in (ours, theirs))
@@ -181,12 +174,12 @@ def test_8_bit_floats_are_for_gpus_that_have_them(
     with pytest.raises(ConfigError, match="fp8 is for GPUs, and the model runs on the CPU"):
         load(config, ignore)
     with pytest.raises(HeadraceError, match=r"fp8"):
-        in_transformers(config, None, None)  # type: ignore[arg-type]  # not looked at
+        in_transformers(config.execution, None, None)  # type: ignore[arg-type]  # not looked at
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
     with pytest.raises(ModelError, match="fp8 need Ada or newer, not A100"):
-        cuda_loader.check_fp8(config, torch.device("cuda"))
-    cuda_loader.check_fp8(config, torch.device("cpu"))
+        cuda_loader.check_fp8(config.execution, torch.device("cuda"))
+    cuda_loader.check_fp8(config.execution, torch.device("cpu"))
 
 
 @pytest.mark.usefixtures("threads")
@@ -234,7 +227,7 @@ def count(folder: Path, free: int, **changes: Any) -> int:
     num_pages = cuda_loader.count_pages(
         config, executor, steps, Buckets(()), None, Gpu(free), 9 * GIB
     )
-    most = config.max_num_batched_tokens
+    most = config.execution.max_num_batched_tokens
     assert steps.num_tokens == [*(size for size in (1, 64, 256) if size < most), most, most]
     return num_pages
 

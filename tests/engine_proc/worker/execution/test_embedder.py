@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from embedding_models import LAST, TEXTS, add_modules, minilm
+from engine_configs import execution_config
 from safetensors.torch import load_file, save_file
 
 from headrace.config.config import ServerConfig
@@ -70,7 +71,7 @@ def hidden_of(model: Any, text: Sequence[int]) -> Floats:
 
 
 def encoder(folder: Path) -> EncoderExecutor:
-    model = open_for(folder, impl="auto", dtype="auto", max_model_len=60)
+    model = open_for(execution_config(folder, max_model_len=60))
     assert isinstance(model, TransformersModel)
     assert model.pooling is not None
     return EncoderExecutor(model, model.pooling.kind)
@@ -187,7 +188,7 @@ def test_a_decoder_is_not_pooled_by_the_mean(impl: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, "qwen3", **QWEN3)
     add_modules(tmp_path, {"pooling_mode_mean_tokens": True})
     with pytest.raises(ModelError, match="pools a decoder by mean"):
-        open_for(tmp_path, impl=impl, dtype="auto", max_model_len=64)
+        open_for(execution_config(tmp_path, model_impl=impl))
 
 
 def test_a_missing_tensor_of_an_encoder_is_named(tmp_path: Path) -> None:
@@ -211,4 +212,4 @@ def test_a_vector_of_zeros_stays_one() -> None:
 
 def test_an_embedding_model_that_can_be_lowered_is(tmp_path: Path) -> None:
     save_qwen3(tmp_path)
-    assert isinstance(open_for(tmp_path, impl="auto", dtype="auto", max_model_len=64), DecoderModel)
+    assert isinstance(open_for(execution_config(tmp_path)), DecoderModel)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from engine_configs import execution_config
 from safetensors.torch import load_file, save_file
 from tiny_vision import make_vision_folder
 
@@ -93,7 +94,9 @@ def save_tiny(folder: Path, model_type: str, **differences: Any) -> Any:
 def open_it(
     folder: Path, impl: str = "auto", dtype: str = "auto"
 ) -> DecoderModel | TransformersModel:
-    return open_for(folder, impl=impl, dtype=dtype, max_model_len=NUM_POSITIONS)
+    return open_for(
+        execution_config(folder, model_impl=impl, dtype=dtype, max_model_len=NUM_POSITIONS)
+    )
 
 
 def flatten(parts: Sequence[tuple[int, int, list[int]]]) -> Batch:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from engine_configs import execution_config
 
 from headrace.engine_proc.collectives.collectives import CollectiveFailed, CollectiveOutcome
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
@@ -74,7 +75,9 @@ def save(folder: Path, model_type: str, **differences: Any) -> None:
 
 
 def open_it(folder: Path) -> TransformersModel:
-    model = open_for(folder, impl="transformers", dtype="auto", max_model_len=MAX_MODEL_LEN)
+    model = open_for(
+        execution_config(folder, model_impl="transformers", max_model_len=MAX_MODEL_LEN)
+    )
     assert isinstance(model, TransformersModel)
     return model
 
@@ -168,9 +171,9 @@ def test_lost_peer_during_loading_does_not_blame_the_model(
 ) -> None:
     save(tmp_path, "mixtral")
     groups[1].abort(CollectiveOutcome.PEER_DIED)
-    how = {"impl": "transformers", "dtype": "auto", "max_model_len": MAX_MODEL_LEN}
+    config = execution_config(tmp_path, model_impl="transformers", max_model_len=MAX_MODEL_LEN)
     with pytest.raises(CollectiveFailed, match="rank 1 died") as failure:
-        open_for(tmp_path, **how, group=groups[0])  # type: ignore[arg-type]
+        open_for(config, groups[0])
     assert failure.value.exit_status is ExitStatus.PEER_LOST
 
 

@@ -1,10 +1,12 @@
 """A config alone is a model: its weights are random, and shares of them parts of the whole."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from engine_configs import execution_config
 from random_decoders import NUM_PAGES, SPECS, batch, cpu
 
 from headrace.engine_proc.worker.backend_selection import foresee
@@ -80,12 +82,13 @@ def test_what_has_no_dummy_is_refused(tmp_path: Path) -> None:
     folder_of(tmp_path)
     with pytest.raises(ModelError, match="--load-format dummy takes a folder"):
         open_model("model.gguf", "dummy")
-    options = {"dtype": "auto", "max_model_len": 64, "load_format": "dummy"}
-    assert isinstance(open_for(tmp_path, impl="auto", **options), DecoderModel)  # type: ignore[arg-type]
+    ours = execution_config(tmp_path, load_format="dummy")
+    theirs = execution_config(tmp_path, load_format="dummy", model_impl="transformers")
+    assert isinstance(open_for(ours), DecoderModel)
     with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):
-        open_for(tmp_path, impl="transformers", **options)  # type: ignore[arg-type]
+        open_for(theirs)
     with pytest.raises(ModelError, match="--load-format dummy takes decoders that our own code"):
-        foresee(tmp_path, impl="transformers", load_format="dummy", quantization="none")
-    assert foresee(tmp_path, impl="auto", load_format="dummy", quantization="none").why
+        foresee(theirs)
+    assert foresee(ours).why
     with pytest.raises(ConfigError, match="--quantization fp8 is for GPUs"):
-        foresee(tmp_path, impl="auto", load_format="dummy", quantization="fp8")
+        foresee(dataclasses.replace(ours, quantization="fp8"))
