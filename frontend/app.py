@@ -11,14 +11,14 @@ from headrace.board.board import Board
 from headrace.frontend.admin import Admin, is_for_operators
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.forwarder import Forwarder
-from headrace.frontend.health import PATHS, PING, health_of
+from headrace.frontend.health import PATHS, health_of
 from headrace.frontend.http.conformance import head_fault
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, HttpExchange
+from headrace.routes import GET, PING
 from headrace.runtime.wake_clock import WakeClock
 
-GET = "GET"
 ONLY_ASKED = Rejection(
     405,
     "this path takes GET",

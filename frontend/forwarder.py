@@ -12,7 +12,6 @@ from starlette.types import Receive
 from headrace.board.board import Slot
 from headrace.board.fields import FrontendField
 from headrace.board.http_counts import HttpCounts, HttpRow
-from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.admission.body_throttle import BodyThrottle
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body, too_large
@@ -22,6 +21,7 @@ from headrace.frontend.request_proxy import RequestProxy
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Head, share_key
 from headrace.ipc.router import LONG_BODY_BYTES, READS, Router
+from headrace.routes import ANTHROPIC_PATHS
 
 JSON = "application/json"
 DEADLY = Rejection(

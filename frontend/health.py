@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from headrace.board.board import Board, Slot, State
 from headrace.board.fields import CommonField
 from headrace.board.process_status import process_status
+from headrace.routes import READY, STARTUP, Lane, routes_of
 
-LIVE, READY, STARTUP = "/health", "/ready", "/startup"
-PING = "/ping"  # as /health; SageMaker asks so, vLLM and SGLang answer
-PATHS = (LIVE, READY, STARTUP, PING)
+PATHS = frozenset(path for route in routes_of(Lane.FRONTEND) for path in route.paths)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from headrace.board.board import Slot, Timing
 from headrace.board.fields import FrontendField
-from headrace.board.http_counts import POST
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HttpExchange, ignore
 from headrace.frontend.http.socket_writer import Streams
@@ -16,6 +15,7 @@ from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import HttpRequest
 from headrace.ipc.router import Router
 from headrace.ipc.sockets import Frame
+from headrace.routes import POST
 
 OVERLOADED = Rejection(
     503, "the server is overloaded; try again later", "overloaded_error", "overloaded", 1

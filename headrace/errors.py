@@ -6,7 +6,6 @@ from headrace.exit_status import ExitStatus
 
 # What msgspec raises where a file or a body is not the JSON it should be.
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-ANTHROPIC_PATHS = "/v1/messages"  # and what is below it: errors have Anthropic's shape there
 # By status. https://docs.anthropic.com/en/api/errors
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",

@@ -31,7 +31,7 @@ PACKAGES = {
     "metrics": "board config ipc system",
     "launch": "board config runtime supervision system",
     "client": "launch",
-    "offline": "board client config ipc launch system",
+    "offline": "board client config ipc launch model system",
     "cli": "board client config ipc runtime supervision system",
     "bench": "config offline runtime",
 }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue
 from headrace.ipc.messages import (
@@ -29,7 +30,15 @@ from headrace.tokenizer_proc.apis.rerank import (
 )
 from headrace.tokenizer_proc.apis.sampling import check_length
 from headrace.tokenizer_proc.encoding.pairs import pair
-from headrace.tokenizer_proc.jobs.stages import Body, Encoding, Ids, Sequences, Stages, Text
+from headrace.tokenizer_proc.jobs.stages import (
+    Body,
+    Encoding,
+    Handler,
+    Ids,
+    Sequences,
+    Stages,
+    Text,
+)
 from headrace.tokenizer_proc.prompts import (
     Prompts,
     PromptVocabulary,
@@ -51,6 +60,15 @@ class EmbeddingPlanner:
         self._prompts = Prompts(card, vocabulary)
         self._num_detokenizers = num_detokenizers
         self._plans = msgspec.msgpack.Encoder()
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """The handler of each route of vectors and scores."""
+        return {
+            routes.EMBEDDINGS: self.embedding,
+            routes.RERANK: self.rerank,
+            routes.SCORE: self.score,
+        }
 
     def embedding(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/embeddings` request."""

@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import ContextLengthExceeded, InvalidValue, Unsupported
 from headrace.ipc.messages import (
@@ -47,6 +48,7 @@ from headrace.tokenizer_proc.apis.sampling import (
     allowed_mask,
     bias_of,
     check_token_ids,
+    parameters_of,
     stated,
 )
 from headrace.tokenizer_proc.apis.sglang import (
@@ -64,6 +66,7 @@ from headrace.tokenizer_proc.images.images import Images, none_of
 from headrace.tokenizer_proc.jobs.stages import (
     Body,
     Encoding,
+    Handler,
     Ids,
     Sequences,
     Stages,
@@ -143,6 +146,19 @@ class GenerationPlanner:
         self._images_of = images.of if images else partial(none_of, card.takes_images)
         self._plans = msgspec.msgpack.Encoder()
         self._infilling = infilling_of(card.infill_token_ids, vocabulary.infill_tokens)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """The handler of each route that generates text, or counts its prompt's tokens."""
+        return {
+            routes.CHAT: self.chat,
+            routes.COMPLETIONS: self.completion,
+            routes.RESPONSES: self.responses,
+            routes.INPUT_TOKENS: self.input_tokens,
+            routes.MESSAGES: self.messages,
+            routes.COUNT_TOKENS: self.count_tokens,
+            routes.GENERATE: self.generate,
+        }
 
     def chat(self, http: HttpRequest, body: Body) -> Stages:
         """Plan a `/v1/chat/completions` request."""
@@ -396,15 +412,12 @@ class GenerationPlanner:
         chooses = request.num_sequences > (request.n or 1)
         echoes = isinstance(request, CompletionRequest) and request.echo
         of_prompt = [request.prompt_logprobs, num_logprobs if echoes else None]
+        numbers = parameters_of(request, defaults)
+        numbers["temperature"] = min(numbers["temperature"], HOTTEST)
+        numbers["top_k"] = min(max(numbers["top_k"], 0), self._card.vocab_size)
         return Sampling(
-            temperature=min(stated(request.temperature, defaults.temperature), HOTTEST),
-            top_p=stated(request.top_p, defaults.top_p),
-            top_k=min(max(stated(request.top_k, defaults.top_k), 0), self._card.vocab_size),
-            min_p=stated(request.min_p, defaults.min_p),
+            **numbers,
             seed=(self._seed + http.first_id if request.seed is None else request.seed) & SEED_MASK,
-            presence_penalty=request.presence_penalty or 0.0,
-            frequency_penalty=request.frequency_penalty or 0.0,
-            repetition_penalty=stated(request.repetition_penalty, defaults.repetition_penalty),
             logit_bias=bias_of(request, self._card.vocab_size),
             bad_words=bad_words,
             min_tokens=request.min_tokens or 0,

@@ -1,10 +1,10 @@
 """Routing of paths to handlers. Early answers are made here; generation goes to the engine."""
 
 from headrace.board.board import Board
-from headrace.board.http_counts import GET, HEAD
 from headrace.config.config import TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound
 from headrace.ipc.messages import HttpRequest
+from headrace.routes import GET, HEAD, POST, Lane, by_path, routes_of
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.info_routes import InfoRoutes
@@ -24,22 +24,10 @@ class Routes:
         tokens: TokenRoutes,
     ) -> None:
         self._about = about = InfoRoutes(config, board)
+        handlers = generation.handlers | embedding.handlers | tokens.handlers
+        posted = by_path(handlers, routes_of(Lane.TOKENIZER))
         self.handlers: dict[str, dict[str, Handler]] = {
-            "/v1/chat/completions": {"POST": generation.chat},
-            "/v1/completions": {"POST": generation.completion},
-            "/v1/responses": {"POST": generation.responses},
-            "/v1/responses/input_tokens": {"POST": generation.input_tokens},
-            "/v1/messages": {"POST": generation.messages},
-            "/v1/messages/count_tokens": {"POST": generation.count_tokens},
-            "/generate": {"POST": generation.generate},
-            "/v1/embeddings": {"POST": embedding.embedding},
-            "/v1/rerank": {"POST": embedding.rerank},
-            "/v2/rerank": {"POST": embedding.rerank},
-            "/rerank": {"POST": embedding.rerank},
-            "/v1/score": {"POST": embedding.score},
-            "/score": {"POST": embedding.score},
-            "/tokenize": {"POST": tokens.tokenize},
-            "/detokenize": {"POST": tokens.detokenize},
+            **{path: {POST: handler} for path, handler in posted.items()},
             **{path: {GET: handler} for path, handler in about.handlers.items()},
         }
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from headrace import routes
 from headrace.config.config import ModelCard
 from headrace.errors import InvalidValue, ModelNotFound
 from headrace.ipc.messages import HttpRequest
@@ -22,6 +23,7 @@ from headrace.tokenizer_proc.jobs.stages import (
     Answer,
     Body,
     Encoding,
+    Handler,
     Ids,
     Stages,
     Text,
@@ -65,6 +67,11 @@ class TokenRoutes:
         self._template = template
         self._spelling = spelling
         self._images_of = images.of if images else partial(none_of, card.takes_images)
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """The handler of each route of token ids."""
+        return {routes.TOKENIZE: self.tokenize, routes.DETOKENIZE: self.detokenize}
 
     def tokenize(self, http: HttpRequest, body: Body) -> Stages:
         """Answer `/tokenize`."""

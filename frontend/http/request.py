@@ -10,10 +10,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from headrace.errors import ANTHROPIC_PATHS
 from headrace.frontend.http.rejections import Rejection, anthropic_body, error_body
 from headrace.frontend.http.request_head import REQUEST_ID, Headers, RequestHead
 from headrace.ipc.sockets import Frame
+from headrace.routes import ANTHROPIC_PATHS
 
 HEAD = "HEAD"
 JSON = b"application/json"

@@ -9,11 +9,12 @@ import msgspec
 from headrace.bench.load import Target
 from headrace.bench.workload import WORDS, TokenRates
 from headrace.errors import BAD_JSON, ConfigError
+from headrace.routes import CHAT, COMPLETIONS, EMBEDDINGS, GET, MODELS, POST, TOKENIZE
 
 PATHS = {
-    "completions": "/v1/completions",
-    "chat": "/v1/chat/completions",
-    "embeddings": "/v1/embeddings",
+    "completions": COMPLETIONS,
+    "chat": CHAT,
+    "embeddings": EMBEDDINGS,
 }
 PROBE_WORDS = 100
 PROBE_S = 60
@@ -35,7 +36,7 @@ class Endpoint:
 
     def model(self) -> str:
         """Return the first model that the server names."""
-        answer = self._ask("GET", "/v1/models")
+        answer = self._ask(GET, MODELS)
         try:
             name: str = answer["data"][0]["id"]
         except (KeyError, IndexError, TypeError):
@@ -54,7 +55,7 @@ class Endpoint:
 
     def tokenize(self, model: str, text: str) -> tuple[int, ...]:
         """Return the token ids of a text, from `/tokenize`."""
-        answer = self._ask("POST", "/tokenize", {"model": model, "prompt": text})
+        answer = self._ask(POST, TOKENIZE, {"model": model, "prompt": text})
         tokens = answer.get("tokens")
         if not isinstance(tokens, list) or not tokens:
             raise ConfigError(f"{self.base_url}/tokenize tells no `tokens`; --pretok needs them")

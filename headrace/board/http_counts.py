@@ -12,22 +12,9 @@ from typing import NamedTuple
 
 from headrace.board import histogram_bounds
 from headrace.board.histogram import Histogram, Scale
+from headrace.routes import GET, HEAD, POST, ROUTES
 
-GET, HEAD, POST = "GET", "HEAD", "POST"
 NOWHERE = "none"  # the path of what is not served
-SERVED = {
-    GET: ("/v1/models", "/openapi.json", "/docs"),
-    POST: (
-        *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
-        *("/v1/responses/input_tokens", "/v1/messages"),
-        *("/v1/messages/count_tokens", "/generate", "/v1/embeddings", "/tokenize", "/detokenize"),
-        *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"),
-    ),
-}
-NOT_COUNTED = (
-    *("/metrics", "/version", "/load"),
-    *("/model_info", "/get_model_info", "/server_info", "/get_server_info"),
-)  # nor are /health and its kin; as with vLLM
 METHODS = (GET, POST, "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "OTHER")
 CLIENT_LEFT = 499  # before there was an answer; the number is nginx's
 STATUSES = (200, 400, 401, 404, 405, 413, 415, 429, CLIENT_LEFT, 500, 503)
@@ -40,18 +27,21 @@ SENT = RECEIVED + 1
 ROW_WORDS = SENT + 1
 
 
-class Route(NamedTuple):
+class RowKey(NamedTuple):
     """A path with a method, or a method alone."""
 
     method: str
     path: str
 
 
-ROUTES = (
-    *(Route(method, path) for method, paths in SERVED.items() for path in paths),
-    *(Route(method, NOWHERE) for method in METHODS),
+ROWS = (
+    *(RowKey(route.method, path) for route in ROUTES if route.is_counted for path in route.paths),
+    *(RowKey(method, NOWHERE) for method in METHODS),
 )
-HTTP_WORDS = ROW_WORDS * (len(ROUTES) + 1)  # the last row is of what is not counted
+NOT_COUNTED = [
+    RowKey(route.method, path) for route in ROUTES if not route.is_counted for path in route.paths
+]
+HTTP_WORDS = ROW_WORDS * (len(ROWS) + 1)  # the last row is of what is not counted
 
 
 class HttpRow:
@@ -106,9 +96,9 @@ class HttpCounts:
         """Use `HTTP_WORDS` words."""
         starts = range(0, HTTP_WORDS, ROW_WORDS)
         *rows, not_counted = [HttpRow(words[start : start + ROW_WORDS]) for start in starts]
-        self._rows = dict(zip(ROUTES, rows, strict=True))
+        self._rows = dict(zip(ROWS, rows, strict=True))
         self._found: dict[tuple[str, str], HttpRow] = {(m, path): r for (m, path), r in self}
-        self._found |= {(GET, path): not_counted for path in NOT_COUNTED}
+        self._found |= dict.fromkeys(NOT_COUNTED, not_counted)
 
     def row(self, method: str, path: str) -> HttpRow:
         """Return the row of a request."""
@@ -120,11 +110,11 @@ class HttpCounts:
         for _, row in self:
             row.settle()
 
-    def __iter__(self) -> Iterator[tuple[Route, HttpRow]]:
+    def __iter__(self) -> Iterator[tuple[RowKey, HttpRow]]:
         """Yield the rows to be told of."""
         return iter(self._rows.items())
 
 
-def nowhere(method: str) -> Route:
-    """Return the route of a request for what is not served."""
-    return Route(method if method in METHODS else METHODS[-1], NOWHERE)
+def nowhere(method: str) -> RowKey:
+    """Return the key of a request for what is not served."""
+    return RowKey(method if method in METHODS else METHODS[-1], NOWHERE)

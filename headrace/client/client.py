@@ -23,13 +23,6 @@ import httpx
 from headrace.client.cancellation import CancelScope, have_connections_tell
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
-    CHAT,
-    COMPLETIONS,
-    DETOKENIZE,
-    EMBEDDINGS,
-    RERANK,
-    SCORE,
-    TOKENIZE,
     ChatCompletion,
     Completion,
     Detokenized,
@@ -64,6 +57,16 @@ from headrace.client.streams import (
 from headrace.client.transport_errors import transport_errors
 from headrace.errors import ApiError, ConfigError
 from headrace.launch.local_server import LocalServer
+from headrace.routes import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    MODELS,
+    RERANK,
+    SCORE,
+    TOKENIZE,
+)
 
 BASE_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 600.0  # between two bytes; a long prompt is silent until its first token
@@ -290,7 +293,7 @@ class Client:
         >>> [model.max_model_len for model in client.models()]
         [8192]
         """
-        return decode(checked(self._send("GET", "/v1/models")), ModelList).data
+        return decode(checked(self._send("GET", MODELS)), ModelList).data
 
     def version(self) -> str:
         """Return the server's version."""
@@ -439,7 +442,7 @@ class AsyncClient:
 
     async def models(self) -> list[Model]:
         """Return the models that the server has."""
-        return decode(checked(await self._send("GET", "/v1/models")), ModelList).data
+        return decode(checked(await self._send("GET", MODELS)), ModelList).data
 
     async def version(self) -> str:
         """Return the server's version."""

@@ -11,10 +11,6 @@ import msgspec
 
 from headrace.errors import BAD_JSON, ApiError
 
-CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-RERANK, SCORE = "/v1/rerank", "/v1/score"
-TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
-
 T = TypeVar("T")
 Prompt = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 

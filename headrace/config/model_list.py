@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from headrace.config.config import ModelCard
-
-PATH = "/v1/models"
+from headrace.routes import MODELS
 
 
 def model_of(card: ModelCard, created: int) -> dict[str, Any]:
@@ -32,8 +31,8 @@ def model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
     """Return the list, and the one model, by path, in OpenAI's shape."""
     model = model_of(card, created)
     return {
-        PATH: msgspec.json.encode({"object": "list", "data": [model]}),
-        f"{PATH}/{card.name}": msgspec.json.encode(model),
+        MODELS: msgspec.json.encode({"object": "list", "data": [model]}),
+        f"{MODELS}/{card.name}": msgspec.json.encode(model),
     }
 
 
@@ -42,6 +41,6 @@ def anthropic_model_pages(card: ModelCard, created: int) -> dict[str, bytes]:
     model = anthropic_model_of(card, created)
     ends = {"has_more": False, "first_id": card.name, "last_id": card.name}
     return {
-        PATH: msgspec.json.encode({"data": [model], **ends}),
-        f"{PATH}/{card.name}": msgspec.json.encode(model),
+        MODELS: msgspec.json.encode({"data": [model], **ends}),
+        f"{MODELS}/{card.name}": msgspec.json.encode(model),
     }

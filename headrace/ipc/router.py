@@ -17,10 +17,10 @@ from headrace.board.backlog import tokenizer_backlog
 from headrace.board.board import Board, Seat, Slot, State
 from headrace.board.fields import CommonField, DetokenizerField, FrontendField, TokenizerField
 from headrace.board.replacements import ReplacementWatch
-from headrace.errors import ANTHROPIC_PATHS
 from headrace.ipc.inflight import InflightRequest
 from headrace.ipc.messages import Abort, HttpRequest, RenewLeases
 from headrace.ipc.sockets import Outbox, address
+from headrace.routes import ANTHROPIC_PATHS
 
 RENEW_S = 1.0  # the engine keeps what is not renewed ten times as long
 LONG_BODY_BYTES = 64 << 10  # some 16,000 tokens, encoded in 5 ms

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from headrace.board import histogram_bounds
 from headrace.board.board import Board
 from headrace.board.histogram import Histogram, HistogramSum
-from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, Route
+from headrace.board.http_counts import SECONDS, HttpCounts, HttpRow, RowKey
 from headrace.metrics.exposition import HistogramFamily
 
 
@@ -47,9 +47,9 @@ class Told:
         return self.answers.total()
 
 
-def told_of(board: Board) -> dict[Route, Told]:
+def told_of(board: Board) -> dict[RowKey, Told]:
     """Return the counts on a board by route; only of routes with requests."""
-    found: dict[Route, Told] = {}
+    found: dict[RowKey, Told] = {}
     for slot in board.of("frontend"):
         for route, row in HttpCounts(slot.http_words):
             if row.num_begun:
@@ -94,7 +94,7 @@ class VllmHttpCollector(Collector):
         everything.add([], HistogramSum(durations, SECONDS), histogram_bounds.HTTP)
         yield everything
 
-    def _sizes(self, told: dict[Route, Told]) -> Iterator[Metric]:
+    def _sizes(self, told: dict[RowKey, Told]) -> Iterator[Metric]:
         """Yield how large bodies were, as their heads declare them: streams count as empty."""
         counts, received, sent = Counter[str](), Counter[str](), Counter[str]()
         for route, one in told.items():

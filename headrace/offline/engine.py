@@ -20,7 +20,6 @@ from typing import Any, Self
 
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
-    CHAT,
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -49,6 +48,7 @@ from headrace.offline.requests import (
 )
 from headrace.offline.ring_connection import Piece, Put, Ring, RingRequest
 from headrace.offline.sampling_params import SamplingParams
+from headrace.routes import CHAT
 from headrace.system.machine import has_gpus
 
 HTTP_FLAGS = ("host", "port", "frontend_procs", "max_body_bytes", "max_num_queued")

@@ -8,9 +8,6 @@ import numpy as np
 from tqdm import tqdm
 
 from headrace.client.responses import (
-    CHAT,
-    COMPLETIONS,
-    EMBEDDINGS,
     ChatMessage,
     Completion,
     EmbeddingList,
@@ -22,6 +19,7 @@ from headrace.client.responses import (
 )
 from headrace.offline.ring_connection import RingRequest
 from headrace.offline.sampling_params import SamplingParams
+from headrace.routes import CHAT, COMPLETIONS, EMBEDDINGS
 
 TextOrIds = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams] | None

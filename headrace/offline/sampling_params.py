@@ -1,9 +1,9 @@
 """Sampling parameters by vLLM's names, most of them OpenAI's too."""
 
-import msgspec
+from headrace.model.sampling_parameters import SamplingParameters
 
 
-class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+class SamplingParams(SamplingParameters, kw_only=True, omit_defaults=True):
     """The fields of a request that say how its text is generated; None is the server's default.
 
     Values are checked where the server checks them, and refused with `ApiError`.
@@ -11,15 +11,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     n: int | None = None  # answers to each prompt
     max_tokens: int | None = None  # default: 16, in a conversation all that the context has left
-    temperature: float | None = None  # 0 is greedy; default: 1
-    top_p: float | None = None
-    top_k: int | None = None
     seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None  # by token id
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None

@@ -10,8 +10,9 @@ import pytest
 from headrace.board.board import MESSAGES_SENT, Board, Seat, State
 from headrace.board.fields import CommonField, EngineField, FrontendField, TokenizerField
 from headrace.frontend.app import App
-from headrace.frontend.health import LIVE, PATHS, READY, STARTUP, health_of
+from headrace.frontend.health import PATHS, health_of
 from headrace.frontend.http.request_head import RequestHead
+from headrace.routes import HEALTH, READY, STARTUP
 from headrace.runtime.wake_clock import WakeClock
 
 SEATS = [Seat(role, 0) for role in ("frontend", "tokenizer", "engine", "worker", "detokenizer")]
@@ -51,7 +52,7 @@ def test_each_process_is_told_of() -> None:
     board.slot("frontend")[FrontendField.FORWARDED_BYTES] = 900
     board.slot("tokenizer")[TokenizerField.HANDLED_BYTES] = 200
     board.slot("worker").enter(State.STARTING)
-    told = json.loads(health_of(board, LIVE, False, 2 * 10**9).body)
+    told = json.loads(health_of(board, HEALTH, False, 2 * 10**9).body)
     alike = {"state": "ready", "silent_s": 1.0, "restarts": 0}
     frontend = {"open_requests": 0, "connections": 0, "queued_messages": 2, "lag_s": 0.012}
     assert told["processes"] == [
@@ -71,7 +72,7 @@ def test_each_process_is_told_of() -> None:
 
 
 def test_silent_process_is_named() -> None:
-    found = health_of(make_board(), LIVE, False, 6 * 10**9)
+    found = health_of(make_board(), HEALTH, False, 6 * 10**9)
     assert found.status == 503
     assert json.loads(found.body)["reasons"] == [
         f"{seat} has been silent for 5 s" for seat in SEATS
@@ -81,19 +82,19 @@ def test_silent_process_is_named() -> None:
 def test_a_step_that_does_not_end_is_no_good_health() -> None:
     board = make_board()
     board.slot("engine")[EngineField.STEP_DUE_NS] = 2 * 10**9 - 1
-    assert ask(board, LIVE) == (503, ["engine 0 waits for a step that has taken far too long"])
+    assert ask(board, HEALTH) == (503, ["engine 0 waits for a step that has taken far too long"])
 
 
 def test_health_after_a_pause_waits_for_heartbeats() -> None:
     board = make_board()
     board.slot("engine")[EngineField.STEP_DUE_NS] = 2 * 10**9
     for at, status in ((60, 200), (63, 200), (64, 503)):
-        found = health_of(board, LIVE, False, at * 10**9, since_ns=60 * 10**9)
+        found = health_of(board, HEALTH, False, at * 10**9, since_ns=60 * 10**9)
         assert found.status == status
     for slot in board.slots:
         slot[CommonField.HEARTBEAT_NS] = 64 * 10**9
-    assert health_of(board, LIVE, False, 64 * 10**9, 60 * 10**9).status == 200
-    assert health_of(board, LIVE, False, 65 * 10**9, 60 * 10**9).status == 503, "the step"
+    assert health_of(board, HEALTH, False, 64 * 10**9, 60 * 10**9).status == 200
+    assert health_of(board, HEALTH, False, 65 * 10**9, 60 * 10**9).status == 503, "the step"
 
 
 def test_frontend_that_slept_reports_no_unhealthy_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +102,7 @@ def test_frontend_that_slept_reports_no_unhealthy_process(monkeypatch: pytest.Mo
     others: Any = SimpleNamespace(is_closed=False)
     app = App(board, WakeClock(), others, others, others)
     request: Any = SimpleNamespace(
-        path=LIVE, method="GET", version="1.1", head=RequestHead.of([(b"host", b"x")])
+        path=HEALTH, method="GET", version="1.1", head=RequestHead.of([(b"host", b"x")])
     )
     request.answer = lambda status, head, body: statuses.append(status)
     for at in (2, 3600, 3602, 3604, 3606):
@@ -112,7 +113,7 @@ def test_frontend_that_slept_reports_no_unhealthy_process(monkeypatch: pytest.Mo
 
 def test_a_server_that_stops_is_alive_but_not_ready() -> None:
     board = make_board()
-    assert ask(board, LIVE, is_draining=True) == (200, [])
+    assert ask(board, HEALTH, is_draining=True) == (200, [])
     assert ask(board, READY, is_draining=True)[0] == 503
 
 
@@ -127,4 +128,4 @@ def test_start_up_is_over_once_and_for_all() -> None:
     assert ask(board, STARTUP) == (200, [])
     worker.enter(State.STARTING)
     assert ask(board, STARTUP) == (200, [])
-    assert ask(board, LIVE) == (503, ["worker 0 is starting"])
+    assert ask(board, HEALTH) == (503, ["worker 0 is starting"])

@@ -11,7 +11,7 @@ from servers import HELD, RunningServer
 
 from headrace.config.flags import from_flags
 from headrace.frontend.health import PATHS as HEALTH_PATHS
-from headrace.frontend.health import PING
+from headrace.routes import PING
 
 EMBEDDINGS = "docs/api/embeddings.md"  # in `test_embeddings.py`
 FAMILIES = [

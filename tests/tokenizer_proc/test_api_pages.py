@@ -7,7 +7,7 @@ import pytest
 
 from headrace.tokenizer_proc.apis import anthropic, openai, responses
 from headrace.tokenizer_proc.apis.anthropic import MessagesRequest
-from headrace.tokenizer_proc.apis.constraints import GrammarFields
+from headrace.tokenizer_proc.apis.constraints import NAMES as GRAMMAR_NAMES
 from headrace.tokenizer_proc.apis.openai import (
     ChatRequest,
     CompletionRequest,
@@ -78,4 +78,4 @@ def test_there_is_a_page_for_each_family_of_the_index() -> None:
 
 def test_fields_of_structured_output_are_on_its_page() -> None:
     text = (DOCS / "structured_output.md").read_text()
-    assert not [name for name in GrammarFields.__struct_fields__ if f"`{name}`" not in text]
+    assert not [name for name in GRAMMAR_NAMES if f"`{name}`" not in text]

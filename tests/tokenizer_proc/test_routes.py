@@ -11,11 +11,12 @@ from byte_encoder import ByteEncoder, finish
 from headrace import __version__
 from headrace.board.board import Board, Seat
 from headrace.board.fields import EngineField, FrontendField
-from headrace.board.http_counts import NOT_COUNTED, SERVED, STATUSES
+from headrace.board.http_counts import STATUSES
 from headrace.config.config import ModelCard, TokenizerConfig
 from headrace.errors import InvalidValue, RequestError
 from headrace.ipc.messages import HttpRequest
 from headrace.model.pooling import Pooling, PoolingKind
+from headrace.routes import ROUTES, Lane
 from headrace.tokenizer_proc.apis.sampling import UNSUPPORTED
 from headrace.tokenizer_proc.embedding_planner import EmbeddingPlanner
 from headrace.tokenizer_proc.encoding.chat_template import ChatTemplate
@@ -173,13 +174,15 @@ def test_another_method_is_refused_with_the_right_one(method: str, path: str, al
     assert body["error"]["message"] == f"{path} takes {allowed}, not {method}"
 
 
-def test_every_path_is_counted_by_its_name_or_not_at_all() -> None:
-    counted = {(method, path) for method, paths in SERVED.items() for path in paths}
-    not_counted = {("GET", path) for path in NOT_COUNTED}
+def test_handlers_are_those_of_the_route_table() -> None:
+    in_table = {
+        (route.method, path)
+        for route in ROUTES
+        if route.lane is not Lane.FRONTEND
+        for path in route.paths
+    }
     handlers = make_routes().handlers.items()
-    assert {(method, path) for path, methods in handlers for method in methods} == (
-        counted | not_counted
-    )
+    assert {(method, path) for path, methods in handlers for method in methods} == in_table
 
 
 EMBEDDINGS = {"/v1/embeddings", "/v1/rerank", "/v1/score"}  # which this model lacks

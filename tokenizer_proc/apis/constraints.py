@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
+from headrace.model.sampling_parameters import SamplingParameters
 
 MAX_GRAMMAR_CHARACTERS = 1 << 17  # each sequence carries its grammar
 MAX_CHOICES = 4096
@@ -55,7 +56,7 @@ class StructuredOutputs(msgspec.Struct):
     disable_additional_properties: bool = False
 
 
-class GrammarFields(msgspec.Struct, kw_only=True):
+class GrammarFields(SamplingParameters, kw_only=True):
     """What any request that generates may have."""
 
     response_format: ResponseFormat | None = None
@@ -71,6 +72,7 @@ class GrammarFields(msgspec.Struct, kw_only=True):
     structural_tag: str | None = None
 
 
+NAMES = GrammarFields.__struct_fields__[len(SamplingParameters.__struct_fields__) :]
 Kind = Literal["json_schema", "regex", "lark", "grammar", "structural_tag"]
 # Fields whose value is what a text has to be, as it is.
 SOURCES: dict[str, Kind] = {

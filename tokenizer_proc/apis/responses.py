@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.model.sampling_defaults import SamplingDefaults
+from headrace.model.sampling_parameters import SamplingParameters
 from headrace.tokenizer_proc.apis.field_names import refuse
 from headrace.tokenizer_proc.apis.mixed_content import (
     Content,
@@ -147,15 +148,13 @@ class Reasoning(msgspec.Struct):
     summary: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(SamplingParameters, kw_only=True):
     """The body of `/v1/responses`. The last group is vLLM's."""
 
     input: str | list[InputItem]
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool | None = None
     text: TextOptions | None = None
     tools: list[OfferedFunction] | None = None
@@ -177,11 +176,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     context_management: Any = None
     moderation: Any = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
@@ -191,8 +185,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
 
 # The fields of a chat that are the same here.
 SHARED = (
-    *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_logprobs"),
-    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("model", "stream", "parallel_tool_calls", "top_logprobs"),
+    *SamplingParameters.__struct_fields__,
     *("seed", "stop", "ignore_eos", "priority", "cache_salt"),
 )
 RESPONSES = BodyDecoder(ResponsesRequest)

@@ -12,6 +12,8 @@ import msgspec
 
 from headrace.errors import InvalidValue, Unsupported
 from headrace.ipc.messages import MAX_LOGPROBS
+from headrace.model.sampling_defaults import SamplingDefaults
+from headrace.model.sampling_parameters import PARAMETERS
 from headrace.tokenizer_proc.apis.constraints import GrammarFields
 from headrace.tokenizer_proc.apis.field_names import refuse
 
@@ -38,15 +40,15 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "min_new_tokens": (0, None),
     "top_logprobs_num": (0, MAX_LOGPROBS),
     "logprob_start_len": (-1, None),
-    "temperature": (0, None),
+    **{
+        name: (one.low, None if one.high == inf else one.high)
+        for name, one in PARAMETERS.items()
+        if not one.excludes_low
+    },
     "n": (1, MAX_SEQUENCES_PER_REQUEST),
     "best_of": (1, MAX_SEQUENCES_PER_REQUEST),
     "seed": (-(2**63), 2**63 - 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
     "top_logprobs": (0, MAX_LOGPROBS),
-    "top_k": (-1, None),
-    "min_p": (0, 1),
     "min_tokens": (0, None),
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "truncate_prompt_tokens": (-1, None),  # -1 is all there is room for; 0 is refused, too
@@ -72,21 +74,14 @@ class SamplingFields(GrammarFields, kw_only=True):
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     n: int | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -141,6 +136,14 @@ class SamplingFields(GrammarFields, kw_only=True):
         raise NotImplementedError
 
 
+def parameters_of(request: SamplingFields, defaults: SamplingDefaults) -> dict[str, Any]:
+    """Return the request's parameters, else the model's defaults, else the parameter's own."""
+    return {
+        name: stated(getattr(request, name), getattr(defaults, name, one.default))
+        for name, one in PARAMETERS.items()
+    }
+
+
 def stated(value: T | None, default: T) -> T:
     """Return what a request says, or else the default."""
     return default if value is None else value
@@ -181,8 +184,9 @@ def check_sampling(request: SamplingFields) -> None:
             "truncation_side: must be 'left': a prompt that is cut keeps its end",
             "truncation_side",
         )
-    check_above_zero("top_p", request.top_p, 1)
-    check_above_zero("repetition_penalty", request.repetition_penalty, 2)
+    for name, one in PARAMETERS.items():
+        if one.excludes_low:
+            check_above(name, getattr(request, name), one.low, one.high)
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("stream_options: only allowed with 'stream': true", "stream_options")
     if request.prompt_logprobs is not None and request.stream:
@@ -195,10 +199,10 @@ def check_sampling(request: SamplingFields) -> None:
     check_length("logit_bias", len(request.logit_bias or ()), MAX_LOGIT_BIASES)
 
 
-def check_above_zero(name: str, value: float | None, high: float) -> None:
-    """Refuse zero, what is below it, and what is above `high`."""
-    if value is not None and not 0 < value <= high:
-        raise InvalidValue(f"{name}: must be above 0 and at most {high}, not {value}", name)
+def check_above(name: str, value: float | None, low: float, high: float) -> None:
+    """Refuse `low`, numbers below it, and numbers above `high`."""
+    if value is not None and not low < value <= high:
+        raise InvalidValue(f"{name}: must be above {low} and at most {high}, not {value}", name)
 
 
 def check_words(name: str, words: list[str], limit: int) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.errors import InvalidValue
 from headrace.ipc.messages import GenerateForm
+from headrace.model.sampling_parameters import SamplingParameters
 from headrace.tokenizer_proc.apis.field_names import as_written, refuse
 from headrace.tokenizer_proc.apis.openai import (
     BodyDecoder,
@@ -29,7 +30,7 @@ UNSUPPORTED = (
 BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
 
 
-class SamplingParams(msgspec.Struct, kw_only=True):
+class SamplingParams(SamplingParameters, kw_only=True):
     """`sampling_params`."""
 
     max_new_tokens: int | None = None
@@ -37,13 +38,6 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     n: int = 1
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from headrace.errors import ANTHROPIC_PATHS, RequestError
+from headrace.errors import RequestError
 from headrace.ipc.messages import GenerateRequest, HttpRequest
+from headrace.routes import ANTHROPIC_PATHS
 
 T = TypeVar("T")
 Body = bytes | memoryview

@@ -35,9 +35,10 @@ def docs_page(card: ModelCard) -> bytes:
 
 def row(operation: Operation) -> str:
     """Return a path's line of the table."""
-    names = () if operation.request is None else operation.request.__struct_fields__
-    method, path = operation.method.upper(), escape(operation.path)
-    gone = set[str]() if operation.request is None else never(operation.request.__name__)
+    route, request = operation.route, operation.bodies.request
+    names = () if request is None else request.__struct_fields__
+    gone = set[str]() if request is None else never(request.__name__)
     done = (escape(name) for name in names if name not in gone)
     fields = " ".join(f"<code>{name}</code>" for name in done)
-    return f"<tr><td>{method}<td><code>{path}</code><td>{escape(operation.summary)}<td>{fields}"
+    path, summary = escape(route.path), escape(route.summary)
+    return f"<tr><td>{route.method}<td><code>{path}</code><td>{summary}<td>{fields}"

@@ -5,14 +5,14 @@ https://spec.openapis.org/oas/v3.1.0
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace import __version__
+from headrace import __version__, routes
 from headrace.client import responses
 from headrace.config.config import ModelCard
-from headrace.errors import ANTHROPIC_PATHS
+from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.apis.openai import (
     ChatRequest,
@@ -81,106 +81,54 @@ class AnthropicError(msgspec.Struct):
     error: AnthropicErrorBody
 
 
-class Operation(msgspec.Struct):
-    """A path of the API."""
+class BodyTypes(NamedTuple):
+    """The types of what a route takes and answers."""
 
-    path: str
-    method: str
-    summary: str
-    request: type[msgspec.Struct] | None = None
-    response: Any = None  # the type of the answer; None is JSON of any form
-    content_type: str = JSON
-    events: Any = None  # the type of a stream's events, where it can stream
+    request: type[msgspec.Struct] | None
+    response: Any  # None is JSON of any form
+    events: Any = None  # of a stream, where the route can stream
 
 
-OPERATIONS = [
-    Operation(
-        responses.CHAT,
-        "post",
-        "Answer a conversation",
-        ChatRequest,
-        responses.ChatCompletion,
-        events=event_schemas.ChatEvent,
-    ),
-    Operation(
-        responses.COMPLETIONS,
-        "post",
-        "Continue texts",
-        CompletionRequest,
-        responses.Completion,
-        events=event_schemas.TextEvent,
-    ),
-    Operation(
-        "/v1/responses",
-        "post",
-        "Respond to an input",
-        ResponsesRequest,
-        response_schemas.Response,
-        events=event_schemas.ResponseEvent,
-    ),
-    Operation(
-        "/v1/responses/input_tokens",
-        "post",
-        "Count an input's tokens",
-        ResponsesRequest,
-        response_schemas.InputTokens,
-    ),
-    Operation(
-        "/v1/messages",
-        "post",
-        "Answer, as Anthropic does",
-        MessagesRequest,
-        response_schemas.AnsweredMessage,
-        events=event_schemas.MessageEvent,
-    ),
-    Operation(
-        "/v1/messages/count_tokens",
-        "post",
-        "Count an input's tokens",
-        CountRequest,
-        response_schemas.TokenCount,
-    ),
-    Operation(
-        "/generate",
-        "post",
-        "Continue texts, as SGLang does",
-        GenerateBody,
-        response_schemas.Generated,
-        events=event_schemas.GenerateEvent,
-    ),
-    Operation(
-        responses.EMBEDDINGS, "post", "Embed texts", EmbeddingRequest, response_schemas.Embedded
-    ),
-    Operation("/v1/rerank", "post", "Order texts by a query", RerankRequest, responses.Ranking),
-    Operation("/v1/score", "post", "Compare texts", ScoreRequest, responses.ScoreList),
-    Operation("/tokenize", "post", "Turn a text into token ids", TokenizeRequest, responses.Tokens),
-    Operation(
-        "/detokenize",
-        "post",
-        "Turn token ids into a text",
-        DetokenizeRequest,
-        responses.Detokenized,
-    ),
-    Operation("/v1/models", "get", "List the model that is served", None, responses.ModelList),
-    Operation("/version", "get", "Tell the server's version", None, responses.Version),
-    Operation("/load", "get", "Tell how many requests are open", None, response_schemas.ServerLoad),
-    Operation("/model_info", "get", "Tell of the model", None, response_schemas.ModelInfo),
-    Operation("/server_info", "get", "Tell of the server", None, response_schemas.ServerInfo),
-    Operation("/health", "get", "Tell whether all processes serve", None, response_schemas.Health),
-    Operation("/ready", "get", "Tell whether requests are let in", None, response_schemas.Health),
-    Operation("/startup", "get", "Tell whether all have begun", None, response_schemas.Health),
-    Operation("/metrics", "get", "Tell metrics, for Prometheus", content_type="text/plain"),
-    Operation("/openapi.json", "get", "Tell this description"),
-    Operation("/docs", "get", "Show this description as a page", content_type="text/html"),
-]
+class Operation(NamedTuple):
+    """A route with its bodies."""
 
-# By what they need of a model: that it generates, that it has a chat template, that it embeds.
-GENERATE = {responses.COMPLETIONS, "/generate"}
-CONVERSE = {
-    *(responses.CHAT, "/v1/responses", "/v1/responses/input_tokens"),
-    *("/v1/messages", "/v1/messages/count_tokens"),
+    route: Route
+    bodies: BodyTypes
+
+
+BODIES = {
+    routes.CHAT: BodyTypes(ChatRequest, responses.ChatCompletion, event_schemas.ChatEvent),
+    routes.COMPLETIONS: BodyTypes(CompletionRequest, responses.Completion, event_schemas.TextEvent),
+    routes.RESPONSES: BodyTypes(
+        ResponsesRequest, response_schemas.Response, event_schemas.ResponseEvent
+    ),
+    routes.INPUT_TOKENS: BodyTypes(ResponsesRequest, response_schemas.InputTokens),
+    routes.MESSAGES: BodyTypes(
+        MessagesRequest, response_schemas.AnsweredMessage, event_schemas.MessageEvent
+    ),
+    routes.COUNT_TOKENS: BodyTypes(CountRequest, response_schemas.TokenCount),
+    routes.GENERATE: BodyTypes(
+        GenerateBody, response_schemas.Generated, event_schemas.GenerateEvent
+    ),
+    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, response_schemas.Embedded),
+    routes.RERANK: BodyTypes(RerankRequest, responses.Ranking),
+    routes.SCORE: BodyTypes(ScoreRequest, responses.ScoreList),
+    routes.TOKENIZE: BodyTypes(TokenizeRequest, responses.Tokens),
+    routes.DETOKENIZE: BodyTypes(DetokenizeRequest, responses.Detokenized),
+    routes.MODELS: BodyTypes(None, responses.ModelList),
+    routes.VERSION: BodyTypes(None, responses.Version),
+    routes.LOAD: BodyTypes(None, response_schemas.ServerLoad),
+    routes.MODEL_INFO: BodyTypes(None, response_schemas.ModelInfo),
+    routes.SERVER_INFO: BodyTypes(None, response_schemas.ServerInfo),
+    routes.HEALTH: BodyTypes(None, response_schemas.Health),
+    routes.READY: BodyTypes(None, response_schemas.Health),
+    routes.STARTUP: BodyTypes(None, response_schemas.Health),
+    routes.METRICS: BodyTypes(None, None),
+    routes.OPENAPI: BodyTypes(None, None),
+    routes.DOCS: BodyTypes(None, None),
 }
-COMPARE = {"/v1/rerank", "/v1/score"}
+CONTENT_TYPES = {routes.METRICS: "text/plain", routes.DOCS: "text/html"}  # of others JSON
+OPERATIONS = [Operation(route, BODIES[route.path]) for route in ROUTES]
 
 
 def openapi(
@@ -189,7 +137,7 @@ def openapi(
     """Return the description, JSON, of a server of one model."""
     paths: Object = {}
     for operation in operations_of(card):
-        paths.setdefault(operation.path, {})[operation.method] = described(operation)
+        paths[operation.route.path] = {operation.route.method.lower(): described(operation)}
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -206,16 +154,23 @@ def openapi(
 
 def operations_of(card: ModelCard) -> list[Operation]:
     """Return the operations that a model is served by."""
-    gone: set[str] = set()
-    if card.embeds or card.compares:
-        gone |= GENERATE
-    if card.chat_template is None or card.embeds or card.compares:
-        gone |= CONVERSE
-    if not (card.embeds or card.compares):
-        gone |= {*COMPARE, responses.EMBEDDINGS}
-    if card.compares:
-        gone |= {responses.EMBEDDINGS}
-    return [operation for operation in OPERATIONS if operation.path not in gone]
+    return [operation for operation in OPERATIONS if meets(card, operation.route.need)]
+
+
+def meets(card: ModelCard, need: Need) -> bool:
+    """Whether a model does what a route needs."""
+    generates = not (card.embeds or card.compares)
+    match need:
+        case Need.GENERATION:
+            return generates
+        case Need.CHAT_TEMPLATE:
+            return generates and card.chat_template is not None
+        case Need.EMBEDDINGS:
+            return card.embeds
+        case Need.SCORES:
+            return not generates
+        case Need.NOTHING:
+            return True
 
 
 def schemas(
@@ -223,10 +178,7 @@ def schemas(
 ) -> Object:
     """Return the schema of every struct by name, without what vLLM and SGLang alone have."""
     kinds = [
-        kind
-        for o in operations_of(card)
-        for kind in (o.request, o.response, o.events)
-        if kind is not None
+        kind for operation in operations_of(card) for kind in operation.bodies if kind is not None
     ]
     _, components = msgspec.json.schema_components(
         [*map(plain, kinds), Error, AnthropicError], ref_template=REFERENCE
@@ -235,7 +187,7 @@ def schemas(
         if kind.__name__ not in components:
             continue
         components[kind.__name__]["properties"][name] = deepcopy(TEXT_OR_IDS)
-    kinds_of_bodies = {o.request.__name__ for o in OPERATIONS if o.request is not None}
+    kinds_of_bodies = {one.request.__name__ for one in BODIES.values() if one.request is not None}
     for kind_name, schema in components.items():
         ranges = RANGES | OWN_RANGES.get(kind_name, {})
         fields = schema.get("properties", {})
@@ -287,26 +239,27 @@ def limit(field: Object, low: float | None, high: float | None) -> None:
 
 def described(operation: Operation) -> Object:
     """Return what there is to say of one operation."""
-    answer = {"schema": {} if operation.response is None else reference(operation.response)}
-    content = {operation.content_type: answer}
-    if operation.events is not None:
-        content["text/event-stream"] = {"schema": event_schema(operation)}
+    route, bodies = operation
+    answer = {"schema": {} if bodies.response is None else reference(bodies.response)}
+    content = {CONTENT_TYPES.get(route.path, JSON): answer}
+    if bodies.events is not None:
+        content["text/event-stream"] = {"schema": event_schema(bodies)}
     found: Object = {
-        "operationId": operation.path.strip("/").replace("/", "_").removesuffix(".json"),
-        "summary": operation.summary,
+        "operationId": route.path.strip("/").replace("/", "_").removesuffix(".json"),
+        "summary": route.summary,
         "responses": {"200": {"description": "The answer", "content": content}}
         | dict(errors(operation)),
     }
-    if operation.request is not None:
-        body = {JSON: {"schema": reference(operation.request)}}
+    if bodies.request is not None:
+        body = {JSON: {"schema": reference(bodies.request)}}
         found["requestBody"] = {"required": True, "content": body}
     return found
 
 
-def event_schema(operation: Operation) -> Object:
+def event_schema(bodies: BodyTypes) -> Object:
     """Return the schema of each event of a stream, as an object of its fields."""
     data: Object = {"type": "string", "contentMediaType": JSON}
-    schema = reference(operation.events)
+    schema = reference(bodies.events)
     if "discriminator" in schema:  # an event of theirs tells of failures
         data["contentSchema"] = schema
     else:
@@ -318,12 +271,13 @@ def event_schema(operation: Operation) -> Object:
 
 def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
     """Yield the errors an operation may end in, by status."""
-    if operation.response is response_schemas.Health:  # which needs no key, and says why
-        health = {JSON: {"schema": reference(operation.response)}}
+    route, bodies = operation
+    if route.lane is Lane.FRONTEND:  # which needs no key, and says why
+        health = {JSON: {"schema": reference(bodies.response)}}
         yield "503", {"description": "It is not so, and why", "content": health}
         return
     statuses = {"401": "No valid API key"}
-    if operation.request is not None:
+    if bodies.request is not None:
         statuses |= {
             "400": "The request is not valid; the text names the field",
             "404": "There is no such model",
@@ -332,7 +286,7 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
             "429": "There is too much to do; see Retry-After",
             "503": "The server is not ready",
         }
-    kind = AnthropicError if operation.path.startswith(ANTHROPIC_PATHS) else Error
+    kind = AnthropicError if route.path.startswith(ANTHROPIC_PATHS) else Error
     for status, why in statuses.items():
         yield status, {"description": why, "content": {JSON: {"schema": reference(kind)}}}
 

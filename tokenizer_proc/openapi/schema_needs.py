@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from headrace.ipc.messages import MAX_LOGPROBS
+from headrace.model.sampling_parameters import PARAMETERS
 from headrace.tokenizer_proc.apis import openai, responses, sglang
-from headrace.tokenizer_proc.apis.constraints import GrammarFields
+from headrace.tokenizer_proc.apis.constraints import NAMES as GRAMMAR_NAMES
 from headrace.tokenizer_proc.apis.sampling import (
     MAX_BAD_WORDS,
     MAX_LOGIT_BIASES,
@@ -51,15 +52,18 @@ TOKEN_IDS = {
     "DetokenizeRequest": ("tokens",),
 }
 WORD = {"minLength": 1, "maxLength": MAX_WORD_LENGTH}
+ABOVE: dict[str, dict[str, Object]] = {
+    name: {"number": {"exclusiveMinimum": one.low, "maximum": one.high}}
+    for name, one in PARAMETERS.items()
+    if one.excludes_low
+}
 # By field, and by what it may be, what is told beyond the type.
-WHERE: dict[str, dict[str, Object]] = {
+WHERE: dict[str, dict[str, Object]] = ABOVE | {
     "stop": {"string": WORD, "array": {"items": WORD, "maxItems": MAX_STOP_STRINGS}},
     "stop_sequences": {"array": {"items": WORD, "maxItems": MAX_STOP_STRINGS}},
     "bad_words": {"array": {"items": WORD, "maxItems": MAX_BAD_WORDS}},
     "stop_token_ids": {"array": {"maxItems": MAX_STOP_TOKEN_IDS}},
     "allowed_token_ids": {"array": {"minItems": 1}},
-    "top_p": {"number": {"exclusiveMinimum": 0, "maximum": 1}},
-    "repetition_penalty": {"number": {"exclusiveMinimum": 0, "maximum": 2}},
     "truncate_prompt_tokens": {"integer": {"not": {"const": 0}}},
     "rid": {"string": {"maxLength": sglang.MAX_ID_LENGTH}},
     "modalities": {"array": {"items": {"const": "text"}, "maxItems": 1}},
@@ -130,7 +134,7 @@ def never(name: str, follows_grammars: bool = True, offers: bool = True) -> set[
     """Return the fields that a server refuses whatever is in them."""
     gone = {*UNSUPPORTED, *NEVER.get(name, ())}
     if not follows_grammars:
-        gone |= {*GrammarFields.__struct_fields__, "output_config"}
+        gone |= {*GRAMMAR_NAMES, "output_config"}
     if name == "ResponsesRequest" and not follows_grammars:
         gone |= {"text"}
     if not (offers and follows_grammars):

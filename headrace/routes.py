@@ -1,0 +1,117 @@
+"""The HTTP routes: one table for routing, counts, `/openapi.json` and the client.
+
+A path that is not here is answered with 404, but for `/admin` (`frontend/admin.py`) and what is
+below `/v1/models`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+GET, HEAD, POST = "GET", "HEAD", "POST"
+
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
+MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
+GENERATE = "/generate"
+RERANK, SCORE = "/v1/rerank", "/v1/score"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+MODELS = "/v1/models"
+VERSION, LOAD = "/version", "/load"
+MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
+HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
+METRICS, OPENAPI, DOCS = "/metrics", "/openapi.json", "/docs"
+
+ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there
+
+
+class Lane(Enum):
+    """The process that answers a route."""
+
+    FRONTEND = "frontend"  # at once, when nothing else answers
+    INFO = "info"  # the tokenizer process for GETs, which loads no tokenizer
+    TOKENIZER = "tokenizer"
+
+
+class Need(Enum):
+    """What a model must do for a route to be described."""
+
+    NOTHING = "nothing"
+    GENERATION = "generation"
+    CHAT_TEMPLATE = "chat template"
+    EMBEDDINGS = "embeddings"
+    SCORES = "scores"  # by embeddings or a cross-encoder
+
+
+class Route(NamedTuple):
+    """A path with its method and other names."""
+
+    path: str
+    summary: str
+    lane: Lane = Lane.TOKENIZER
+    need: Need = Need.NOTHING
+    aliases: tuple[str, ...] = ()  # further paths, not described
+    is_counted: bool = True  # in HTTP metrics, a row for each path
+
+    @property
+    def method(self) -> str:
+        """POST where a body is tokenized, else GET. HEAD is answered as GET."""
+        return POST if self.lane is Lane.TOKENIZER else GET
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path and its aliases."""
+        return (self.path, *self.aliases)
+
+
+ROUTES = (
+    Route(CHAT, "Answer a conversation", need=Need.CHAT_TEMPLATE),
+    Route(COMPLETIONS, "Continue texts", need=Need.GENERATION),
+    Route(RESPONSES, "Respond to an input", need=Need.CHAT_TEMPLATE),
+    Route(INPUT_TOKENS, "Count an input's tokens", need=Need.CHAT_TEMPLATE),
+    Route(MESSAGES, "Answer, as Anthropic does", need=Need.CHAT_TEMPLATE),
+    Route(COUNT_TOKENS, "Count an input's tokens", need=Need.CHAT_TEMPLATE),
+    Route(GENERATE, "Continue texts, as SGLang does", need=Need.GENERATION),
+    Route(EMBEDDINGS, "Embed texts", need=Need.EMBEDDINGS),
+    Route(RERANK, "Order texts by a query", need=Need.SCORES, aliases=("/v2/rerank", "/rerank")),
+    Route(SCORE, "Compare texts", need=Need.SCORES, aliases=("/score",)),
+    Route(TOKENIZE, "Turn a text into token ids"),
+    Route(DETOKENIZE, "Turn token ids into a text"),
+    Route(MODELS, "List the model that is served", Lane.INFO),
+    # As with vLLM, what monitors ask for is not counted.
+    Route(VERSION, "Tell the server's version", Lane.INFO, is_counted=False),
+    Route(LOAD, "Tell how many requests are open", Lane.INFO, is_counted=False),
+    Route(
+        MODEL_INFO, "Tell of the model", Lane.INFO, aliases=("/get_model_info",), is_counted=False
+    ),
+    Route(
+        SERVER_INFO,
+        "Tell of the server",
+        Lane.INFO,
+        aliases=("/get_server_info",),
+        is_counted=False,
+    ),
+    Route(
+        HEALTH, "Tell whether all processes serve", Lane.FRONTEND, aliases=(PING,), is_counted=False
+    ),
+    Route(READY, "Tell whether requests are let in", Lane.FRONTEND, is_counted=False),
+    Route(STARTUP, "Tell whether all have begun", Lane.FRONTEND, is_counted=False),
+    Route(METRICS, "Tell metrics, for Prometheus", Lane.INFO, is_counted=False),
+    Route(OPENAPI, "Tell this description", Lane.INFO),
+    Route(DOCS, "Show this description as a page", Lane.INFO),
+)
+
+
+def routes_of(lane: Lane) -> Iterator[Route]:
+    """Yield the routes that a lane answers."""
+    return (route for route in ROUTES if route.lane is lane)
+
+
+def by_path(handlers: Mapping[str, T], routes: Iterable[Route]) -> dict[str, T]:
+    """Return handlers by every path of their routes, aliases among them.
+
+    Args:
+        handlers: by the path of each route.
+    """
+    return {path: handlers[route.path] for route in routes for path in route.paths}
