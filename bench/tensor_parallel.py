@@ -19,8 +19,8 @@ from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
 from headrace.engine_proc.worker.checkpoints.weights import Format
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch
+from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 from support.report import Quantity, Report, parser
 
 BATCHES = {

@@ -32,8 +32,8 @@ from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Genera
 from headrace.engine_proc.worker.model_opener import open_for
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
 from headrace.engine_proc.worker.models.model import DecoderModel, NotLowered
+from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shard_spec, shards
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 from headrace.errors import ConfigError, ModelError
 from headrace.model.pooling import Pooling
 from headrace.system.machine import memory_limit

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField
 from headrace.runtime.wake_clock import WakeClock
-from headrace.supervision.watchdog import WatchdogVerdict
+from headrace.supervision.watchdog_protocol import WatchdogVerdict
 
 STARTING_S = 120.0  # for a start; a process that takes longer beats meanwhile (`heartbeat.py`)
 

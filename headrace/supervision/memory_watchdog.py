@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.board.board import Slot, State
 from headrace.board.fields import CommonField
-from headrace.supervision.watchdog import WatchdogVerdict
+from headrace.supervision.watchdog_protocol import WatchdogVerdict
 
 # Of the machine's memory, or the container's.
 SHARES = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.board.board import Seat, Slot, State
 from headrace.board.fields import CommonField
 from headrace.runtime.heartbeat import MAX_WORK_S
-from headrace.supervision.watchdog import WatchdogVerdict
+from headrace.supervision.watchdog_protocol import WatchdogVerdict
 
 # Of the working thread, without progress. Where a heartbeat covers it, one piece may take that.
 CEILINGS_S = {

@@ -53,7 +53,7 @@ from headrace.supervision.listeners import Listeners
 from headrace.supervision.memory_watchdog import MemoryWatchdog
 from headrace.supervision.restart_backoff import RestartBackoff
 from headrace.supervision.spin_watchdog import SpinWatchdog
-from headrace.supervision.watchdog import Watchdog
+from headrace.supervision.watchdog_protocol import Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
 from headrace.system.procfs import busy_seconds, own_bytes

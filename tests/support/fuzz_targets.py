@@ -28,7 +28,7 @@ from headrace.engine_proc.intake import Intake
 from headrace.engine_proc.resume_cache import ResumeCache
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.worker.checkpoints import gguf as gguf_weights
+from headrace.engine_proc.worker.checkpoints import gguf_tensors as gguf_weights
 from headrace.engine_proc.worker.checkpoints import safetensors
 from headrace.engine_proc.worker.checkpoints.weights import StoredTensor
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler

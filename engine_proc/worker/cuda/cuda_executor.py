@@ -39,7 +39,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     NormPlacement,
     QKNorm,
 )
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
+from headrace.engine_proc.worker.parallel.peers import Peers
 
 SCALINGS = {
     Norm.RMS: Scaling.RMS,

@@ -23,7 +23,6 @@ from headrace.engine_proc.worker.cuda.device_memory import (
 )
 from headrace.engine_proc.worker.cuda.device_sampler import DeviceSampler
 from headrace.engine_proc.worker.cuda.flashinfer_attention import FlashInferAttention, why_not
-from headrace.engine_proc.worker.cuda.gpu_group import open_group
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes, buckets_of
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.kernels.gpu_requirements import has_fp8
@@ -33,6 +32,7 @@ from headrace.engine_proc.worker.cuda.largest_step import largest_step
 from headrace.engine_proc.worker.cuda.matrices.fp8 import E4M3
 from headrace.engine_proc.worker.cuda.memory_plan import check_bytes, check_pages
 from headrace.engine_proc.worker.cuda.phases import phases
+from headrace.engine_proc.worker.cuda.tensor_parallel_group import open_group
 from headrace.engine_proc.worker.execution.cpu_sampler import MAX_THREADS, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
 from headrace.engine_proc.worker.execution.executor import Floats
@@ -46,8 +46,8 @@ from headrace.engine_proc.worker.execution.runner import EmbeddingRunner, Runner
 from headrace.engine_proc.worker.models.compute_dtype import dtype_on_gpus
 from headrace.engine_proc.worker.models.model import DecoderModel
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
+from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 from headrace.errors import ModelError
 from headrace.ipc.worker_messages import Step
 

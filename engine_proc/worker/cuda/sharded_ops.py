@@ -12,7 +12,7 @@ from headrace.engine_proc.collectives.collectives import Collectives
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.cuda.kernels.numerics import Scaling
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
+from headrace.engine_proc.worker.parallel.peers import Peers
 
 
 class ShardedOps:

@@ -26,7 +26,7 @@ from headrace.engine_proc.worker.models.decoder_spec import (
     QKNorm,
 )
 from headrace.engine_proc.worker.models.weight_names import weight_shapes
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
+from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.errors import ModelError
 from headrace.native_core import load_core
 from headrace.system.machine import usable_cores

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.engine_proc.worker.checkpoints import gguf, safetensors
+from headrace.engine_proc.worker.checkpoints import gguf_tensors, safetensors
 from headrace.engine_proc.worker.checkpoints.quantized import (
     CONFIG_FIELDS,
     kv_scales_of,
@@ -99,7 +99,7 @@ def open_folder(folder: Path, is_dummy: bool) -> DecoderModel:
 def open_gguf(path: Path) -> DecoderModel:
     """Open a single-file model."""
     file = read_metadata(path)
-    tensors = gguf.open_tensors(file)
+    tensors = gguf_tensors.open_tensors(file)
     try:
         spec = lower_gguf(file.metadata, tensors)
         weights = weight_names.adopt(spec, tensors, weight_names.gguf)

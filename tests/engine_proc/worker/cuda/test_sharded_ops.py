@@ -19,8 +19,8 @@ from headrace.engine_proc.worker.cuda.kernels.attention import Tiling
 from headrace.engine_proc.worker.cuda.kernels.norm import square_sums
 from headrace.engine_proc.worker.execution.executor import Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec, LayerSpec
+from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import shards
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 
 T = TypeVar("T")
 SIZES: dict[str, Any] = {

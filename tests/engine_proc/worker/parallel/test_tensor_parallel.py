@@ -16,8 +16,8 @@ from headrace.engine_proc.worker.checkpoints.weights import Format, StoredTensor
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor
 from headrace.engine_proc.worker.execution.executor import Batch, Floats
 from headrace.engine_proc.worker.models.decoder_spec import DecoderSpec
+from headrace.engine_proc.worker.parallel.peers import Peers
 from headrace.engine_proc.worker.parallel.shard import INNER_UNIT, Shard, shard_weights, shards
-from headrace.engine_proc.worker.parallel.tensor_parallel_group import Peers
 
 T = TypeVar("T")
 PROMPT = [(0, 0, 60)]

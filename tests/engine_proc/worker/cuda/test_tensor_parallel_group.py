@@ -11,8 +11,12 @@ from torch.distributed import ProcessGroupGloo
 
 from headrace.engine_proc.collectives.control_page import ControlPage
 from headrace.engine_proc.collectives.shm_all_reduce import ShmAllReduce
-from headrace.engine_proc.worker.cuda import gpu_group
-from headrace.engine_proc.worker.cuda.gpu_group import meeting_place, open_group, worst_link
+from headrace.engine_proc.worker.cuda import tensor_parallel_group
+from headrace.engine_proc.worker.cuda.tensor_parallel_group import (
+    meeting_place,
+    open_group,
+    worst_link,
+)
 from headrace.engine_proc.worker.parallel.host_peers import HostPeers
 from headrace.engine_proc.worker.parallel.torch_collectives import TorchCollectives
 from headrace.errors import HeadraceError
@@ -42,7 +46,7 @@ def test_sums_are_torchs_where_the_flags_say_so(monkeypatch: pytest.MonkeyPatch)
 
     gpu = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(uuid="GPU-0"))
     pretended = SimpleNamespace(device=torch.device, zeros=lambda *_, **__: None, cuda=gpu)
-    monkeypatch.setattr(gpu_group, "torch", pretended)
+    monkeypatch.setattr(tensor_parallel_group, "torch", pretended)
     monkeypatch.setattr(dist, "init_process_group", init_gloo)
 
     def body(group: ShmAllReduce) -> None:
@@ -66,5 +70,5 @@ def test_unknown_gpu_links_count_as_none(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse() -> None:
         raise HeadraceError("NVML: no such file")
 
-    monkeypatch.setattr(gpu_group, "load_nvml", refuse)
+    monkeypatch.setattr(tensor_parallel_group, "load_nvml", refuse)
     assert worst_link(["a", "b"]) is Topology.NONE
