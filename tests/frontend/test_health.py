@@ -37,7 +37,7 @@ def ask(board: Board, path: str, is_draining: bool = False) -> tuple[int, list[s
     return found.status, json.loads(found.body)["reasons"]
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", sorted(PATHS))
 def test_all_is_well_where_all_serve(path: str) -> None:
     assert ask(make_board(), path) == (200, [])
 
