@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,10 @@ def running(folder: Path, program: str, *args: str) -> Iterator[subprocess.Popen
     path = folder / "program.py"
     path.write_text(program)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, str(path), *args], text=True, **pipes) as process:
+    # A shell's background job ignores SIGINT, and so would each program that it starts.
+    heeds_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, str(path), *args]
+    with subprocess.Popen(command, text=True, preexec_fn=heeds_sigint, **pipes) as process:
         try:
             yield process
         finally:

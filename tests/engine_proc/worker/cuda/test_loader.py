@@ -169,7 +169,15 @@ def test_weights_can_be_made_up(folder: Path, tmp_path: Path) -> None:
     column = torch.tensor([0, 1, 2], dtype=torch.int32).numpy().tobytes()
     last = torch.tensor([2], dtype=torch.int32).numpy().tobytes()
     add_modules(tmp_path, LAST, "Normalize")
-    step = Step(column, column, bytes(12), bytes(4), b"", b"", pooled_rows=last)
+    step = Step(
+        token_ids=column,
+        positions=column,
+        sequences=bytes(12),
+        page_table=bytes(4),
+        logit_rows=b"",
+        rows=b"",
+        pooled_rows=last,
+    )
     flags = {"load_format": "dummy", "kv_cache_dtype": "float32"}
     ours, theirs = (
         load(config_of(tmp_path, device=device, **flags), ignore).runner.run(step).embeddings
