@@ -349,6 +349,7 @@ def bodies(kind: type[msgspec.Struct]) -> st.SearchStrategy[bytes]:
     return whole | st.tuples(whole, st.integers(0, 200)).map(lambda pair: pair[0][: pair[1]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
 def test_no_phrase_of_msgspec_is_told(kind: type[msgspec.Struct]) -> None:
     @settings(max_examples=400, deadline=None, database=None, derandomize=True)

@@ -25,6 +25,8 @@ from headrace.tokenizer_proc.grammar.grammars import DEADLINE_S, MAX_KEPT, Gramm
 from headrace.tokenizer_proc.grammar.thought_grammar import thoughts_of
 from headrace.tokenizer_proc.jobs.stages import Check
 
+pytestmark = pytest.mark.slow  # each test starts a process that compiles grammars
+
 MODEL = find_demo_model()
 assert MODEL is not None
 CARD = read_gguf(MODEL)
