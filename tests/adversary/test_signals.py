@@ -64,7 +64,9 @@ def pids(server: RunningServer) -> dict[str, int]:
 
 def kill(server: RunningServer, name: str) -> None:
     print(f"kill {name}")
-    server.ring[f"headrace: {name}"].kill()
+    process = server.ring.get(f"headrace: {name}")
+    if process is not None:  # else it has ended with one that was killed before
+        process.kill()
 
 
 def stop_for(server: RunningServer, titles: list[str], seconds: float) -> None:

@@ -104,7 +104,8 @@ async def read_all(url: str, seen: Callable[[], None] = lambda: None) -> list[An
 
 def difference(answers: list[Any], expected: list[Any]) -> list[Any]:
     """Return what differs, and how."""
-    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    failures = [answer for answer in answers if isinstance(answer, Exception)]
+    assert not failures, failures
     return [
         (REQUESTS[i], name, answer.get(name), other.get(name))
         for i, (answer, other) in enumerate(zip(answers, expected, strict=True))
