@@ -52,8 +52,8 @@ def main(config: FrontendConfig, context: Context) -> None:
         uvloop.run(Frontend(config, context).serve())
     finally:
         if context.orphaned:
-            # The supervisor was killed, and with it everyone but the frontends, whose loop never
-            # blocks: they sweep up.
+            # The supervisor was killed, and with it all processes except the frontends. Their loop
+            # never blocks, so they remove the run directory.
             shutil.rmtree(config.run_dir, ignore_errors=True)
 
 

@@ -50,10 +50,10 @@ def as_threads(
             group.abort()
             raise
         finally:
-            everybody_is_done.wait(DEADLINE_S)
+            all_ranks_done.wait(DEADLINE_S)
             group.close()
 
-    everybody_is_done = threading.Barrier(num_ranks)
+    all_ranks_done = threading.Barrier(num_ranks)
     try:
         with ThreadPoolExecutor(num_ranks) as pool:
             ranks = [pool.submit(be, rank) for rank in range(num_ranks)]

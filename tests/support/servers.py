@@ -20,7 +20,7 @@ T = TypeVar("T")
 Answer = TypeVar("Answer")
 
 START_S = 300
-PATIENCE_S = 120.0  # for what takes a second or two, where everybody wants the cores
+PATIENCE_S = 120.0  # for what takes a second or two on idle cores
 URL = re.compile(r" on (http\S+) \(ready")
 
 
@@ -164,7 +164,7 @@ def survivors(ring: Iterable[psutil.Process]) -> list[str]:
 
 
 def wait_until(predicate: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Ask again and again, for what a server does without telling anyone."""
+    """Poll for an effect that a server does not announce."""
     deadline = time.monotonic() + timeout_s
     while not predicate():  # each call is a round trip to another process
         if time.monotonic() > deadline:

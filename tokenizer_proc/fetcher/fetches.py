@@ -1,7 +1,7 @@
-"""What is being fetched: the images of a request together, some requests at a time.
+"""Open fetches: the images of a request together, a bounded number of requests at a time.
 
-A request that was here when a fetcher died is handled alone, so that it is known what kills. One
-whose host is slow waits for others of that host, before it takes a place that is everybody's.
+A request that was in progress when a fetcher died is handled alone, to find the one at fault. A
+request to a busy host waits for that host's limit first, and then for one of the shared places.
 """
 
 import asyncio
