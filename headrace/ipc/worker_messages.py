@@ -37,7 +37,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """How many it computes."""
+        """Number of tokens that it computes."""
         return len(self.token_ids) // ITEM_BYTES
 
 

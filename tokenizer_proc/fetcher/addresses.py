@@ -1,4 +1,4 @@
-"""Which addresses images may be fetched from. Pure.
+"""Addresses that images may be fetched from. Pure.
 
 Non-public addresses trust requests from this machine: other services on it, its neighbors,
 the metadata of a cloud. Of IPv6, only global unicast (2000::/3) is public: the rest maps or

@@ -51,7 +51,7 @@ class Fetches:
         self._unready: dict[int, asyncio.Task[None]] = {}  # of these, by the ids of requests
 
     def take(self, message: ToFetcher) -> None:
-        """Begin with what is asked for, or let it be; what is ready is answered nevertheless."""
+        """Start or cancel a fetch; a finished one is answered all the same."""
         match message:
             case Fetch():
                 self._begin(message)

@@ -148,7 +148,7 @@ def parameter_of(part: Tensor) -> nn.Parameter:
 
 
 def summed(group: ShmAllReduce, _module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-    """Be a hook that sums outputs over the workers."""
+    """Return a forward hook that sums outputs over the workers."""
     output = output.contiguous()
     group.all_reduce(output)
     return output
@@ -161,7 +161,7 @@ def gathered(
     _inputs: Any,
     output: Tensor,
 ) -> Tensor:
-    """Be a hook that puts the outputs of all workers side by side, [..., own] -> [..., all]."""
+    """Return a forward hook that gathers the outputs of all workers, [..., own] -> [..., all]."""
     width = max(len(share) for share in shares)
     padded = F.pad(output, (0, width - output.shape[-1])).contiguous()
     parts = padded.new_empty(group.num_ranks, *padded.shape)

@@ -104,7 +104,7 @@ class IpcGroup:
 
     @property
     def rows_address(self) -> int:
-        """Where the rows of graphs' inputs are."""
+        """Address of the rows of graphs' inputs."""
         return self._own + ROWS_AT
 
     def address_of(self, rank: int, region: IpcRegion) -> int:

@@ -24,7 +24,7 @@ INNER_UNIT = 32  # numbers of the MLP: whole groups of `int8`, whole blocks of p
 
 
 class CannotCut(ModelError):
-    """A model has no shares for so many workers; the text says which sizes do."""
+    """A model cannot be split over so many workers; the text lists the possible numbers."""
 
 
 @dataclass(frozen=True)
