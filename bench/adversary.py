@@ -1,4 +1,4 @@
-"""What does the largest request of each kind cost another client, and what memory is left of it?
+"""Measure the cost of the largest request of each kind to another client, and the memory it leaves.
 
 Method: a model of one layer, so that all that takes long is around it. A process of its own reads a
         stream; beside it comes a request of each kind of `support/largest.py`, one after the
@@ -34,7 +34,7 @@ FLAGS = ("--kv-cache-dtype", "float32", "--kv-cache-memory-bytes", str(512 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """What one request cost the watched stream."""
+    """The effect of one request on the watched stream."""
 
     wait_ms: dict[str, float]
     took_s: float

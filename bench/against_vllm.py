@@ -1,4 +1,4 @@
-"""How fast is the whole server beside vLLM's CPU build, over HTTP and with the same bf16 weights?
+"""Measure the whole server beside vLLM's CPU build, over HTTP and with the same bf16 weights.
 
 Method: both servers run at once and take turns: in every round one is loaded while the other is
         stopped, since vLLM's worker keeps asking for steps when there are none, and that costs one
@@ -37,7 +37,7 @@ def prompts(num_tokens: int) -> Iterator[list[int]]:
 
 
 class Load:
-    """What is asked of a server in each round."""
+    """The load of a server in each round."""
 
     def __init__(self, systems: dict[str, Server]) -> None:
         def quantity(name: str, unit: str, higher: bool) -> Quantity:

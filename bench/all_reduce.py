@@ -1,4 +1,4 @@
-"""How long does a sum over two ranks take, beside gloo's, and when is a dead rank known?
+"""Measure a sum over two ranks, beside gloo's, and the time until a dead rank is detected.
 
 Method: two processes on any cores add up zeros in fp32, in place, again and again for 0.1 s;
         the time of one sum is rank 0's mean. Headrace and torch.distributed's gloo take turns

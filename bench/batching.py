@@ -1,4 +1,4 @@
-"""What does encoding several requests together gain when embeddings arrive faster and faster?
+"""Measure the gain of encoding requests together at rising arrival rates.
 
 Method: one server encodes up to 32 waiting requests at once, as by default, the other one at a
         time (`--tokenizer-max-batch-size 1`); both run the mock encoder, whose steps leave room,

@@ -1,4 +1,4 @@
-"""What do long prompts and the largest requests cost other clients?
+"""Measure the cost of long prompts and of the largest requests to other clients.
 
 Method: 60 clients post at once, each two prompts of 300,000 words (one to /tokenize), which are too
         long for a context of 8,192 tokens; then five such bodies come a second. Meanwhile another
@@ -79,7 +79,7 @@ def chats(url: str, seconds: str) -> None:
 
 
 def is_whole(data: bytes) -> bool:
-    """Whether a stream that has said all it has to say has ended."""
+    """Whether a stream that generated its full length has ended."""
     return b"\r\ncontent-length:" in data or data.endswith(b"\r\n0\r\n\r\n")
 
 
@@ -127,7 +127,7 @@ def ask(*args: object) -> Any:
 
 
 def write_bodies(folder: Path) -> None:
-    """Write what is posted: a folder for each route, and one of long prompts that fit."""
+    """Write the request bodies: a folder for each route, and one of long prompts that fit."""
     words = (ROOT / "LICENSE").read_text().split()
     draw = random.Random(0)
 

@@ -1,4 +1,4 @@
-"""How long does one step of the CPU executor take, for each weight format?
+"""Measure one step of the CPU executor, for each weight format.
 
 Method: a decoder of SmolLM2-135M's shape with random weights; of another, with as many weights,
         for Q4_K and Q6_K, whose rows are a multiple of 256. A decode step has one token of each

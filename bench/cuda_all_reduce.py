@@ -1,4 +1,4 @@
-"""How long does a sum over GPUs take, beside NCCL's and torch's symmetric memory?
+"""Measure a sum over GPUs, beside NCCL's and torch's symmetric memory.
 
 Method: a process per GPU. A CUDA graph of 50 sums in a row is replayed once a round, all ranks
         starting together; a round's figure is the slowest rank's, for one sum. bf16, fixed inputs.
@@ -77,7 +77,7 @@ def open_ours(store: dist.Store, rank: int, world: int, page_fd: int) -> Any:
 
 
 def calls(num_bytes: int, ours: Any, world: int) -> Iterator[tuple[str, Callable[[], Any], Any]]:
-    """Yield each system with what it does, and what is around its capture."""
+    """Yield each system with its call and the context of its capture."""
     import torch.distributed._symmetric_memory as symmetric
 
     size, group = num_bytes // 2, dist.group.WORLD.group_name

@@ -1,4 +1,4 @@
-"""How long does a decode step take on a GPU, with CUDA graphs and without, beside its floor?
+"""Measure a decode step on a GPU, with CUDA graphs and without, beside its floor.
 
 Method: a decoder of Qwen2.5-1.5B's shape, or another's, with random weights, bf16. A step has one
         token of each of B sequences, whose caches hold `context` tokens: sent, computed up to its
@@ -34,7 +34,8 @@ GRAPH, EAGER, FLOOR = "graphs", "eager", "floor"
 
 
 def floor_ms(spec: DecoderSpec, num_sequences: int, context: int, bytes_per_s: float) -> float:
-    """Return what reading all that a step needs takes: of an embedding only what is the head."""
+    """Return the time to read the weights of a step, ms; of an embedding, only a tied head
+    counts."""
     shapes = weight_shapes(spec)
     is_read = {name: name != "embed" or "head" not in shapes for name in shapes}
     matrices = sum(int(np.prod(shape)) for name, shape in shapes.items() if is_read[name])

@@ -1,4 +1,4 @@
-"""How many tokens a second does a GPU generate, beside transformers' continuous batching?
+"""Measure tokens per second on a GPU, beside transformers' continuous batching.
 
 Method: Qwen2.5-1.5B's shape, bf16, random weights in both. As many prompts of random tokens are
         continued by as many tokens, greedily: by `generate_batch` of transformers in this process,

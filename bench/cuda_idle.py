@@ -1,4 +1,4 @@
-"""How long is a GPU idle between two decode steps, with the whole ring under load?
+"""Measure the idle time of a GPU between two decode steps, with the whole ring under load.
 
 Method: as many streams as run at once, by Qwen2.5-1.5B's shape with random weights, over HTTP.
         They go on until the profile, begun when all of them generate, has ended. Idle is when no
@@ -32,7 +32,7 @@ MIN_STEPS = 10  # to be sure of some in the trace: the worker takes note before 
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    """Look again and again until something is so."""
+    """Poll until a condition holds."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         if time.monotonic() > deadline:

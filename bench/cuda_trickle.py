@@ -1,4 +1,4 @@
-"""How quick is a small model on a GPU when requests trickle in, and how much can it do?
+"""Measure the latency of a small model on a GPU when requests trickle in, and its peak throughput.
 
 Method: roseinfer's setting: a model of GPT-2's size with random weights, 64 requests, one every
         20 ms, each with 128 tokens to generate, 8 in each event. Then many of them at once, which

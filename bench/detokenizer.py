@@ -1,4 +1,4 @@
-"""What does a step cost in a detokenizer process, written by the core and by Python?
+"""Measure a step in a detokenizer process, written by the core and by Python.
 
 Method: chats stream 64 tokens each with the demo model's vocabulary, in steps of B sequences, one
         token each; a chat that ends is followed by the next. Decoding the message, all texts, and

@@ -1,4 +1,4 @@
-"""What does a grammar cost each step?
+"""Measure the cost of a grammar per step.
 
 Method: the whole ring, embedded, with the demo model. B sequences generate the same number of
         tokens each, either freely or under a JSON Schema that has them go on; both are sampled.

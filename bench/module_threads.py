@@ -1,4 +1,4 @@
-"""How many threads should a model's modules run on, on a CPU, and how should these wait?
+"""Measure numbers of threads and wait policies for transformers' modules on a CPU.
 
 Method: layers of a small decoder and an encoder, in processes of torch alone: on one core fewer
         than are granted, and on all, with threads that spin while they wait and with threads that
@@ -35,7 +35,7 @@ SPIN: dict[str, str] = {}  # as libgomp does by itself
 
 
 def variants() -> dict[str, tuple[int, dict[str, str]]]:
-    """Return numbers of threads and what they wait by, by name."""
+    """Return thread counts and wait policies, by name."""
     num_cores = usable_cores()
     return {
         "one core left free": (max(1, num_cores - 1), {}),

@@ -1,4 +1,4 @@
-"""What is left of a server that is asked for ten times what it can do?
+"""Measure the throughput that remains at ten times the sustainable load.
 
 Method: the demo model. What it can do is measured first: 64 clients, each with a completion of 16
         to 48 tokens followed by the next, so that no place is ever free. Lengths differ since
@@ -99,7 +99,7 @@ def refusals_ms(records: list[Record]) -> list[float]:
 
 
 async def measure(server: Server, seconds: float) -> list[Quantity]:
-    """Return what was found."""
+    """Return the measurements."""
     target = Target(f"{server.url}/v1/completions")
     best = await peak(target)
     rows = [Quantity("goodput at capacity", "tok/s", {"headrace": [best]}, True)]

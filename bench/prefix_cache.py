@@ -1,4 +1,4 @@
-"""What does the prefix cache save when many requests begin alike?
+"""Measure the time that the prefix cache saves for requests with a common prefix.
 
 Method: 32 requests that share their first 1,000 tokens and end in 8 of their own, for one token
         each, to a server with the prefix cache and to one without. They come all at once; or one

@@ -1,4 +1,4 @@
-"""How many tokens a second does everything around the model carry, and what does it add to a step?
+"""Measure the throughput of everything around the model, and its overhead per step.
 
 Method: the whole ring, HTTP included, with the mock engine: chats of 64 streamed tokens from
         1, 64 or 256 clients at once, each followed by the next. Steps that take no time show
@@ -58,7 +58,8 @@ def lag_counts(server: Server) -> dict[float, float]:
 
 
 def quantile_ms(before: dict[float, float], after: dict[float, float], share: float) -> float:
-    """Return a quantile of what was counted in between, on a line within its bucket."""
+    """Return a quantile of the observations between two snapshots, interpolated within its
+    bucket."""
     counts = [(0.0, 0.0), *((bound, after[bound] - before.get(bound, 0.0)) for bound in after)]
     wanted = share * counts[-1][1]
     for (low, below), (high, count) in pairwise(counts):

@@ -1,4 +1,4 @@
-"""How long does sampling one row take, for what a request may ask?
+"""Measure the sampling of one row, by sampling parameters.
 
 Method: rows of normally distributed logits, a hard case for top_p: 0.9 of the mass are thousands
         of tokens, where a trained model mostly has tens. The C++ sampler takes B rows at a time,

@@ -1,4 +1,4 @@
-"""What does the engine add to a step, besides the model?
+"""Measure the engine's overhead per step, without the model.
 
 Method: the engine's own scheduler, step builder, step channel and link to the detokenizer, with B
         sequences that decode. At the channel's other end a process runs no model: it keeps its
@@ -67,7 +67,7 @@ def be_worker(step_fd: int, result_fd: int) -> None:
 
 
 def be_detokenizer(run_dir: str) -> None:
-    """Take what is sent until killed."""
+    """Receive messages until killed."""
     inbox: Inbox[ToDetokenizer] = Inbox(address(run_dir, "detokenizer"), ToDetokenizer)
     while True:
         inbox.receive(1000)
@@ -159,7 +159,7 @@ def process(*args: str, fds: tuple[int, ...] = ()) -> Iterator[None]:
 
 @contextmanager
 def engine_of(batch: int) -> Iterator[Engine]:
-    """Run an engine with what it talks to."""
+    """Run an engine with its peer processes."""
     with tempfile.TemporaryDirectory() as run_dir, process("detokenizer", run_dir):
         engine = Engine(run_dir, batch)
         with process("worker", *map(str, engine.fds), fds=engine.fds):

@@ -1,4 +1,4 @@
-"""What does a step gain, or lose, when several workers share a model?
+"""Measure the gain or loss per step when several workers share a model.
 
 Method: the executor of `bench/cpu_step.py` by itself, with a thread per core, and as `--ranks`
         processes with an equal part of the threads, which share the same weights. They take turns

@@ -1,4 +1,4 @@
-"""How fast do texts become tokens, and what do batches bring?
+"""Measure tokenization speed, and the gain of batches.
 
 Method: the demo model's tokenizer in both libraries, each in a process of its own with one thread:
         a text that is new to the process ("cold") and the same again ("warm"); words are random

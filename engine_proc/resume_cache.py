@@ -26,7 +26,7 @@ class ResumeCache:
         self._all_served_at = 0.0
 
     def keep(self, said: GeneratedTokens, tokens: Frame, now: float) -> None:
-        """Take note of what a detokenizer has of a dead engine's sequences."""
+        """Record the tokens that a detokenizer has of a dead engine's sequences."""
         view, start = memoryview(tokens).cast("B").cast("I"), 0
         ids, counts = memoryview(said.ids).cast("Q"), memoryview(said.counts).cast("I")
         for id, count in zip(ids, counts, strict=True):
@@ -35,11 +35,11 @@ class ResumeCache:
         self._came_at = now
 
     def keep_ended(self, sequence: Sequence, now: float) -> None:
-        """Take note of a sequence that has ended."""
+        """Record a sequence that has ended."""
         self._ended[sequence.id] = now, sequence
 
     def take(self, id: int) -> "array[int]":
-        """Return what a dead engine's sequence had said, once; nothing where that is not known."""
+        """Return and remove the tokens of a dead engine's sequence; None if unknown."""
         return self._said.pop(id, array("i"))
 
     def take_ended(self, id: int) -> Sequence | None:
@@ -48,7 +48,8 @@ class ResumeCache:
         return ended
 
     def forget_old(self, now: float, are_serving: bool) -> None:
-        """Let go of what has been here for too long; `are_serving` says it of detokenizers."""
+        """Drop expired entries. Ended sequences are kept while a detokenizer is not
+        `are_serving`."""
         if self._said and now - self._came_at > KEEP_S:
             self._said.clear()
         if not are_serving:

@@ -47,7 +47,7 @@ WRONG_KEY = Rejection(
 
 
 def is_for_operators(path: str) -> bool:
-    """Whether `Admin` answers what is asked at a path."""
+    """Whether a path belongs to `Admin`."""
     return path.startswith(PREFIX) or path in PROFILES
 
 
@@ -79,7 +79,7 @@ class Admin:
     def answer(
         self, method: str, path: str, query: bytes, key: bytes | None
     ) -> AdminResponse | Rejection:
-        """Do what is asked for, or say why not."""
+        """Execute an admin request, or return the reason why not."""
         if not self._key_auth:
             return CLOSED
         if not self._key_auth.admits(key):
@@ -122,7 +122,7 @@ def invalid(status: int, message: str, allow: str = "") -> Rejection:
 
 
 def process_of(slot: Slot, now_ns: int) -> str:
-    """Return what is told of a process, as JSON."""
+    """Return a process's status as JSON."""
     state = State(slot[CommonField.STATE]).name.lower()
     return (
         f'{{"process":"{slot.seat}","pid":{slot[CommonField.PID]},"role":"{slot.seat.role}",'
@@ -132,7 +132,7 @@ def process_of(slot: Slot, now_ns: int) -> str:
 
 
 def memory(pid: int) -> str:
-    """Return what the kernel says of a process, as JSON; null where there is none."""
+    """Return a process's kernel statistics as JSON; null if it is gone."""
     vitals = vitals_of(pid) if pid else None
     if vitals is None:
         return '"resident_bytes":null,"cpu_s":null'

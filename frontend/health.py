@@ -55,7 +55,7 @@ def has_started(slot: Slot) -> bool:
 
 
 def process_of(board: Board, slot: Slot, now_ns: int) -> str:
-    """Return what is told of a process, as JSON."""
+    """Return a process's status as JSON."""
     restarts = max(slot[CommonField.STARTS], 1) - 1
     found = process_status(board, slot, now_ns)
     details = "".join(f',"{name}":{value}' for name, value in found.items())

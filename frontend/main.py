@@ -52,8 +52,8 @@ def main(config: FrontendConfig, context: Context) -> None:
         uvloop.run(Frontend(config, context).serve())
     finally:
         if context.orphaned:
-            # The supervisor was killed, and with it everyone but the frontends, whose loop never
-            # blocks: they sweep up.
+            # The supervisor was killed, and with it all processes except the frontends. Their loop
+            # never blocks, so they remove the run directory.
             shutil.rmtree(config.run_dir, ignore_errors=True)
 
 
@@ -130,7 +130,7 @@ class Frontend:
         )
 
     async def serve(self) -> None:
-        """Take connections from the socket the supervisor has bound."""
+        """Accept connections from the supervisor's socket."""
         loop = asyncio.get_running_loop()
         dispatcher = Dispatcher(loop, self._open_requests, self._slot)
         self._inbox.attach(loop, dispatcher.take)
@@ -176,7 +176,7 @@ class Frontend:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _drain(self) -> None:
-        """Take no more requests; the supervisor waits until those there are have been answered."""
+        """Accept no more requests; the supervisor waits until the open ones are answered."""
         self._gate.is_closed = True
         self._slot[FrontendField.IS_CLOSED] = 1
 

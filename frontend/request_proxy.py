@@ -39,7 +39,7 @@ class RequestProxy:
         retry_after_s: Callable[[], int],
         on_end: Callable[[HttpExchange, OpenRequest], None],
     ) -> None:
-        """Be the way of a request that has come in.
+        """Start the proxy of a request.
 
         Args:
             streams: write the pieces of a stream whose client reads.
@@ -97,7 +97,7 @@ class RequestProxy:
             self._open_request.sent.body = b""
 
     def _write_news(self) -> None:
-        """Write what has come, if the client reads; it may be the last."""
+        """Write received data if the client reads; it may be the last."""
         request, open_request = self._request, self._open_request
         if open_request.complete and self._has_place:
             self._give_up_place()

@@ -64,7 +64,7 @@ class LineWriter(logging.Handler):
             return
 
     def _write(self, line: str) -> None:
-        """Write a line, and what has been lost since the last one that could be written."""
+        """Write a line, with the number of lines lost since the last successful write."""
         num_lost = self._num_lost + self._num_unwritten
         lost = num_lost - self._num_told
         if lost:
@@ -82,7 +82,8 @@ class LineWriter(logging.Handler):
 
 
 def log_failure(log: logging.Logger, what: str, error: BaseException) -> None:
-    """Log that a request has failed, and where; what the error says may be the request's text."""
+    """Log that a request failed, and where. The error's text is left out: it may quote the
+    request."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s: %s\n%s", what, type(error).__name__, frames)
     log.debug("it says: %s", error)

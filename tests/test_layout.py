@@ -87,8 +87,13 @@ MAX_TEST_NAME = 60
 MAX_COLUMNS = 100
 # A program imports the one, `/openapi.json` names the other.
 SHARED_CLASS_NAMES = {"SamplingParams"}
-# Words for people, where the component is to be named.
-PERSONS = re.compile(r"(?<![a-z])(who|whoever|whom|nobody|somebody|he|him|his)(?![a-z])", re.I)
+# Words for people, where the component is to be named; `"who"` in quotes names the word itself.
+PERSONS = re.compile(
+    r"(?<![a-z\"])(who|whoever|whom|(?:no|some|any|every)body|(?:some|any|every)one"
+    r"|she|her|hers|he|him|his)(?![a-z])",
+    re.IGNORECASE,
+)
+EXEMPT = {Path(__file__), ROOT / "CHANGELOG.md"}  # the words themselves; history is not reworded
 DEBT = Path(__file__).with_name("prose_debt.json")  # what is yet to be rewritten; it only shrinks
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 80
@@ -362,7 +367,7 @@ def wide_lines_in(path: Path) -> int:
 @pytest.mark.parametrize(
     ("kind", "patterns", "count"),
     [
-        ("persons", ("*.py", "*.cpp", "*.h", "*.cuh"), persons_in),
+        ("persons", ("*.py", "*.cpp", "*.h", "*.cuh", "*.md"), persons_in),
         ("wide lines", ("*.md",), wide_lines_in),
     ],
 )
@@ -370,7 +375,7 @@ def test_prose_keeps_its_rules(
     kind: str, patterns: tuple[str, ...], count: Callable[[Path], int]
 ) -> None:
     debt = json.loads(DEBT.read_text())[kind]
-    paths = {path for pattern in patterns for path in tracked(pattern)} - {Path(__file__)}
+    paths = {path for pattern in patterns for path in tracked(pattern)} - EXEMPT
     found = {str(path.relative_to(ROOT)): count(path) for path in paths}
     more = {name: number for name, number in found.items() if number > debt.get(name, 0)}
     assert not more, f"{kind}: reword these, by file; {DEBT.name} may only shrink"

@@ -1,4 +1,4 @@
-"""Bodies of requests that embed or compare texts, made into the sequences they ask for."""
+"""Bodies of requests that embed or compare texts, converted to sequences."""
 
 from collections.abc import Sequence
 
@@ -208,7 +208,7 @@ class EmbeddingPlanner:
     def _embedded(
         self, request: Embedded, texts: Sequence[str | list[int]], param: str
     ) -> Encoding[list[Ids]]:
-        """Return what is embedded of texts; one that is cut keeps the token that ends them all."""
+        """Return the ids of texts to embed; a truncated text keeps its final special token."""
         limit = self._prompts.kept(request.truncate_prompt_tokens, 0)
         found = yield from self._prompts.encode(texts, param, 0, truncates=limit is not None)
         return [self._shortened(ids, limit, param) for ids in found]
@@ -227,7 +227,7 @@ class EmbeddingPlanner:
 def each(
     plan: SimilarityPlan, prompts: list[Ids], documents: Sequence[str | None]
 ) -> list[SimilarityPlan]:
-    """Return the plan of each sequence; a document is told where it is there."""
+    """Return the plan of each sequence; a document is included if it is returned."""
     return [
         msgspec.structs.replace(
             plan,

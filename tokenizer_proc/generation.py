@@ -104,7 +104,7 @@ Generation = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and the text to echo before what is generated."""
+    """Token ids, and the text to echo before the output."""
 
     ids: Ids
     echo: str = ""
@@ -479,7 +479,7 @@ class GenerationPlanner:
 def prompt_entries(
     sampling: Sampling, plan: ReplyPlan, prompts: list[Prompt], num_each: int
 ) -> int:
-    """Return how many log probabilities are told of the prompts of all sequences."""
+    """Return the number of log probabilities reported for the prompts of all sequences."""
     num_looks = 1 if plan.chat else num_each
     num_tokens = sum(len(prompt.ids) for prompt in prompts)
     return num_looks * entries_of(num_tokens, sampling.prompt_logprobs)

@@ -28,7 +28,7 @@ BODY = json.dumps(
 
 @dataclass(frozen=True)
 class Chats:
-    """What a load found."""
+    """Results of a load."""
 
     num_requests: int
     num_failures: int

@@ -1,4 +1,4 @@
-"""Calls of custom tools: their one argument is told as text, not as JSON."""
+"""Calls of custom tools: their one argument is delivered as text, not as JSON."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ INPUT = "input"  # the argument
 
 
 class CustomToolParser:
-    """A parser whose calls of some tools are told with their input, at the call's end."""
+    """A parser that delivers the input of custom tools as text, at the call's end."""
 
     def __init__(self, parser: OutputParser, names: frozenset[str]) -> None:
         self._parser = parser
@@ -18,15 +18,15 @@ class CustomToolParser:
 
     @property
     def thought(self) -> range:
-        """Where in the text the thought is."""
+        """The range of the reasoning in the text."""
         return self._parser.thought
 
     def feed(self, text: str) -> list[Piece]:
-        """Take more text; return what has become certain."""
+        """Take more text; return the part that is final."""
         return [told for piece in self._parser.feed(text) for told in self._told(piece)]
 
     def flush(self) -> list[Piece]:
-        """Return what is left, where the text has ended."""
+        """Return the remaining text at the end."""
         found = [told for piece in self._parser.flush() for told in self._told(piece)]
         return found + self._ended()
 
@@ -50,7 +50,7 @@ class CustomToolParser:
 
 
 def input_of(arguments: str) -> str:
-    """Return a custom tool's input. What the model has not written as one is told as it is."""
+    """Return a custom tool's input; text that is not written as one is returned unchanged."""
     try:
         found = msgspec.json.decode(arguments, type=dict[str, str])
     except (msgspec.DecodeError, RecursionError):

@@ -192,7 +192,7 @@ class WorkerGroup:
             worker.send(step)
 
     def masks_written(self) -> None:
-        """Say that the masks of the oldest step that was started are there."""
+        """Signal that the masks of the oldest started step are written."""
         for worker in self._all:
             worker.send(Masks())
 
@@ -217,7 +217,7 @@ class WorkerGroup:
             worker.send(Resume())
 
     def _receive(self) -> FromWorker:
-        """Wait until all have said something, which must be the same, unless one has failed."""
+        """Wait for a message from every worker. All must be equal, unless one reports a failure."""
         said = [self._receive_from(worker) for worker in self._all]
         failures = dict.fromkeys(each.why for each in said if isinstance(each, StepFailed))
         if failures:
@@ -243,7 +243,7 @@ class WorkerGroup:
             worker.check()
 
     def replace(self, death: WorkerDied, requests: list[int], is_explained: bool = False) -> None:
-        """End what is left of them for one that died, and start anew when it is time to.
+        """End the remaining workers after one has died, and restart all when their back-off ends.
 
         Args:
             requests: ids of the sequences that they were at.

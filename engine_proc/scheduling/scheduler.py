@@ -462,7 +462,7 @@ class Scheduler:
             self._pool.free(pages)
 
     def update(self, chunks: list[Chunk], outcome: ResultReader) -> list[SequenceOutput]:
-        """Account for the oldest step, which has ended; return what there is to say."""
+        """Account for the oldest step, which has ended; return the outputs."""
         step = self._open.pop(0)
         assert step.chunks is chunks, "steps end in their order"
         news = []
@@ -508,7 +508,7 @@ class Scheduler:
         return SequenceOutput(sequence, [token], finished)
 
     def _collect_prompt_logprobs(self, chunk: Chunk, outcome: ResultReader) -> None:
-        """Take the log probabilities of prompt tokens."""
+        """Read the log probabilities of prompt tokens."""
         num_top = chunk.sequence.request.sampling.prompt_logprobs
         assert num_top is not None
         for _ in chunk.watched:
@@ -516,7 +516,7 @@ class Scheduler:
             chunk.sequence.prompt_logprobs += outcome.logprob(num_top)
 
     def _accept_tokens(self, chunk: Chunk, outcome: ResultReader) -> SequenceOutput:
-        """Take the tokens that a step drew: one, and one more for every guess that was right.
+        """Read the tokens that a step drew: one, and one more for every accepted draft.
 
         What was drawn without a grammar that should have been followed is not told: the sequence
         ends as if aborted, and its request is to fail.

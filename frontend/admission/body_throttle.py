@@ -64,7 +64,7 @@ class BodyThrottle:
 
     @asynccontextmanager
     async def turn(self, receive: Receive) -> AsyncIterator[Receive]:
-        """Wait until it is a body's turn to be read from what is given."""
+        """Wait for the turn of a body to be read."""
         await self._readers.acquire()
         try:
             while self._links.long_backlog() > MAX_BACKLOG_BYTES:

@@ -219,7 +219,7 @@ class LoadProcess:
         return made
 
     async def run(self, start: float) -> LoadDone:
-        """Have it begin at `start`; return what it found."""
+        """Start the load process at `start`; return its results."""
         await self._tell(start)
         while isinstance(told := await self._hear(), LoadProgress):
             self.progress = told
@@ -279,7 +279,7 @@ def framed(message: Any) -> bytes:
 
 
 def main() -> None:
-    """Be a load process."""
+    """Run a load process."""
     die_with_parent(os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
 

@@ -84,12 +84,12 @@ class Burst:
 
     @property
     def seat(self) -> Seat:
-        """Whose it was."""
+        """The seat of the process."""
         return Seat(self.note.role, self.note.index)
 
     @property
     def seconds(self) -> float:
-        """How long it took to come."""
+        """Duration of the recording, seconds."""
         return (self.messages[-1][0] - self.messages[0][0]) / 1e9 if self.messages else 0.0
 
 
@@ -193,7 +193,7 @@ class Stage:
             raise HeadraceError(f"{self.slot.seat} exited with {code} ({self.slot.exit_reason})")
 
     def _listen(self, slot: Slot) -> None:
-        """Be a process that receives."""
+        """Receive messages as one process."""
         role, index = slot.seat.role, slot.seat.index
         inbox: Inbox[Any] = Inbox(address(self._directory.path, role, index), UNIONS[role])
         while not self._stop.is_set():
@@ -215,7 +215,7 @@ class Stage:
         self._outbox.send_all(pairs)
 
     def renew(self) -> None:
-        """Tell an engine, now and then, that its requests are waited for."""
+        """Renew the leases of the requests at an engine, periodically."""
         now = time.monotonic()
         if self.slot.seat.role == "engine" and now - self._renewed_at > RENEW_S:
             self._renewed_at = now
@@ -233,7 +233,8 @@ class Stage:
 
 
 class Silence:
-    """How long a process has sent nothing while its heart beats: a stalled one is not silent."""
+    """Time since a process last sent a message while its heartbeats continue; a stopped one is not
+    silent."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
@@ -290,7 +291,7 @@ def perform(stage: Stage, burst: Burst, keeps_pace: bool) -> float:
 
 
 def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator[str]:
-    """Yield the lines that tell how a process has done."""
+    """Yield the report lines of a process."""
     num_messages = sum(len(pairs) for _, pairs in burst.messages)
     rate = num_messages / seconds if seconds else 0.0
     yield (
@@ -305,7 +306,7 @@ def report(burst: Burst, answers: ReplayedResponses, seconds: float) -> Iterator
 
 
 def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) -> int:
-    """Play a record and tell how it went; return the exit status: 0 where answers are the same.
+    """Replay a record and print the report; return the exit status: 0 if answers are equal.
 
     The mock engine's are its own, and only have to be all there.
     """

@@ -54,7 +54,7 @@ def ids_of(message: Message) -> list[int]:
 
 
 def ends_of(message: Message) -> list[int]:
-    """Return of which of them it tells the last there is to tell."""
+    """Return the requests whose last message it is."""
     match message:
         case GenerateRequest(id=id):
             return [id]
@@ -71,7 +71,7 @@ class ReplayedResponses:
     """Collects responses during a replay; from several threads."""
 
     def __init__(self, expected: Outcomes) -> None:
-        """Wait for the ends of what is expected, if anything is."""
+        """Wait for the ends of the expected requests, if there are any."""
         self.told: list[Told] = []
         self.latencies_s: list[float] = []
         self.last_at = 0.0
@@ -87,7 +87,7 @@ class ReplayedResponses:
             self._sent_at |= dict.fromkeys(requests, now)
 
     def take(self, message: Message, bulk: Frame) -> None:
-        """Take an answer."""
+        """Record an answer."""
         now = time.monotonic()
         with self._lock:
             self.last_at = now
@@ -113,7 +113,7 @@ class ReplayedResponse:
 
     @property
     def outcome(self) -> Any:
-        """What the client knows in the end."""
+        """The final state of the client."""
         if self.head is None:
             return bytes(self.data)
         kind = self.head.content_type
@@ -147,7 +147,7 @@ def outcomes(told: Iterable[Told]) -> Outcomes:
 def add_tokens(
     output: StepOutput, bulk: bytes, tokens: dict[int, bytearray], found: Outcomes
 ) -> None:
-    """Take note of what a step brought."""
+    """Record the tokens of a step."""
     start = 0
     for id, count, finish in output.rows():
         end = start + 4 * count
@@ -170,7 +170,7 @@ def merged(stream: bytes | bytearray) -> dict[str, Any]:
 
 
 def merge(value: Any, path: str, name: str, found: dict[str, Any]) -> None:
-    """Add a value of an event to what was found there before."""
+    """Merge a value of an event into the values so far."""
     match value:
         case dict():
             # Pieces of one thing are those of events of one type.
@@ -232,7 +232,7 @@ def comparable(sent: Iterable[Message]) -> set[int]:
 
 
 def answers_of(role: str, found: Outcomes, requests: set[int]) -> Outcomes:
-    """Return what a kind of process had to do with, of what is told of some requests.
+    """Return the answers of a kind of process to some requests.
 
     Frontends hear of generated text from detokenizers, and of all else from tokenizers.
     """

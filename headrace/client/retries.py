@@ -14,7 +14,7 @@ LONGEST_WAIT_S = 60.0  # a longer Retry-After is an error at once
 
 
 def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
-    """Return in how many seconds `Retry-After` says to come back: a number, or a date.
+    """Return the seconds of a `Retry-After` header: a number, or a date.
 
     Args:
         now: seconds since the epoch.

@@ -263,7 +263,8 @@ def flag_name(name: str) -> str:
 
 
 def check_plain(name: str, value: object) -> None:
-    """Refuse what cannot be told other processes: long numbers, and text that is not UTF-8."""
+    """Refuse values that cannot be sent to other processes: long numbers, and text that is not
+    UTF-8."""
     if isinstance(value, tuple):
         for item in value:
             check_plain(name, item)
@@ -341,7 +342,7 @@ class ModelCard:
 
     @property
     def compares(self) -> bool:
-        """Whether it is a cross-encoder, which reads two texts and says how alike they are."""
+        """Whether it is a cross-encoder, which scores pairs of texts."""
         return self.pooling is not None and self.pooling.kind is PoolingKind.HEAD
 
 
@@ -357,7 +358,7 @@ class CrashConfig:
 
     @classmethod
     def of(cls, config: ServerConfig, directory: str | None) -> "CrashConfig":
-        """Take the flags of a server, without its keys."""
+        """Return the flags of a server, without its keys."""
         told = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
         return cls(directory=directory, flags=told)
 
@@ -449,7 +450,7 @@ class ExecutionConfig:
 
     @classmethod
     def of(cls, config: ServerConfig, card: ModelCard) -> "ExecutionConfig":
-        """Combine the flags with what the model's files say."""
+        """Combine the flags with the model's files."""
         flags = {
             f.name: getattr(config, f.name) for f in dataclasses.fields(cls) if f.name in TYPES
         }

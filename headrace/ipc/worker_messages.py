@@ -37,7 +37,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """How many it computes."""
+        """Number of tokens that it computes."""
         return len(self.token_ids) // ITEM_BYTES
 
 
@@ -111,7 +111,7 @@ class StepResult(Message, tag="result", frozen=True):
 class StepFailed(Message, tag="failed", frozen=True):
     """There was no memory for a step: worker -> engine, for it and all that are sent after it.
 
-    Nothing of it counts. It works on all workers or on none: one failure is everybody's.
+    Nothing of it counts. It succeeds on all workers or on none: one failure fails it on all.
     """
 
     why: str

@@ -43,7 +43,7 @@ class Told:
 
     @property
     def num_answers(self) -> int:
-        """How many have been answered."""
+        """Number of responses."""
         return self.answers.total()
 
 

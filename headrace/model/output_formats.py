@@ -1,5 +1,5 @@
-"""How models write calls of tools and thoughts: the formats, by vLLM's and SGLang's names, and
-which one a model has, told from its chat template."""
+"""Formats of tool calls and reasoning, by vLLM's and SGLang's names, and their detection from a
+chat template."""
 
 import enum
 from typing import TypeVar
@@ -102,7 +102,7 @@ def tool_format(name: str, template: str | None) -> ToolFormat | None:
 
 
 def knows_no_tools(template: str) -> bool:
-    """Whether a template says nothing of tools; requests may then describe them in a message."""
+    """Whether a template ignores tools; requests may then describe them in a message."""
     return not any(word in template.lower() for word in TOOL_WORDS)
 
 
@@ -124,7 +124,8 @@ def told_by(
 
 
 def begins_inside(format: ThoughtFormat, prompt: str, continued: str = "") -> bool:
-    """Whether what follows `prompt` is a thought already; it may end with what is `continued`."""
+    """Whether text after `prompt` begins in reasoning; `prompt` may end with the text that is
+    `continued`."""
     begin, end = THOUGHT_MARKS[format]
     if begin in continued or end in continued:
         return continued.rfind(begin) > continued.rfind(end)

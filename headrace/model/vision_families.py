@@ -79,7 +79,7 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
 
 
 def decoder_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config says of the decoder within; of one that has no parts, all of it."""
+    """Return the decoder's part of a config; the whole config if it has no parts."""
     family = vision_family(config)
     nested = config.get("text_config")
     if family is None:

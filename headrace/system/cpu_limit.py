@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class CpuLimitExceeded(BaseException):
-    """Code took too long; the text says how long that is. No `except Exception` swallows it."""
+    """Code exceeded its CPU time, which the text has. No `except Exception` catches it."""
 
 
 class CpuLimit:

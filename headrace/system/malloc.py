@@ -1,4 +1,4 @@
-"""Tuning of glibc's allocator: what it does with freed memory.
+"""Tuning of glibc's allocator: when freed memory returns to the kernel.
 
 It gives large pieces back to the kernel when they are freed, and the kernel clears them when they
 are next wanted: a third of the time that it takes to prepare an image. But once it has freed one,
@@ -17,7 +17,8 @@ END_BYTES = (
 
 
 def keep_freed() -> None:
-    """Keep what is freed, until it is given back. Only glibc can, elsewhere nothing changes."""
+    """Keep freed memory until it is returned explicitly. Only glibc can; elsewhere nothing
+    changes."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         for option in (TRIM_THRESHOLD, MMAP_THRESHOLD):

@@ -127,7 +127,7 @@ class FakeWorker:
 
 @dataclass
 class Rig:
-    """A scheduler with its pool and worker, and what has come out of it."""
+    """A scheduler with its pool and worker, and its outputs."""
 
     pool: PagePool
     scheduler: Scheduler
@@ -255,7 +255,7 @@ class Rig:
                     assert writers.setdefault(page, chunk.sequence) is chunk.sequence
 
     def run(self) -> None:
-        """Step until all is said."""
+        """Step until all sequences have ended."""
         while self.scheduler.has_work:
             self.step()
 

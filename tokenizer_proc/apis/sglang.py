@@ -113,17 +113,17 @@ class GenerateBody(msgspec.Struct, kw_only=True):
         return any(isinstance(getattr(self, name), list) for name in BY_PROMPT)
 
     def given(self, name: str, index: int) -> Any:
-        """Return a field as it is for one prompt, where there may be a list of them."""
+        """Return a field's value for one prompt, from a single value or a list."""
         value = getattr(self, name)
         return value[index] if isinstance(value, list) else value
 
     def num_logprobs(self, index: int) -> int | None:
-        """How many likeliest tokens are told with each of a prompt; None is no logprobs."""
+        """Number of likeliest tokens reported per prompt token; None without log probabilities."""
         wants = self.given("return_logprob", index)
         return (self.given("top_logprobs_num", index) or 0) if wants else None
 
     def first_logprob(self, index: int) -> int | None:
-        """From which token of a prompt on likelihoods are told; None is from none."""
+        """First prompt token with log probabilities; None without them."""
         start = self.given("logprob_start_len", index)
         wants = self.given("return_logprob", index) and start is not None and start >= 0
         return start if wants else None
@@ -179,7 +179,7 @@ def continuations_of(request: GenerateBody) -> list[Continuations]:
 
 
 def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Continuations:
-    """Return what some prompts come to, with what is given for the `index`-th."""
+    """Return the continuations of some prompts, with the fields of the `index`-th."""
     is_list = isinstance(request.sampling_params, list)
     params: SamplingParams = request.given("sampling_params", index) or SamplingParams()
     where = f"sampling_params[{index}]" if is_list else "sampling_params"

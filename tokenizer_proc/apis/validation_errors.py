@@ -153,7 +153,7 @@ MALFORMED = re.compile(r"(?:JSON is malformed: )?(.*?)(?: \(byte (\d+)\))?", re.
 
 
 def fault_of(text: str, kind: Any = None) -> Fault:
-    """Return what msgspec's text of a ValidationError says.
+    """Return the fault in msgspec's text of a ValidationError.
 
     Args:
         text: of the error.
@@ -206,7 +206,7 @@ def shown_path(path: str) -> str:
 
 
 def syntax_fault(text: str) -> str:
-    """Return what is wrong with JSON that msgspec cannot read, and where; empty is not known."""
+    """Return the fault and position of JSON that msgspec cannot read; "" if unknown."""
     parts = MALFORMED.fullmatch(text)
     assert parts is not None  # all of it may be the first group
     why = SYNTAX.get(parts[1], "")

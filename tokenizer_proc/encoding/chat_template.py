@@ -55,12 +55,13 @@ class TemplateRefusal(jinja2.TemplateError):
 
 
 class GenerationBlocks(jinja2.ext.Extension):
-    """`{% generation %}` and its end, around what models are trained to say: what is within."""
+    """`{% generation %}` and its end, around the assistant's text in training; the content is
+    rendered."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """Return what is within, whose variables are its own."""
+        """Parse the block, which has its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body, lineno=line)
@@ -215,7 +216,7 @@ class ChatTemplate:
     def _with_described_tools(
         self, template: "Compiled", messages: list[dict[str, Any]], tools: list[Any] | None
     ) -> list[dict[str, Any]]:
-        """Return messages that say what a template without tools cannot."""
+        """Return messages with the tool descriptions that the template cannot write."""
         if not template.writes_calls:
             messages = plain_messages(messages)
         if not tools:
@@ -232,7 +233,7 @@ class ChatTemplate:
             return False
 
     def to_encode(self, text: str, special: bool | None = None) -> Text:
-        """Return a rendered conversation as it is to be encoded.
+        """Return a rendered conversation ready for encoding.
 
         Args:
             special: whether special tokens go around it. None is the rule of transformers'
@@ -319,7 +320,7 @@ def too_much_memory() -> InvalidValue:
 
 
 class Compiled(NamedTuple):
-    """A template, the names of the variables that it looks at, and whether it writes calls."""
+    """A template, the names of the variables that it reads, and whether it writes calls."""
 
     code: jinja2.Template
     variables: frozenset[str]

@@ -69,7 +69,7 @@ class HuggingFace:
         return [ids_of(encoding.ids) for encoding in found]
 
     def pair_marks(self) -> PairMarks:
-        """Return what is put around two texts, as a pair of short ones shows it."""
+        """Return the special tokens around two texts, as encoded for a short pair."""
         found = self._tokenizer.encode("a", "b")
         ids, types, owners = found.ids, found.type_ids, found.sequence_ids
         first, second = owners.index(0), owners.index(1)
@@ -193,7 +193,7 @@ class Encoder:
         return (self._fast or self._load_exact()).decode(ids, skip_special_tokens)
 
     def pair_marks(self) -> PairMarks:
-        """Return what is put around two texts that are read as one."""
+        """Return the special tokens around two texts that are read as one."""
         if self._pair_marks is None:
             self._pair_marks = self._load_exact().pair_marks()
         return self._pair_marks

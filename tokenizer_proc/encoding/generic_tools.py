@@ -72,7 +72,7 @@ def as_result(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its calls as text after what it says."""
+    """Return a message with its calls as text after its content."""
     calls = message.get("tool_calls")
     if not calls:
         return message

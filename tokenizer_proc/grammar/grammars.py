@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Grammars:
-    """What is known of the grammars of one model.
+    """Known grammars of one model.
 
     Args:
         follows: whether the engine can; a mock cannot.

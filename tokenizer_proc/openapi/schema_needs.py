@@ -1,4 +1,4 @@
-"""What schemas say of fields beyond their types: what a server of one model refuses.
+"""Field restrictions in schemas beyond types: what a server of one model refuses.
 
 What depends on the text of a prompt, or on how two numbers compare, no schema can say.
 """
@@ -189,7 +189,7 @@ def forms(field: Object) -> list[Object]:
 
 
 def narrow(field: Object, told: dict[str, Object]) -> None:
-    """Add to what a field may be, by type, what is told of it."""
+    """Add a field's restrictions, by type."""
     for form in forms(field):
         more = dict(told.get(form.get("type", ""), {}))
         if "items" in more:

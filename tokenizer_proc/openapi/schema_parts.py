@@ -1,4 +1,4 @@
-"""What schemas say of messages and their parts: which fields there are with each `type`.
+"""Messages and their parts in schemas: the fields of each `type`.
 
 The structs that decode them have the fields of all types. Images are described where the model
 takes some.
@@ -181,7 +181,7 @@ def needing(schema: Object, name: str) -> Object:
 
 
 def discriminate(components: Object, name: str) -> None:
-    """Name the schemas of a part, so that its `type` says which of them it has.
+    """Name the schemas of a part, so that `type` selects one of them.
 
     A part whose type may be left out, or is one of several, stays as it is.
     """
@@ -204,7 +204,7 @@ MADE_OF: dict[str, Callable[[Object], Object]] = {
 
 
 def add_parts(components: Object, takes_images: bool) -> None:
-    """Put schemas by type in the place of those that are said of all types alike."""
+    """Replace schemas that are equal for all types by those of each type."""
     told: dict[str, Object] = {
         "ContentPart": chat_parts(takes_images),
         "InputPart": input_parts(takes_images),

@@ -1,4 +1,4 @@
-"""What schemas say of the tools and texts within a body."""
+"""Schemas of the tools and texts within a body."""
 
 from typing import Any
 

@@ -139,5 +139,5 @@ def columns_of(packed: npt.NDArray[np.uint32], columns: range) -> Codes:
 
 
 def transposed_scales(scales: StoredTensor, rows: range) -> npt.NDArray[np.float32]:
-    """Return [rows, groups] of what is stored as [groups, rows]."""
+    """Return [rows, groups] of a tensor stored as [groups, rows]."""
     return np.ascontiguousarray(scales.columns(rows.start, rows.stop).to_float32().T)

@@ -42,7 +42,7 @@ Settings = Mapping[str, Any]
 
 
 def quantization_of(config: Settings) -> Settings | None:
-    """Return what a config says of quantization, if anything.
+    """Return the quantization of a config, if it has one.
 
     Raises:
         ModelError: we do not read such a checkpoint.

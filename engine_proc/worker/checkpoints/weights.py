@@ -72,7 +72,7 @@ class StoredTensor:
 
     @property
     def block_numbers(self) -> int:
-        """How many numbers of a row are stored as one."""
+        """Number of values of a row in a block."""
         block = gguf_blocks.BLOCK_FORMATS.get(self.format)
         return 1 if block is None else block.numbers
 
@@ -132,7 +132,7 @@ class Weight(Protocol):
 
     @property
     def block_numbers(self) -> int:
-        """How many numbers of a row cannot be cut apart."""
+        """Number of values of a row that cannot be split."""
         ...
 
     def rows(self, start: int, stop: int) -> Self: ...

@@ -36,11 +36,11 @@ class GraphMaker(Protocol):
         ...
 
     def capture(self, run: Run) -> Graph:
-        """Run, but record what is launched instead of launching it."""
+        """Run, but record launches instead of executing them."""
         ...
 
     def free_bytes(self) -> int:
-        """Return what is free on the device, all caches emptied."""
+        """Return free device memory, with all caches emptied."""
         ...
 
 
@@ -59,7 +59,7 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def capture(self, run: Run) -> Graph:
-        """Run, but record what is launched. Other threads may go on: NCCL has some."""
+        """Run, but record launches. Other threads may continue: NCCL has some."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -68,7 +68,7 @@ class CudaGraphs:
         return graph
 
     def free_bytes(self) -> int:
-        """Return what is free on the device, all caches emptied."""
+        """Return free device memory, with all caches emptied."""
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]

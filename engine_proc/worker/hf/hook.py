@@ -84,7 +84,7 @@ def hooked_attention(
     position_bias: Tensor | None = None,
     **_others: Any,
 ) -> tuple[Tensor, None]:
-    """Be transformers' attention function, [1, heads, tokens, dim] -> [1, tokens, heads, dim].
+    """Replace transformers' attention function, [1, heads, tokens, dim] -> [1, tokens, heads, dim].
 
     `sliding_window` among the others is in the mask already, `dropout` is for training.
     """
@@ -104,7 +104,7 @@ def hooked_attention(
 
 
 def probe_mask(mask_function: MaskFunction, **_others: Any) -> Tensor:
-    """Be transformers' mask function while a `Probe` is in force."""
+    """Replace transformers' mask function while a `Probe` is active."""
     probe = in_force.get()
     assert isinstance(probe, Probe)
     return probe.mark(mask_function)

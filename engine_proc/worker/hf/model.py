@@ -45,12 +45,12 @@ class TransformersModel:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are logits for."""
+        """Number of tokens with logits."""
         size: int = self.module.config.get_text_config().vocab_size
         return size
 
     def page_bytes(self, page_tokens: int, kv_dtype: str) -> int:
-        """What the keys and values of a page take, with those in `kv_dtype`, one of `DTYPES`."""
+        """Size of a page's keys and values in `kv_dtype`, one of `DTYPES`, bytes."""
         numbers = [
             layer.kv_heads * (layer.head_dim + layer.value_dim) for layer in self.layers.values()
         ]
@@ -102,7 +102,7 @@ def open_config(folder: Path, num_ranks: int = 1) -> PreTrainedConfig:
 
 
 def refuse_by_config(config: PreTrainedConfig, max_model_len: int, head: bool) -> None:
-    """Refuse what is known before weights are loaded."""
+    """Refuse models that the config alone rules out, before weights are loaded."""
     kind = config.model_type
     if config.is_encoder_decoder:
         raise ModelError(f"a {kind} model is an encoder and a decoder, which is not supported")

@@ -69,7 +69,7 @@ def tanh(x: tl.tensor) -> tl.tensor:
 def moments(
     x: tl.tensor, is_number: tl.tensor, NUM: tl.constexpr, eps: tl.tensor, SCALING: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return what a norm takes from each row of fp32 numbers, and what it multiplies with."""
+    """Return the offset and the factor of a norm, per row of fp32 numbers."""
     mean = tl.zeros([x.shape[0]], tl.float32)
     if SCALING == LAYER:
         mean = tl.sum(x, 1) / NUM
