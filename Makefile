@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages \
+	docs clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -89,6 +90,10 @@ licences: .venv/dev
 messages: .venv/installed
 	$(BIN)/python .ci/messages.py > docs/messages.md
 
+# The site in build/site, from docs/ and mkdocs.yml. A link that leads nowhere is an error.
+docs: .venv/docs
+	PYTHONPATH=.venv/docs:.ci $(BIN)/python -m mkdocs build --quiet
+
 install: .venv/installed
 
 # All but torch by hash; pip knows no hash of a folder, and torch's depends on where it comes from.
@@ -113,6 +118,10 @@ install: .venv/installed
 .venv/lock: .venv/installed
 	rm -rf $@
 	$(PIP) --quiet --target $@ uv==0.13.9
+
+.venv/docs: .venv/installed
+	rm -rf $@
+	$(PIP) --quiet --target $@ mkdocs-material==9.8.1
 
 .venv/fuzz: .venv/dev
 	rm -rf $@

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +23,7 @@ FAMILIES = [
 ]
 PAGES = {
     *("README.md", *FAMILIES, EMBEDDINGS, "docs/operations.md"),
-    *("docs/structured_output.md", "docs/tools.md"),
+    *("docs/structured_output.md", "docs/tools.md", "docs/getting_started.md"),
 }
 
 
@@ -61,6 +64,32 @@ def test_the_program_about_structured_output_works(server: RunningServer) -> Non
     programs = blocks("docs/structured_output.md", "python")
     assert len(programs) == 5
     run_program("\n".join(programs), server.url)
+
+
+def test_getting_started_shows_requests_that_work(
+    server: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (program,) = blocks("docs/getting_started.md", "python")
+    run_program(program, server.url)
+    assert capsys.readouterr().out
+    if shutil.which("curl"):
+        page = (ROOT / "docs/getting_started.md").read_text()
+        (command,) = re.findall(r"^    (curl (?:.*\\\n)*.*)$", page, re.MULTILINE)
+        assert "Paris" in run_command(command, server.url)
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def pages(nav: Any) -> Iterator[str]:
+        if isinstance(nav, str):
+            yield nav
+        else:
+            for item in nav if isinstance(nav, list) else nav.values():
+                yield from pages(item)
+
+    docs = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert sorted(pages(site["nav"])) == sorted(docs)
 
 
 @needs_curl
