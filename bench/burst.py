@@ -198,10 +198,10 @@ def measure_about(folder: Path, about: Result) -> None:
     """Flood tokenizers, and ask the server for pages about itself."""
     path = ROUTES["tokenize"]
     with headrace(str(tiny_folder()), *MOCK, "--max-model-len", "8192") as server:
-        for told in ABOUT:
-            with HealthProbe(server.url, path=told) as probe:
+        for page in ABOUT:
+            with HealthProbe(server.url, path=page) as probe:
                 ask("post", server.url, path, folder / "tokenize", CLIENTS, 0.0)
-            about.add(told, probe.latencies_ms)
+            about.add(page, probe.latencies_ms)
 
 
 def measure_chats(folder: Path, ttft: Result) -> None:

@@ -143,8 +143,8 @@ def run_ranks(world: int, port: int, rounds: int) -> list[Any]:
         options = [f"{name}={value}" for name, value in (shared | {"--rank": rank}).items()]
         command = [sys.executable, __file__, *options]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=[page.fd]))
-    said = [rank.communicate()[0] for rank in ranks]
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    outputs = [rank.communicate()[0] for rank in ranks]
+    return [json.loads(text.splitlines()[-1]) for text in outputs]
 
 
 def main() -> None:

@@ -106,14 +106,16 @@ class Admin:
     def _admin_request(self, *admin_requests: str) -> AdminResponse:
         for what in admin_requests:
             admin_request(self._slot, what)
-        told = ",".join(f'"{what}"' for what in admin_requests)
-        return AdminResponse(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
+        entries = ",".join(f'"{what}"' for what in admin_requests)
+        return AdminResponse(202, f'{{"accepted":[{entries}]}}'.encode("ascii"))
 
     def _processes(self) -> bytes:
         now_ns = time.monotonic_ns()
-        told = [f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}']
-        told += [process_of(slot, now_ns) for slot in self._board.slots]
-        return f'{{"processes":[{",".join(told)}]}}'.encode("ascii")
+        entries = [
+            f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}'
+        ]
+        entries += [process_of(slot, now_ns) for slot in self._board.slots]
+        return f'{{"processes":[{",".join(entries)}]}}'.encode("ascii")
 
 
 def invalid(status: int, message: str, allow: str = "") -> Rejection:

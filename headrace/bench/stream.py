@@ -183,12 +183,12 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
         outcome = run(seeded, endpoint, requests_of(seeded, endpoint, model))
         results.append(compute(outcome))
     result = combine(results)
-    told = [table(result)]
+    lines = [table(result)]
     if args.save_result:
         path = args.result_dir / (args.result_filename or "stream.json")
         path.write_text(json.dumps(result, indent=1) + "\n")
-        told.append(f"saved {path}")
-    print(*told, sep="\n")
+        lines.append(f"saved {path}")
+    print(*lines, sep="\n")
     return result
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from headrace.client.cancellation import CancelScope, have_connections_tell
+from headrace.client.cancellation import CancelScope, hook_connections
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
     ChatCompletion,
@@ -139,7 +139,7 @@ class Client:
         """
         brief_interrupts()
         self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
-        have_connections_tell(self._http)
+        hook_connections(self._http)
         self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
 

@@ -46,6 +46,6 @@ class Retries:
         """
         if status not in WORTH_RETRYING or num_before >= self._max_retries:
             return None
-        told = retry_after_s(headers, time.time())
-        wait_s = FIRST_WAIT_S * 2**num_before if told is None else told
+        server_wait_s = retry_after_s(headers, time.time())
+        wait_s = FIRST_WAIT_S * 2**num_before if server_wait_s is None else server_wait_s
         return wait_s if wait_s <= LONGEST_WAIT_S else None

@@ -359,8 +359,8 @@ class CrashConfig:
     @classmethod
     def of(cls, config: ServerConfig, directory: str | None) -> "CrashConfig":
         """Return the flags of a server, without its keys."""
-        told = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
-        return cls(directory=directory, flags=told)
+        public = {k: v for k, v in dataclasses.asdict(config).items() if k not in SECRETS}
+        return cls(directory=directory, flags=public)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,8 +207,8 @@ def _ends(path: Path, generation: dict[str, Any], *configs: Mapping[str, Any]) -
     """Return the tokens that end a text, from the first file that has some."""
     key = "eos_token_id"
     file = path / ("generation_config.json" if key in generation else "config.json")
-    said = next((values for values in (generation, *configs) if key in values), {})
-    ids = _read(said, key, file, TokenIds)
+    source = next((values for values in (generation, *configs) if key in values), {})
+    ids = _read(source, key, file, TokenIds)
     return sorted(set(ids)) if isinstance(ids, list) else [] if ids is None else [ids]
 
 
