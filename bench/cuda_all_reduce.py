@@ -1,8 +1,8 @@
 """Measure a sum over GPUs, beside NCCL's and torch's symmetric memory.
 
-Method: a process per GPU. A CUDA graph of 50 sums in a row is replayed once a round, all ranks
-        starting together; a round's figure is the slowest rank's, for one sum. bf16, fixed inputs.
-        "eager" is the kernel that copies its input to the workspace, in a graph, too.
+Method: a process per GPU. A CUDA graph of 50 sums in a row is replayed once per round, on all ranks
+        together. A round's figure is the slowest rank's, for one sum. bf16, fixed inputs. "eager"
+        is the kernel that copies its input to the workspace, in a graph, too.
 Run:    python bench/cuda_all_reduce.py --rounds 20 --ranks 4
 """
 

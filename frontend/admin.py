@@ -1,7 +1,7 @@
 """`/admin`: status and actions for operators, with a key of their own.
 
-What is told comes from the board and the kernel; what is asked for is noted on the board, for the
-supervisor and the workers (`admin_requests.py`). Names have no characters that JSON would escape.
+Answers come from the board and the kernel. Requests are noted on the board, for the supervisor and
+the workers (`admin_requests.py`). Names have no characters that JSON would escape.
 """
 
 import time

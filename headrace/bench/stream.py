@@ -1,8 +1,8 @@
 """`headrace bench stream`: latency of streamed answers by part, from the client to the model.
 
-The server's part is what it says in `Server-Timing` when a request asks by `x-request-timing`, as
-Headrace's do; a server that does not has "-" there. With `--repeat-runs` each figure is the median
-of the runs, each with prompts of its own, and a column has the least and the greatest p50.
+The server's part is from `Server-Timing`, which Headrace sends for requests with
+`x-request-timing`. A server without it has "-" there. With `--repeat-runs` each figure is the
+median of the runs, each with prompts of its own. A column has the least and the greatest p50.
 """
 
 import argparse

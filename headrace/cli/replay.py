@@ -1,8 +1,7 @@
 """`headrace replay DIR`: replays a process's recorded messages to one that runs alone.
 
-The files are those of `--record DIR`. The process gets the messages of one of them, and the
-processes around it are played: what it sends them is counted, timed and compared with what they
-received when the record was made.
+The files are those of `--record DIR`. The process gets the messages of one file, and the processes
+around it are played. Its output is counted, timed and compared with the recorded output.
 """
 
 import argparse

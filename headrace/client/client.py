@@ -5,9 +5,9 @@
             print(text, end="")
 
 Options are the fields of OpenAI's requests (and `top_k`, `ignore_eos`, ... as in vLLM), sent as
-they are: the server checks them. What the server refuses raises `ApiError`. A server that is not
-there and a connection that breaks raise its subclass `ApiConnectionError`; a server that is silent
-for `timeout_s` raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
+they are: the server checks them. What the server refuses raises `ApiError`. A missing server and a
+broken connection raise its subclass `ApiConnectionError`. A server that is silent for `timeout_s`
+raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Retry policy: which rejected requests to send again, and after how long. Pure.
 
-Only what the server has not begun is asked again: it says so with 429, or with 503 where it is
-overloaded or not all there.
+Only requests that the server has not begun are repeated. Its answer is then 429, or 503 if it is
+overloaded or incomplete.
 """
 
 import time

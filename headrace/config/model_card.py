@@ -97,8 +97,8 @@ def read_card(config: ServerConfig) -> ModelCard:
 
     Raises:
         ModelError: the hub has no such model, or its files are not what they should be.
-        ConfigError: there is no such file or folder, --max-model-len is more than the model was
-            trained for, or a step has no room for what it has to compute at once.
+        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum,
+            or a step has too few tokens.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)

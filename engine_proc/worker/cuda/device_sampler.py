@@ -1,7 +1,7 @@
 """Samples tokens and log probabilities from logits on a device; the results stay there.
 
-Only rows that have a mask beside biases or penalties go to the host, to the C++ sampler: together
-these may leave no token, and then the mask counts alone.
+Only rows with a mask beside biases or penalties go to the host, to the C++ sampler. Together these
+may leave no token, and then the mask alone counts.
 """
 
 from dataclasses import dataclass
