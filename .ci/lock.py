@@ -6,7 +6,7 @@ GPU build brings. The last is a file of its own since pip may take a CPU build o
 with other hashes.
 
 Method: uv resolves pyproject.toml with constraints.txt for every Python that Headrace runs on, from
-PyPI alone, and lists the hashes of all files of each version.
+PyPI alone. It lists the hashes of all files of each version.
 Run:    make lock
 """
 

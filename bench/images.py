@@ -1,13 +1,13 @@
 """Measure the effect of hundreds of simultaneous images on health checks and other chats.
 
-Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or
-        2.5 MB, to a server with one process that prepares images and to one with two. Meanwhile
-        another process asks for /health, 2 ms after each answer. Clients on a machine of their own
-        would not take the server's cores, so here they get long time slices that others interrupt.
-        The images per second are those of 100 clients without other load. Then short chats are
-        streamed one after the other, alone and beside the same 300 chats; TTFT is until their first
-        token. Last, one after the other, come images that are to be refused: truncated, moving,
-        bombs, SVG, elsewhere. The images are prepared as for Gemma 3 (896 x 896 pixels). No model
+Method: 300 clients post a chat at once, each with a scanned page of its own, a JPEG of 1.2 or 2.5
+        MB. One server has one image process, the other two. Meanwhile another process asks for
+        /health, 2 ms after each answer. Clients on a machine of their own would not take the
+        server's cores, so here they get long time slices that others interrupt. The images per
+        second are those of 100 clients without other load. Then short chats are streamed one after
+        the other, alone and beside the same 300 chats; TTFT is until their first token. Last, one
+        after the other, come images that are to be refused: truncated, moving, bombs, SVG,
+        elsewhere. The images are prepared as for Gemma 3 (896 x 896 pixels). No model
         runs: the mock engine takes no time. All clients share the processor with the server.
 Run:    python bench/images.py --rounds 2
 """

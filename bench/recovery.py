@@ -1,12 +1,12 @@
 """Measure the pause of clients when a process dies, and check every response.
 
 Method: the demo model and 64 clients, each with a stream of 96 tokens followed by the next. One
-        kind of process after the other is killed (SIGKILL) 20 times, at random moments, each time
-        when all processes serve again and all streams run. A pause is the longest silence of any
-        stream between that death and the next, beside the longest without one; of 20, the p99 is
-        the longest. Every answer is compared with the one before the first death. At the end no
-        process may be left running. The death of a frontend closes its connections; their clients
-        ask again, and are not counted.
+        kind of process after the other is killed (SIGKILL) 20 times, at random moments. Each time
+        all processes serve again and all streams run. A pause is the longest silence of any stream
+        between that death and the next, beside the longest without one. The p99 of 20 is the
+        longest. Every answer is compared with the one before the first death. At the end no process
+        may be left running. The death of a frontend closes its connections; their clients ask
+        again, and are not counted.
 Run:    python bench/recovery.py --kills 20
 """
 

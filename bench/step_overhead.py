@@ -1,14 +1,14 @@
 """Measure the engine's overhead per step, without the model.
 
 Method: the engine's own scheduler, step builder, step channel and link to the detokenizer, with B
-        sequences that decode. At the channel's other end a process runs no model: it keeps its
-        core busy for 3 ms, long enough for the engine to fall asleep, and answers with as many
-        tokens as are wanted. What the engine waits beyond that is "worker": encoding, waking,
-        decoding, both ways. Sampling is not in it. As in the engine, what a step brought is sent
-        to the detokenizer while the worker is busy with the next; "send" is how long that takes,
-        and not part of "all". With --async-scheduling the worker has the next step when it is done
-        with one; "one step ahead" is what is left of "all" then: the time from one result to the
-        next, without the 3 ms. Medians over the steps of a round.
+        sequences that decode. At the channel's other end a process runs no model. It keeps its core
+        busy for 3 ms, long enough for the engine to sleep, and returns the wanted number of tokens.
+        What the engine waits beyond that is "worker": encoding, waking, decoding, both ways.
+        Sampling is not in it. As in the engine, a step's output is sent to the detokenizer while
+        the worker computes the next. "send" is that time, which is not part of "all". With
+        --async-scheduling the worker has the next step when it ends one. "one step ahead" is then
+        the rest of "all": the time between two results, without the 3 ms. Medians over the steps of
+        a round.
 Run:    python bench/step_overhead.py --rounds 5
 """
 

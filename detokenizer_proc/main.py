@@ -80,13 +80,13 @@ class Detokenizer:
             num_steps += 1
             received = self._inbox.receive(0) if num_steps < MAX_STEPS else None
         if num_steps or self._is_holding or self._replies.is_writing:
-            self._tell()
+            self._send_frames()
             self._slot.add(DetokenizerField.MESSAGES_TAKEN, num_steps)
         else:
             self._backlog.settle_idle()
         self._slot[DetokenizerField.OPEN_REPLIES] = len(self._replies)
 
-    def _tell(self) -> None:
+    def _send_frames(self) -> None:
         """Send rendered output to all frontends without a backlog."""
         for stop in self._replies.stops():
             self._engine.send(stop)

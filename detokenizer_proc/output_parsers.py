@@ -89,13 +89,13 @@ class SelectiveParser:
 
     def feed(self, text: str) -> list[Piece]:
         """Take more text; return the part that is final."""
-        return [piece for piece in self._parser.feed(text) if self._is_told(piece)]
+        return [piece for piece in self._parser.feed(text) if self._is_delivered(piece)]
 
     def flush(self) -> list[Piece]:
         """Return the remaining text at the end."""
-        return [piece for piece in self._parser.flush() if self._is_told(piece)]
+        return [piece for piece in self._parser.flush() if self._is_delivered(piece)]
 
-    def _is_told(self, piece: Piece) -> bool:
+    def _is_delivered(self, piece: Piece) -> bool:
         match piece:
             case Thought():
                 return not self._parsing.hides_thoughts

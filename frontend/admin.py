@@ -1,7 +1,7 @@
 """`/admin`: status and actions for operators, with a key of their own.
 
-What is told comes from the board and the kernel; what is asked for is noted on the board, for the
-supervisor and the workers (`admin_requests.py`). Names have no characters that JSON would escape.
+Answers come from the board and the kernel. Requests are noted on the board, for the supervisor and
+the workers (`admin_requests.py`). Names have no characters that JSON would escape.
 """
 
 import time
@@ -106,14 +106,16 @@ class Admin:
     def _admin_request(self, *admin_requests: str) -> AdminResponse:
         for what in admin_requests:
             admin_request(self._slot, what)
-        told = ",".join(f'"{what}"' for what in admin_requests)
-        return AdminResponse(202, f'{{"accepted":[{told}]}}'.encode("ascii"))
+        entries = ",".join(f'"{what}"' for what in admin_requests)
+        return AdminResponse(202, f'{{"accepted":[{entries}]}}'.encode("ascii"))
 
     def _processes(self) -> bytes:
         now_ns = time.monotonic_ns()
-        told = [f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}']
-        told += [process_of(slot, now_ns) for slot in self._board.slots]
-        return f'{{"processes":[{",".join(told)}]}}'.encode("ascii")
+        entries = [
+            f'{{"process":"supervisor","pid":{self._supervisor},{memory(self._supervisor)}}}'
+        ]
+        entries += [process_of(slot, now_ns) for slot in self._board.slots]
+        return f'{{"processes":[{",".join(entries)}]}}'.encode("ascii")
 
 
 def invalid(status: int, message: str, allow: str = "") -> Rejection:

@@ -27,8 +27,8 @@ def health_of(
 ) -> HealthResponse:
     """Return the answer to one of `PATHS`.
 
-    `/health` is 503 when a process does not serve; `/ready` also when the server takes no more
-    requests since it stops; `/startup` only until all processes have been ready.
+    `/health` is 503 when a process does not serve. `/ready` also is while the server stops.
+    `/startup` is 503 only until all processes have been ready.
 
     Args:
         since_ns: since when this process has been awake (`wake_clock.py`).

@@ -183,8 +183,8 @@ class Frontend:
     def _leave(self) -> None:
         """End when open requests are answered. New connections wait for the next in this seat.
 
-        To close one on which nothing has been asked would lose the request that is on its way; it
-        is waited for as long as for any (`PATIENCE_S`).
+        A close before the first request would lose a request that is on its way. So the connection
+        has the time that any has (`PATIENCE_S`).
         """
         self._is_leaving = True
         self._server.config.timeout_graceful_shutdown = self._config.drain_timeout

@@ -133,8 +133,8 @@ class RequestProxy:
     def _write_most(self) -> bool:
         """Write all of the rest but its last piece; return whether that can be written now.
 
-        Where the client does not read it is written when it does, and what is left after some
-        pieces in the next turn of the event loop.
+        If the client does not read, the data is written when it does. Data left after some pieces
+        is written in the next turn of the event loop.
         """
         request, unsent = self._request, self._open_request.unsent
         for _ in range(MAX_PIECES):

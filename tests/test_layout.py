@@ -411,9 +411,16 @@ def test_changelog_begins_with_this_version() -> None:
 
 def test_readme_lists_every_flag_with_its_default() -> None:
     readme = (ROOT / "README.md").read_text()
-    for field in dataclasses.fields(ServerConfig):
-        if field.name == "model":
-            continue
-        row = re.search(rf"^\| `{flag_name(field.name)}` \| (.*?) \|", readme, re.MULTILINE)
-        assert row, field.name
-        assert row[1] == str(field.default) or field.default in (None, ()), field.name
+    rows = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*?) \|", readme, re.MULTILINE))
+    fields = {flag_name(f.name): f for f in dataclasses.fields(ServerConfig) if f.name != "model"}
+    assert rows.keys() == fields.keys()
+    for name, field in fields.items():
+        assert rows[name] == str(field.default) or field.default in (None, ()), name
+
+
+def test_operations_names_only_flags_that_exist() -> None:
+    known = {flag_name(field.name) for field in dataclasses.fields(ServerConfig)}
+    of_replay = {"--process", "--pace"}
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]+", (ROOT / "docs/operations.md").read_text()))
+    assert named - of_replay <= known
+    assert named & known

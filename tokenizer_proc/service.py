@@ -1,9 +1,9 @@
 """The tokenizer service: takes requests in batches, and sends the outcomes around the ring.
 
-A lone request goes at once. Where others wait, a batch takes them until it is full or has been
-filled for long enough; it never waits for what has not come. A request that waits for something
-else is laid aside, and looked at again with the next batch. One that was here when a process died
-is handled alone, so that it is known what kills. One whose client has left goes no further.
+A lone request goes at once. If others wait, a batch takes them until it is full or its time is
+over. It never waits for requests that have not come. A request that waits for something else is
+laid aside, and looked at again with the next batch. One that was here when a process died is
+handled alone, so that it is known what kills. One whose client has left goes no further.
 """
 
 import itertools

@@ -23,14 +23,14 @@ class CustomToolParser:
 
     def feed(self, text: str) -> list[Piece]:
         """Take more text; return the part that is final."""
-        return [told for piece in self._parser.feed(text) for told in self._told(piece)]
+        return [out for piece in self._parser.feed(text) for out in self._converted(piece)]
 
     def flush(self) -> list[Piece]:
         """Return the remaining text at the end."""
-        found = [told for piece in self._parser.flush() for told in self._told(piece)]
+        found = [out for piece in self._parser.flush() for out in self._converted(piece)]
         return found + self._ended()
 
-    def _told(self, piece: Piece) -> list[Piece]:
+    def _converted(self, piece: Piece) -> list[Piece]:
         if isinstance(piece, Arguments) and piece.index == self._call:
             self._arguments.append(piece.text)
             return []
@@ -44,9 +44,9 @@ class CustomToolParser:
         """Return the input of the custom call that has been read, if there is one."""
         if self._call is None:
             return []
-        told = Arguments(self._call, input_of("".join(self._arguments)), is_custom=True)
+        out = Arguments(self._call, input_of("".join(self._arguments)), is_custom=True)
         self._call, self._arguments = None, []
-        return [told] if told.text else []
+        return [out] if out.text else []
 
 
 def input_of(arguments: str) -> str:

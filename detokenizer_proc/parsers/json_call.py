@@ -71,10 +71,10 @@ def read_string(source: TextSource) -> Reading[str | None]:
     """Read a string and return its value; None if there is none."""
     if (yield from source.peek()) != '"':
         return None
-    return said((yield from read_value(source)))
+    return string_value((yield from read_value(source)))
 
 
-def said(value: str) -> str | None:
+def string_value(value: str) -> str | None:
     """Return the value of a JSON string; None for anything else."""
     try:
         found = json.loads(value, strict=False)
@@ -147,7 +147,7 @@ class CallReader:
             return (yield from read_arguments(source, self._calls))
         value = yield from read_value(source)
         if value.startswith('"'):
-            value = (said(value) or "").strip() or NOTHING
+            value = (string_value(value) or "").strip() or NOTHING
         elif value == "null":
             value = NOTHING
         self._arguments = value

@@ -29,7 +29,7 @@ class WorkerDied(HeadraceError):
         super().__init__(message)
         self.rank = rank
         self.is_chaos = is_chaos
-        self.has_said_why = code in CAUSES
+        self.has_reason = code in CAUSES
         self.exit_status = ExitStatus(code) if code in CAUSES else ExitStatus.HOPELESS
 
 

@@ -125,7 +125,7 @@ class VisionClient:
 
     def _schedule_restart(self, death: WorkerDied, images: EncoderQueue) -> Losses:
         """Schedule the next start, and return the lost work."""
-        is_hopeless = death.has_said_why and not self._has_served
+        is_hopeless = death.has_reason and not self._has_served
         delay_s = None if is_hopeless else self._restarts.delay_s()
         if delay_s is None:
             self._crash_reports.close()

@@ -160,7 +160,7 @@ class WorkerGroup:
             try:
                 result = self._receive()
             except WorkerDied as death:
-                if death.has_said_why:
+                if death.has_reason:
                     raise
                 self.replace(death, [])
                 time.sleep(max(0.0, self._start_at - self._clock()))
@@ -218,11 +218,11 @@ class WorkerGroup:
 
     def _receive(self) -> FromWorker:
         """Wait for a message from every worker. All must be equal, unless one reports a failure."""
-        said = [self._receive_from(worker) for worker in self._all]
-        failures = dict.fromkeys(each.why for each in said if isinstance(each, StepFailed))
+        messages = [self._receive_from(worker) for worker in self._all]
+        failures = dict.fromkeys(each.why for each in messages if isinstance(each, StepFailed))
         if failures:
             return StepFailed("; ".join(failures))
-        first, *others = said
+        first, *others = messages
         assert all(other == first for other in others), "workers disagree"
         return first
 

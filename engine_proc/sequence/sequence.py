@@ -44,7 +44,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # of its full pages, see `PagePool`
     num_cached: int = 0  # prompt tokens found in the prefix cache
     prompt_logprobs: bytearray = field(default_factory=bytearray)  # until they are told
-    draft_length: int = 0  # tokens to guess next, see `speculation.py`
+    draft_length: int = 0  # tokens to guess next, see `ngram_proposer.py`
     sampling_row: bytearray = field(default_factory=bytearray)  # kept by `SamplingMetadata`
     queued_ns: int = 0  # when it came, CLOCK_MONOTONIC
     scheduled_ns: int = 0  # when it was first part of a step

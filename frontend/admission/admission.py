@@ -1,7 +1,7 @@
 """Admission control, decided before a body is read, from numbers on the board. Pure.
 
-A request that would wait longer than it is worth is better told so at once: it gets a 429, and when
-to come again, from how fast work gets done.
+A request that would wait too long is rejected at once. It gets a 429, with a `Retry-After` from the
+measured drain rate.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """A client's connection: uvicorn's, with timeouts and limits added.
 
 uvicorn waits for ever for a request's head, and takes heads of any length and bodies at any pace.
-Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least
-500 bytes/s of the body. Answers have nginx's send_timeout: in a minute as much must be read of
-them, since what waits for a client is memory, and a place that others want.
+Limits are those of Apache's mod_reqtimeout, of the same kind: 20 s for the head; at least 500
+bytes/s of the body. Responses have nginx's send_timeout: a minimum must be read of them per minute.
+A response that waits for its client holds memory, and a place that others want.
 """
 
 import fcntl

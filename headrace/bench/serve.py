@@ -388,11 +388,11 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.plot is not None:
         write_plot(args.plot, outcome, result)
-    told = [table(result, settings)]
+    lines = [table(result, settings)]
     if args.save_result or args.save_detailed:
         saved = result | (details_of(outcome) if args.save_detailed else {})
-        told.append(f"saved {save(args, saved)}")
-    print(*told, sep="\n")
+        lines.append(f"saved {save(args, saved)}")
+    print(*lines, sep="\n")
     return result
 
 

@@ -1,8 +1,8 @@
 """`headrace bench stream`: latency of streamed answers by part, from the client to the model.
 
-The server's part is what it says in `Server-Timing` when a request asks by `x-request-timing`, as
-Headrace's do; a server that does not has "-" there. With `--repeat-runs` each figure is the median
-of the runs, each with prompts of its own, and a column has the least and the greatest p50.
+The server's part is from `Server-Timing`, which Headrace sends for requests with
+`x-request-timing`. A server without it has "-" there. With `--repeat-runs` each figure is the
+median of the runs, each with prompts of its own. A column has the least and the greatest p50.
 """
 
 import argparse
@@ -183,12 +183,12 @@ def bench(args: argparse.Namespace) -> dict[str, Any]:
         outcome = run(seeded, endpoint, requests_of(seeded, endpoint, model))
         results.append(compute(outcome))
     result = combine(results)
-    told = [table(result)]
+    lines = [table(result)]
     if args.save_result:
         path = args.result_dir / (args.result_filename or "stream.json")
         path.write_text(json.dumps(result, indent=1) + "\n")
-        told.append(f"saved {path}")
-    print(*told, sep="\n")
+        lines.append(f"saved {path}")
+    print(*lines, sep="\n")
     return result
 
 

@@ -1,8 +1,8 @@
 """The board: state, heartbeat and metrics of every process, in shared memory.
 
 One memfd, inherited by file descriptor: it has no name, so nothing is left behind however the
-server dies. Each process owns one slot and is its only writer; 8-byte aligned stores are atomic
-on the processors we run on, so readers need no lock. `fields.py` has the words.
+server dies. Each process owns one slot and is its only writer. 8-byte aligned stores are atomic on
+the supported processors, so readers need no lock. `fields.py` has the words.
 """
 
 import enum

@@ -1,8 +1,7 @@
 """`headrace replay DIR`: replays a process's recorded messages to one that runs alone.
 
-The files are those of `--record DIR`. The process gets the messages of one of them, and the
-processes around it are played: what it sends them is counted, timed and compared with what they
-received when the record was made.
+The files are those of `--record DIR`. The process gets the messages of one file, and the processes
+around it are played. Its output is counted, timed and compared with the recorded output.
 """
 
 import argparse
@@ -238,11 +237,11 @@ class Silence:
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._said_at = 0.0
+        self._message_at = 0.0
         self._beat_ns = 0
         self._num_beats = 0
 
-    def is_final(self, said_at: float, now_ns: int) -> bool:
+    def is_final(self, message_at: float, now_ns: int) -> bool:
         """Whether nothing more is to come; to be called often.
 
         Args:
@@ -254,8 +253,8 @@ class Silence:
         if self._slot.silent_s(now_ns) > STUCK_S:
             raise HeadraceError(f"{self._slot.seat} has been silent for {STUCK_S:g} s")
         beat_ns = self._slot[CommonField.HEARTBEAT_NS]
-        if said_at != self._said_at:
-            self._said_at, self._beat_ns, self._num_beats = said_at, beat_ns, 0
+        if message_at != self._message_at:
+            self._message_at, self._beat_ns, self._num_beats = message_at, beat_ns, 0
         elif beat_ns - self._beat_ns >= BEAT_NS:
             self._beat_ns = beat_ns
             self._num_beats += 1
@@ -315,7 +314,7 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
         raise HeadraceError(f"{folder} has no messages of {seat}")
     role = seat.role
     requests = comparable(message for _, pairs in burst.messages for message, _ in pairs)
-    recorded = answers_of(role, outcomes(told_by(folder, burst)), requests)
+    recorded = answers_of(role, outcomes(messages_of(folder, burst)), requests)
     stage = Stage(burst, recorded, is_mock)
     try:
         seconds = perform(stage, burst, keeps_pace)
@@ -324,12 +323,12 @@ def replay(folder: Path, seat: Seat, keeps_pace: bool, is_mock: bool = False) ->
     if is_mock:
         print(*report(burst, stage.answers, seconds), sep="\n")
         return 0 if stage.answers.are_complete else 1
-    verdict = compare(recorded, answers_of(role, outcomes(stage.answers.told), requests))
+    verdict = compare(recorded, answers_of(role, outcomes(stage.answers.messages), requests))
     print(*report(burst, stage.answers, seconds), verdict, sep="\n")
     return 0 if verdict.is_same else 1
 
 
-def told_by(folder: Path, burst: Burst) -> Iterator[tuple[Message, bytes]]:
+def messages_of(folder: Path, burst: Burst) -> Iterator[tuple[Message, bytes]]:
     """Yield the recorded messages to the receivers of a process."""
     for seat in burst.note.seats:
         if seat.role in RECEIVERS[burst.seat.role]:

@@ -34,7 +34,7 @@ PIECES |= {"partial_json", "refusal", "signature"}
 COUNTERS = {"sequence_number"}  # of events, which may be fewer and longer
 SHOWN = 5  # ids of answers that differ
 
-Told = tuple[Message, bytes]
+Received = tuple[Message, bytes]
 Outcomes = dict[tuple[int, str], Any]  # by id, of a sequence or a request, and kind
 KINDS = {
     "tokenizer": ("request", "body"),
@@ -72,7 +72,7 @@ class ReplayedResponses:
 
     def __init__(self, expected: Outcomes) -> None:
         """Wait for the ends of the expected requests, if there are any."""
-        self.told: list[Told] = []
+        self.messages: list[Received] = []
         self.latencies_s: list[float] = []
         self.last_at = 0.0
         self._sent_at: dict[int, float] = {}
@@ -91,7 +91,7 @@ class ReplayedResponses:
         now = time.monotonic()
         with self._lock:
             self.last_at = now
-            self.told.append((message, bytes(bulk)))
+            self.messages.append((message, bytes(bulk)))
             for request in {request_of(id) for id in ids_of(message)}:
                 if (sent_at := self._sent_at.pop(request, None)) is not None:
                     self.latencies_s.append(now - sent_at)
@@ -121,12 +121,12 @@ class ReplayedResponse:
         return self.head.status, kind, text
 
 
-def outcomes(told: Iterable[Told]) -> Outcomes:
+def outcomes(messages: Iterable[Received]) -> Outcomes:
     """Return what messages come to."""
     found: Outcomes = {}
     tokens: dict[int, bytearray] = {}
     bodies: dict[int, ReplayedResponse] = {}
-    for message, bulk in told:
+    for message, bulk in messages:
         match message:
             case GenerateRequest(id=id):
                 asked = msgspec.msgpack.encode(msgspec.structs.replace(message, times=None))

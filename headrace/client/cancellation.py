@@ -4,7 +4,7 @@ httpx names a request's connection with the response only. Here each connection 
 `CancelScope` of the thread that writes to it. Closing a socket wakes no thread that waits for it;
 shutting it down does.
 
-`have_connections_tell` replaces a private attribute, as public means lose behaviour (httpx 0.28,
+`hook_connections` replaces a private attribute, as public means lose behaviour (httpx 0.28,
 httpcore 1.0):
 
 - the extension `trace` names a new connection, and none that is reused;
@@ -135,7 +135,7 @@ class TellingBackend(httpcore.NetworkBackend):
         return TellingStream(self._backend.connect_unix_socket(*args, **kwargs))
 
 
-def have_connections_tell(http: httpx.Client) -> None:
+def hook_connections(http: httpx.Client) -> None:
     """Hook a client's connections into cancel scopes.
 
     httpx has no name for this. Where its parts are called otherwise than they have been, an answer

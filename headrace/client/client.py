@@ -5,9 +5,9 @@
             print(text, end="")
 
 Options are the fields of OpenAI's requests (and `top_k`, `ignore_eos`, ... as in vLLM), sent as
-they are: the server checks them. What the server refuses raises `ApiError`. A server that is not
-there and a connection that breaks raise its subclass `ApiConnectionError`; a server that is silent
-for `timeout_s` raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
+they are: the server checks them. What the server refuses raises `ApiError`. A missing server and a
+broken connection raise its subclass `ApiConnectionError`. A server that is silent for `timeout_s`
+raises `ApiTimeoutError`, a subclass of that. The examples are run by the tests.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
-from headrace.client.cancellation import CancelScope, have_connections_tell
+from headrace.client.cancellation import CancelScope, hook_connections
 from headrace.client.interrupts import brief_interrupts
 from headrace.client.responses import (
     ChatCompletion,
@@ -139,7 +139,7 @@ class Client:
         """
         brief_interrupts()
         self._http = httpx.Client(**settings(base_url, api_key), transport=transport)
-        have_connections_tell(self._http)
+        hook_connections(self._http)
         self._timeout_s = timeout_s
         self._retries = Retries(max_retries)
 

@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
     """Raises `ConfigError` where argparse would end the program."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the error of the command line."""
+        """Raise the error of the command line."""
         raise ConfigError(message)
 
 

@@ -98,9 +98,8 @@ def read_card(config: ServerConfig) -> ModelCard:
 
     Raises:
         ModelError: the hub has no such model, or its files are not what they should be.
-        ConfigError: there is no such file or folder, --max-model-len is more than the model was
-            trained for, a step has no room for what it has to compute at once, or the packages
-            for images are missing.
+        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum,
+            a step has too few tokens, or the packages for images are missing.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)
@@ -211,8 +210,8 @@ def _ends(path: Path, generation: dict[str, Any], *configs: Mapping[str, Any]) -
     """Return the tokens that end a text, from the first file that has some."""
     key = "eos_token_id"
     file = path / ("generation_config.json" if key in generation else "config.json")
-    said = next((values for values in (generation, *configs) if key in values), {})
-    ids = _read(said, key, file, TokenIds)
+    source = next((values for values in (generation, *configs) if key in values), {})
+    ids = _read(source, key, file, TokenIds)
     return sorted(set(ids)) if isinstance(ids, list) else [] if ids is None else [ids]
 
 

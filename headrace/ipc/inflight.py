@@ -1,8 +1,8 @@
 """A request on its way around the ring, with everything needed to send it again. Pure.
 
 The sender of a request keeps its body until the response is complete. After a process has died and
-been replaced, its requests are sent again: the ring computes the same text, and sends only what the
-client does not have.
+been replaced, its requests are sent again. The ring computes the same text, and sends only what the
+client lacks.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Messages that cross a process border, grouped by receiver; a step is in `worker_messages.py`.
 
-Messages are msgspec Structs on ZeroMQ or in shared memory; bulk (bodies, token ids, response
-bytes) rides in a frame of its own beside the message. New fields go last, with a default.
+Messages are msgspec Structs on ZeroMQ or in shared memory. Bulk (bodies, token ids, response bytes)
+is in a frame of its own beside the message. New fields go last, with a default.
 
 Ids: the frontend draws a request id, which leads the response back. A request has
 one or more *sequences* (`n`, several prompts), each with an id of its own:

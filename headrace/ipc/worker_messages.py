@@ -100,7 +100,7 @@ class StepResult(Message, tag="result", frozen=True):
     """The result of a step: worker 0 -> engine.
 
     `logprobs` has an entry for each row that wants them: f32 logprob and i32 rank of the row's
-    token, then num_logprobs pairs of i32 token and f32 logprob, best first.
+    token. Then follow num_logprobs pairs of i32 token and f32 logprob, best first.
     """
 
     token_ids: bytes  # i32, one per logit row; a target's row has the target

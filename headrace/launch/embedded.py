@@ -1,8 +1,8 @@
 """An embedded ring: a supervisor started by the process that uses it.
 
-There are no frontends: the owner takes their seat (`ring.py`), unless it wants a server of its own
-(`local_server.py`). It says what to serve on the supervisor's standard
-input; over a socket the supervisor says where the ring is, that it is ready, and why it ended.
+There are no frontends. The owner takes their seat (`ring_connection.py`), unless it wants a server
+of its own (`local_server.py`). It writes the configuration to the supervisor's standard input. Over
+a socket the supervisor reports the ring's address, that it is ready, and why it ended.
 """
 
 import contextlib

@@ -97,7 +97,7 @@ def tool_format(name: str, template: str | None) -> ToolFormat | None:
         if template is None or any(mark in template for mark in FOREIGN_MARKS):
             return None
         generic = ToolFormat.HERMES if knows_no_tools(template) else None
-        return told_by(template, TOOL_SIGNS) or generic
+        return detected_by(template, TOOL_SIGNS) or generic
     return None if name == NONE else TOOL_ALIASES.get(name) or ToolFormat(name)
 
 
@@ -109,11 +109,11 @@ def knows_no_tools(template: str) -> bool:
 def thought_format(name: str, template: str | None) -> ThoughtFormat | None:
     """Return the format that `--reasoning-parser` names, or by `auto` the template's."""
     if name == AUTO:
-        return told_by(template, THOUGHT_SIGNS)
+        return detected_by(template, THOUGHT_SIGNS)
     return None if name == NONE else THOUGHT_ALIASES.get(name) or ThoughtFormat(name)
 
 
-def told_by(
+def detected_by(
     template: str | None, formats: tuple[tuple[tuple[str, ...], Format], ...]
 ) -> Format | None:
     """Return the first format whose signs a template has."""

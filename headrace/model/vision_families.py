@@ -1,7 +1,7 @@
 """Vision model families: where their configs describe the decoder and the images.
 
-An image becomes rows, which the decoder takes in place of embeddings of tokens: as many as there
-are image tokens in its place in the prompt.
+An image becomes rows, which the decoder takes in place of token embeddings. There is a row for each
+image token in the prompt.
 """
 
 from collections.abc import Mapping

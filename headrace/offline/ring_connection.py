@@ -1,7 +1,7 @@
 """The connection of an `Engine` to its ring: it sits in the frontend's seat.
 
-A thread of its own owns all sockets, so that nothing is locked: callers hand it requests, and each
-answer goes to the function its caller gave, from that thread.
+One thread owns all sockets, so nothing is locked. Callers hand it requests, and it passes each
+answer to its caller's function.
 """
 
 import asyncio

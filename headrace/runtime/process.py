@@ -85,8 +85,8 @@ class Context:
         What lives as long as the process need not be looked at for garbage again, and the young,
         most of them messages, not as often. Connections that have closed are in cycles, and large.
 
-        SIGTERM ends a process that has nothing to clean up by the kernel: a Python handler waits
-        for native code, such as an encoder's, to return, and the interpreter for its threads.
+        SIGTERM ends a process without cleanup by the kernel. A Python handler would wait for native
+        code, such as an encoder's, and the interpreter for its threads.
         """
         gc.freeze()
         gc.set_threshold(*COLLECT)

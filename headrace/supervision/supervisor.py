@@ -495,8 +495,8 @@ class Supervisor:
 
     def _stop(self) -> None:
         """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
-        left = self._told_to_end(self._children, TOLD_S)
-        for child in self._told_to_end(left, STOP_S - TOLD_S):
+        left = self._terminate(self._children, TOLD_S)
+        for child in self._terminate(left, STOP_S - TOLD_S):
             # A process that does not serve yet may miss the signal, and leaves nothing behind.
             level = logging.WARNING if self._is_up else logging.DEBUG
             log.log(level, "%s does not end; killing it", child.seat)
@@ -507,9 +507,7 @@ class Supervisor:
         self._crash_reports.close()
         self._directory.remove()
 
-    def _told_to_end(
-        self, children: Sequence[SeatedProcess], seconds: float
-    ) -> list[SeatedProcess]:
+    def _terminate(self, children: Sequence[SeatedProcess], seconds: float) -> list[SeatedProcess]:
         """Send children SIGTERM; return those that have not ended after some seconds."""
         for child in children:
             child.process.terminate()

@@ -205,7 +205,7 @@ def chat_body(request: CountRequest) -> Object:
     if request.system is not None:
         messages.append({"role": "system", "content": text_of(request.system, "system")})
     for index, message in enumerate(request.messages):
-        for one in said(message, f"messages[{index}].content"):
+        for one in as_chat(message, f"messages[{index}].content"):
             add(messages, one)
     body: Object = {"messages": messages, "model": request.model}
     if request.messages and request.messages[-1].role == "assistant":
@@ -272,7 +272,7 @@ def add(messages: list[Object], message: Object) -> None:
         messages.append(message)
 
 
-def said(message: InputMessage, where: str) -> list[Object]:
+def as_chat(message: InputMessage, where: str) -> list[Object]:
     """Return a message as a chat's messages: each tool result becomes one of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]

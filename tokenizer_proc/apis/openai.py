@@ -256,7 +256,7 @@ def wrong_type(error: msgspec.ValidationError, kind: Any) -> InvalidBody:
     fault = fault_of(str(error), kind)
     if not fault.is_known:
         log.warning("no message is known for what msgspec says: %s", str(error)[:MAX_LOGGED])
-    return InvalidBody(fault.said_of("the body"), fault.where or None)
+    return InvalidBody(fault.described("the body"), fault.where or None)
 
 
 def why_not_json(body: bytes | memoryview, error: Exception) -> str:

@@ -293,14 +293,14 @@ def messages_of(request: ResponsesRequest) -> list[Object]:
     if not request.input:
         raise InvalidValue("input: must not be empty", "input")
     for index, item in enumerate(request.input):
-        add(messages, said(item, f"input[{index}]"))
+        add(messages, as_chat(item, f"input[{index}]"))
     for message in messages:
         if "content" not in message and "tool_calls" not in message:
             message["content"] = ""  # thoughts that nothing has followed
     return messages
 
 
-def said(item: InputItem, where: str) -> Object:
+def as_chat(item: InputItem, where: str) -> Object:
     """Return an item as a chat's message."""
     match item.type:
         case "message":
@@ -324,8 +324,8 @@ def said(item: InputItem, where: str) -> Object:
             output = content_of(item.output or "", where, "output")
             return {"role": "tool", "tool_call_id": item.call_id, "content": output}
         case "reasoning":
-            told = text_of(item.content or item.summary or "", where, THOUGHT_PARTS)
-            return {"role": "assistant", "reasoning_content": told}
+            thoughts = text_of(item.content or item.summary or "", where, THOUGHT_PARTS)
+            return {"role": "assistant", "reasoning_content": thoughts}
         case _:
             raise Unsupported(f"{where}: '{item.type}' items are not supported", where)
 

@@ -191,7 +191,7 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
         "prompt_logprobs": "logprob_start_len",
     }
     num_logprobs = request.num_logprobs(index)
-    tells_prompt = request.first_logprob(index) is not None
+    reports_prompt = request.first_logprob(index) is not None
     with as_written(names):
         check_ranges(params)
         found = CompletionRequest(
@@ -199,7 +199,7 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
             stream=request.stream,
             stream_options=StreamOptions(True, True) if request.stream else None,
             logprobs=num_logprobs,
-            prompt_logprobs=num_logprobs if tells_prompt else None,
+            prompt_logprobs=num_logprobs if reports_prompt else None,
             priority=request.priority,
             return_token_ids=True,
         )
@@ -212,13 +212,13 @@ def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Cont
 def form_of(request: GenerateBody, received_at: float) -> GenerateForm:
     """Return how a request is to be answered; `received_at` is in seconds since the epoch."""
     params = request.params[0]
-    told = range(len(request.prompts) if request.differs else 1)
+    reported = range(len(request.prompts) if request.differs else 1)
     return GenerateForm(
         is_list=request.is_batch or params.n > 1,
         received_at=received_at,
         ids=request.rid if isinstance(request.rid, list) else [],
         num_each=params.n,
         tells_token_text=request.return_text_in_logprobs,
-        num_logprobs=[request.num_logprobs(index) for index in told],
-        first_logprob=[request.first_logprob(index) for index in told],
+        num_logprobs=[request.num_logprobs(index) for index in reported],
+        first_logprob=[request.first_logprob(index) for index in reported],
     )

@@ -170,8 +170,8 @@ def as_template_call(call: CalledTool, where: str) -> dict[str, Any]:
         function = {"name": call.function.name, "arguments": arguments}
     else:
         raise InvalidValue(f"{where}: must have a 'function', or a 'custom' one", where)
-    told: dict[str, Any] = {"type": "function", "function": function}
-    return told if call.id is None else told | {"id": call.id}
+    described: dict[str, Any] = {"type": "function", "function": function}
+    return described if call.id is None else described | {"id": call.id}
 
 
 def arguments_of(arguments: str | dict[str, Any]) -> str | dict[str, Any]:

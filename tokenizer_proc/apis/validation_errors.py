@@ -55,7 +55,7 @@ class Fault(NamedTuple):
     what: str
     is_known: bool = True
 
-    def said_of(self, whole: str) -> str:
+    def described(self, whole: str) -> str:
         """Return the fault in a sentence; `whole` is what the whole value is called."""
         return f"{self.where}: {self.what}" if self.where else f"{whole} {self.what}"
 

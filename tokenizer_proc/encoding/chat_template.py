@@ -1,10 +1,10 @@
 """Chat templates: a conversation as the text the model was trained on.
 
-Templates come with models and are code: they run in Jinja's sandbox, for so much CPU time and no
-more (`cpu_limit.py`), in this process and in no other. Those that come with a request have a limit
-of memory, too. The environment follows `transformers`
-(trim_blocks, lstrip_blocks, loop controls, `generation` blocks, `raise_exception`, `strftime_now`,
-`tojson` without escaping), so that templates written for it render the same.
+Templates come with models and are code. They run in Jinja's sandbox, with limited CPU time
+(`cpu_limit.py`), in this process only. Those that come with a request have a limit of memory, too.
+The environment follows `transformers` (trim_blocks, lstrip_blocks, loop controls, `generation`
+blocks, `raise_exception`, `strftime_now`, `tojson` without escaping), so that templates written for
+it render the same.
 """
 
 import contextlib
@@ -134,9 +134,9 @@ class ChatTemplate:
     ) -> None:
         """Compile `source`; a model without a template refuses conversations.
 
-        With `trusts_requests`, a request may bring a template of its own; with `takes_images`,
-        messages may have parts that are images; with `describes_tools`, a message describes tools
-        where a template has no place for them.
+        With `trusts_requests`, a request may bring a template of its own. With `takes_images`,
+        messages may have image parts. With `describes_tools`, a message describes tools that the
+        template has no place for.
 
         Raises:
             ModelError: the template is not valid Jinja.
@@ -351,8 +351,8 @@ def functions_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def other_forms(arguments: list[Any], error: Exception) -> list[list[Any]]:
     """Return what else the arguments of calls may be after a template has failed with `error`.
 
-    A template that adds them to a text wants JSON; one that goes through their names wants objects,
-    and is given an empty one where a call was cut off.
+    A template that adds them to a text wants JSON. One that iterates over their names wants
+    objects, and gets an empty one for a truncated call.
     """
     forms: list[list[Any]] = []
     if isinstance(error, TypeError) and any(isinstance(one, dict) for one in arguments):

@@ -1,9 +1,9 @@
 """Text to token ids, by `fastokens` where that gives the ids of `tokenizers`.
 
-`tokenizers` defines what is right and loads in a third of the time: it serves until `fastokens` is
-loaded and checked beside it (`load_fast`), which is several times faster and makes no Python
-object per token. A tokenizer that `fastokens` does not know, or of which it gives other ids,
-stays with `tokenizers`; so does a single text that it gives up on, as on a million spaces.
+`tokenizers` defines correctness and loads in a third of the time. It serves until `fastokens` is
+loaded and checked beside it (`load_fast`). That is several times faster and makes no Python object
+per token. A tokenizer that `fastokens` does not support, or for which ids differ, stays with
+`tokenizers`. So does a single text on which it gives up, such as a million spaces.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """A lower bound of a text's tokens, from its bytes before it is encoded.
 
-A token stands for so many bytes and no more. That says something only where every byte ends up in
-a token: not where a normalizer strips, a pre-tokenizer removes spaces, added tokens swallow the
-spaces beside them, or unknown characters are fused. Byte-level BPE, and SentencePiece's BPE with
-byte fallback, lose nothing but the bytes that the vocabulary of the former lacks.
+A token stands for so many bytes and no more. The bound holds only if every byte ends up in a token.
+It does not hold if a normalizer strips, a pre-tokenizer removes spaces, added tokens absorb spaces,
+or unknown characters are fused. Byte-level BPE, and SentencePiece's BPE with byte fallback, lose
+nothing but the bytes that the vocabulary of the former lacks.
 """
 
 from dataclasses import dataclass

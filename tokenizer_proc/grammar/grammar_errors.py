@@ -163,8 +163,8 @@ def looked_up(words: Words, text: str, source: str) -> str:
         found = re.search(pattern, text)
         if found is not None:
             groups = [group.strip() for group in found.groups()]
-            told = [g if is_of(g, source) and len(g) <= MAX_SHOWN else "…" for g in groups]
-            return own.format(*told) if told else own
+            values = [g if is_of(g, source) and len(g) <= MAX_SHOWN else "…" for g in groups]
+            return own.format(*values) if values else own
     return ""
 
 
@@ -193,10 +193,10 @@ def tag_error(error: msgspec.DecodeError, kind: Any) -> GrammarError:
     fault = fault_of(str(error), kind)
     if not fault.is_known:
         return GrammarError(f"no structural tag: {fault.where or 'it'} is not as xgrammar has it")
-    return GrammarError(f"no structural tag: {fault.said_of('it')}")
+    return GrammarError(f"no structural tag: {fault.described('it')}")
 
 
 def for_the_log(error: Exception) -> str:
     """Return a library's error in one line; "" if the text is this server's alone."""
-    said = error.__cause__ if isinstance(error, GrammarError) else error
-    return "" if said is None else " ".join(str(said).split())[:MAX_LOGGED]
+    cause = error.__cause__ if isinstance(error, GrammarError) else error
+    return "" if cause is None else " ".join(str(cause).split())[:MAX_LOGGED]

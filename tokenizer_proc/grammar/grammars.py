@@ -46,7 +46,7 @@ class Grammars:
         self._wanted: queue.SimpleQueue[tuple[Constraint, Check[Verdict]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_told = False  # the process, whose tokens grammars are for
+        self._has_tokenizer = False  # the process, whose tokens grammars are for
         title = f"headrace: grammars of {os.getpid()}"
         self._task = Task(card.path, card.vocab_size, card.eos_token_ids, title)
 
@@ -107,9 +107,9 @@ class Grammars:
         killer = threading.Timer(self._deadline_s, process.kill)
         killer.start()
         with contextlib.suppress(BrokenPipeError):
-            if not self._is_told:
+            if not self._has_tokenizer:
                 write(process.stdin, self._task)
-                self._is_told = True
+                self._has_tokenizer = True
             write(process.stdin, constraint)
             verdict = read(process.stdout, Verdict)
         killer.cancel()
@@ -121,7 +121,7 @@ class Grammars:
             process.stdin.close()
         process.stdout.close()
         code = process.wait()
-        self._process, self._is_told = None, False
+        self._process, self._has_tokenizer = None, False
         if time.monotonic() - began_at >= self._deadline_s:
             log.warning("%s hung; it has been ended", self._task.title)
             return TRY_AGAIN

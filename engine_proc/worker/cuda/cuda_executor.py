@@ -1,7 +1,7 @@
 """Runs a `DecoderSpec` with Triton kernels, on a GPU; in Triton's interpreter, on the CPU.
 
-Every kernel takes a row's sums in an order of its own, so the logits of a token have the same bits
-whatever its batch mates are.
+Every kernel sums a row in a fixed order, so the logits of a token have the same bits with any batch
+mates.
 """
 
 from collections.abc import Callable, Sequence

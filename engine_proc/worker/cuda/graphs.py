@@ -1,7 +1,7 @@
 """CUDA graphs of steps: what a step launches, launched at once.
 
-There is one for each of some sizes (see `buckets.py`), of the forward pass and, so that a grammar's
-masks can come in between, another of the sampler. They share memory, as only one runs at a time.
+There is one graph of the forward pass for each of some sizes (see `graph_sizes.py`), and another of
+the sampler. A grammar's masks can come in between. Graphs share memory, as only one runs at a time.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """Runs a `DecoderSpec` on the CPU: one call into `csrc/cpu` per step, without the GIL.
 
-Activations are fp32; factors of a product are rounded only for `int8` weights and, if that is asked
-for, to bf16 for bf16 ones and to 16 bits for packed ones. Every sum has one order, so the logits
-of a token have the same bits whatever its batch mates, its chunking and the number of threads.
+Activations are fp32. Factors of a product are rounded only for `int8` weights and on request: to
+bf16 for bf16 weights, to 16 bits for packed ones. Every sum has one order, so the logits of a token
+have the same bits with any batch mates, chunking and number of threads.
 """
 
 import ctypes

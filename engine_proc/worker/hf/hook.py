@@ -2,8 +2,8 @@
 
 Every model that uses transformers' attention interface calls the function registered here, under
 the name `HOOKED`, with its queries, keys and values after RoPE. It hands them to the `Attention`
-that is in force. No mask is made for a batch: how far each layer reaches is read once, by `Probe`,
-off the mask that transformers would have made; a mask that is more than a reach is refused.
+that is in force. No mask is made for a batch. `Probe` reads the reach of each layer once, off the
+mask that transformers would have made. A mask that is more than a reach is refused.
 """
 
 from collections.abc import Callable, Iterator

@@ -73,8 +73,8 @@ def open_transformers(
         pooling: of an embedding model, which is loaded without its head.
         num_ranks: workers that compute at the same time.
     Raises:
-        ModelError: files are missing, broken or do not fit each other, or the model needs more
-            of its attention than paged keys and values can give.
+        ModelError: files are missing, broken or inconsistent, or the model's attention needs more
+            than paged keys and values.
     """
     config = open_config(folder, num_ranks)
     refuse_by_config(config, max_model_len, head=pooling is None)

@@ -2,8 +2,8 @@
 
 A plan says of a layer whether its rows or its columns are cut. Outputs of columns are summed over
 the workers, by hooks; so are those of experts, of each of which every worker has a part. Heads go
-by KV head, as in `shard.py`. What the plan does not name is on every worker, and so are embeddings:
-they are read by token, and often are the head's weights, too.
+by KV head, as in `shard.py`. Weights outside the plan are on every worker, and so are embeddings.
+These are read by token, and often are the head's weights, too.
 
 That a model is still itself when it is cut is for `check.py` to see.
 """

@@ -1,8 +1,8 @@
 """Model configs, lowered to a `DecoderSpec`. The only file that knows model families.
 
-A family is a function from its config's fields to a spec. Fields it does not read are refused
-unless they are known to change nothing, so a new variant of a known family fails when it is
-opened instead of answering nonsense.
+A family is a function from its config's fields to a spec. Unknown fields are refused unless they
+are known to change nothing. A new variant of a known family therefore fails when it is opened
+instead of answering nonsense.
 """
 
 from collections.abc import Callable, Mapping

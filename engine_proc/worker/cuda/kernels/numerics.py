@@ -47,8 +47,8 @@ def rounded(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 def dot(a: tl.tensor, b: tl.tensor, sums: tl.tensor) -> tl.tensor:
     """Add a product to fp32 sums, without TF32.
 
-    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile;
-    its sums have others of a factor that is transposed in memory.
+    The interpreter cannot multiply bf16, and its product has other bits in other rows of a tile.
+    Its sums have other bits if a factor is transposed in memory.
     """
     if INTERPRETED:
         b = tl.reshape(tl.reshape(b, [b.shape[0] * b.shape[1]]), b.shape)
