@@ -31,11 +31,12 @@ PACKAGES = {
     "metrics": "board config ipc system",
     "launch": "board config runtime supervision system",
     "client": "launch",
+    "protocol": "client",
     "offline": "board client config ipc launch model system",
     "cli": "board client config ipc runtime supervision system",
     "bench": "config offline runtime",
 }
-SHARED = {"system", "model", "board", "ipc", "config", "runtime"}
+SHARED = {"system", "model", "board", "ipc", "config", "runtime", "protocol"}
 FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},

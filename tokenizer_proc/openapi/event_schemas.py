@@ -5,14 +5,13 @@ from typing import Literal
 from msgspec import UNSET, UnsetType
 
 from headrace.client.responses import ChatLogprobs, ChosenToken, TextLogprobs, Usage
+from headrace.protocol.base import Whole
 from headrace.tokenizer_proc.openapi.response_schemas import (
     CallItem,
     CustomCallItem,
     Cut,
     GeneratedFields,
-    MessageFields,
     MessageItem,
-    MessageUsage,
     MetaFields,
     OutputText,
     ReasoningItem,
@@ -20,12 +19,6 @@ from headrace.tokenizer_proc.openapi.response_schemas import (
     ResponseFields,
     ResponseUsage,
     Stopped,
-    StopReason,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-    Typed,
-    Whole,
 )
 
 # OpenAI's chat completions and completions
@@ -272,101 +265,6 @@ ResponseEvent = (
     | ArgumentsDone
     | InputDelta
     | InputDone
-)
-
-
-# Anthropic's messages
-
-
-class BegunMessage(MessageFields, tag_field="type", tag="message"):
-    """A message that has yet to say something."""
-
-    stop_reason: None
-
-
-class MessageStart(Typed, tag="message_start"):
-    """The first event."""
-
-    message: BegunMessage
-
-
-class BlockStart(Typed, tag="content_block_start"):
-    """A block begins, empty."""
-
-    index: int
-    content_block: TextBlock | ThinkingBlock | ToolUseBlock
-
-
-class MoreText(Typed, tag="text_delta"):
-    """More words to the reader."""
-
-    text: str
-
-
-class MoreThoughts(Typed, tag="thinking_delta"):
-    """More thoughts."""
-
-    thinking: str
-
-
-class Signature(Typed, tag="signature_delta"):
-    """The end of thoughts."""
-
-    signature: str
-
-
-class MoreInput(Typed, tag="input_json_delta"):
-    """More of a call's input."""
-
-    partial_json: str
-
-
-class BlockDelta(Typed, tag="content_block_delta"):
-    """A block goes on."""
-
-    index: int
-    delta: MoreText | MoreThoughts | Signature | MoreInput
-
-
-class BlockStop(Typed, tag="content_block_stop"):
-    """A block is complete."""
-
-    index: int
-
-
-class MessageEnd(Whole):
-    """Why a message has ended."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(Typed, tag="message_delta"):
-    """A message has ended."""
-
-    delta: MessageEnd
-    usage: MessageUsage
-
-
-class MessageStop(Typed, tag="message_stop"):
-    """The last event."""
-
-
-class AnthropicFailure(Whole):
-    """Why it fails, in Anthropic's words."""
-
-    type: str
-    message: str
-
-
-class MessageFailed(Typed, tag="error"):
-    """The last event, where something went wrong."""
-
-    error: AnthropicFailure
-
-
-MessageEvent = (
-    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | MessageFailed
 )
 
 

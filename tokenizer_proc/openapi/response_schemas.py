@@ -8,21 +8,13 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.client.responses import ChosenToken
+from headrace.protocol.base import Typed, Whole
 from headrace.tokenizer_proc.apis.responses import (
     OfferedFunction,
     Reasoning,
     TextOptions,
     WantedFunction,
 )
-
-
-class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A struct that has all fields there are."""
-
-
-class Typed(Whole, tag_field="type"):
-    """One of several structs, told apart by their `type`."""
-
 
 # OpenAI's responses
 
@@ -149,66 +141,6 @@ class Response(ResponseFields):
     usage: ResponseUsage
 
 
-# Anthropic's messages
-
-
-class TextBlock(Typed, tag="text"):
-    """Words to the reader."""
-
-    text: str
-
-
-class ThinkingBlock(Typed, tag="thinking"):
-    """Thoughts. The signature is the message's id."""
-
-    thinking: str
-    signature: str
-
-
-class ToolUseBlock(Typed, tag="tool_use"):
-    """A call of a tool."""
-
-    id: str
-    name: str
-    input: Any  # an object, if the model got it right
-
-
-class ThinkingDetails(Whole):
-    """How many of the tokens are thoughts."""
-
-    thinking_tokens: int
-
-
-class MessageUsage(Whole):
-    """How many tokens a message took; `input_tokens` are those that were not in the cache."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: ThinkingDetails | msgspec.UnsetType = msgspec.UNSET
-
-
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-
-
-class MessageFields(Whole):
-    """What a message has, whole or not."""
-
-    id: str
-    role: Literal["assistant"]
-    model: str
-    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
-    stop_sequence: str | None
-    usage: MessageUsage
-
-
-class AnsweredMessage(MessageFields, tag_field="type", tag="message"):
-    """What `/v1/messages` answers."""
-
-    stop_reason: StopReason
-
-
 class InputTokens(Whole):
     """What `/v1/responses/input_tokens` answers."""
 
@@ -247,10 +179,10 @@ class MetaFields(Whole, kw_only=True):
     completion_tokens: int
     cached_tokens: int
 
-    input_token_logprobs: list[ToldLogprob] = []
-    input_top_logprobs: list[list[ToldLogprob] | None] = []
-    output_token_logprobs: list[ToldLogprob] = []
-    output_top_logprobs: list[list[ToldLogprob] | None] = []
+    input_token_logprobs: list[ToldLogprob] = msgspec.field(default_factory=list)
+    input_top_logprobs: list[list[ToldLogprob] | None] = msgspec.field(default_factory=list)
+    output_token_logprobs: list[ToldLogprob] = msgspec.field(default_factory=list)
+    output_top_logprobs: list[list[ToldLogprob] | None] = msgspec.field(default_factory=list)
 
 
 class MetaInfo(MetaFields):

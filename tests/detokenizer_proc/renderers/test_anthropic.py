@@ -17,8 +17,7 @@ from headrace.detokenizer_proc.replies import Replies
 from headrace.detokenizer_proc.reply import Reply
 from headrace.errors import InternalError
 from headrace.ipc.messages import Api, FinishReason, ReplyPlan, StepOutput, request_id
-from headrace.tokenizer_proc.openapi.event_schemas import MessageEvent
-from headrace.tokenizer_proc.openapi.response_schemas import AnsweredMessage
+from headrace.protocol.anthropic_messages import AnsweredMessage, MessageEvent
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 USAGE = TokenUsage(num_prompt=9, num_completion=4, num_cached=2, num_thought=3)
