@@ -4,8 +4,15 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
-from headrace.client.responses import ChatLogprobs, ChosenToken, TextLogprobs, Usage
+from headrace.client.responses import ChosenToken, Usage
 from headrace.protocol.base import Whole
+from headrace.protocol.openai_chunks import ChatEventChoice, TextEventChoice
+from headrace.protocol.response_parts import (
+    OutputText,
+    ReasoningText,
+    ResponseFailure,
+    ResponseUsage,
+)
 from headrace.tokenizer_proc.openapi.response_schemas import (
     CallItem,
     CustomCallItem,
@@ -13,71 +20,12 @@ from headrace.tokenizer_proc.openapi.response_schemas import (
     GeneratedFields,
     MessageItem,
     MetaFields,
-    OutputText,
     ReasoningItem,
-    ReasoningText,
     ResponseFields,
-    ResponseUsage,
     Stopped,
 )
 
 # OpenAI's chat completions and completions
-
-
-class ToldFunction(Whole):
-    """More of a function's call: its name at first, then its arguments, piece by piece."""
-
-    arguments: str
-    name: str | UnsetType = UNSET
-
-
-class ToldInput(Whole):
-    """More of a custom tool's call: its name at first, then its input."""
-
-    input: str
-    name: str | UnsetType = UNSET
-
-
-class ToldCall(Whole):
-    """News of the `index`-th call of an answer; the first has its id."""
-
-    index: int
-    function: ToldFunction | UnsetType = UNSET
-    custom: ToldInput | UnsetType = UNSET  # in its place, of a custom tool
-    id: str | UnsetType = UNSET
-    type: Literal["function", "custom"] | UnsetType = UNSET
-
-
-class ToldDelta(Whole):
-    """What is new in a message; nothing, where it only ends."""
-
-    role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET
-    reasoning: str | UnsetType = UNSET  # the same, under vLLM's newer name
-    tool_calls: list[ToldCall] | UnsetType = UNSET
-    function_call: ToldFunction | UnsetType = UNSET  # in their place, where `functions` were sent
-
-
-class ChatEventChoice(Whole):
-    """What is new in one of `n` answers."""
-
-    index: int
-    delta: ToldDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
-    token_ids: list[int] | UnsetType = UNSET
-
-
-class TextEventChoice(Whole):
-    """What is new in one of the continuations."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionFields(Whole, kw_only=True):
@@ -106,13 +54,6 @@ class TextEvent(CompletionFields):
 
 
 # OpenAI's responses
-
-
-class ResponseFailure(Whole):
-    """Why a response has failed."""
-
-    code: str
-    message: str
 
 
 class StreamedResponse(ResponseFields):

@@ -13,6 +13,7 @@ from headrace import __version__, routes
 from headrace.client import responses
 from headrace.config.config import ModelCard
 from headrace.protocol import anthropic_messages
+from headrace.protocol.embeddings import Embedded
 from headrace.routes import ANTHROPIC_PATHS, ROUTES, Lane, Need, Route
 from headrace.tokenizer_proc.apis.anthropic import CountRequest, MessagesRequest
 from headrace.tokenizer_proc.apis.openai import (
@@ -111,7 +112,7 @@ BODIES = {
     routes.GENERATE: BodyTypes(
         GenerateBody, response_schemas.Generated, event_schemas.GenerateEvent
     ),
-    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, response_schemas.Embedded),
+    routes.EMBEDDINGS: BodyTypes(EmbeddingRequest, Embedded),
     routes.RERANK: BodyTypes(RerankRequest, responses.Ranking),
     routes.SCORE: BodyTypes(ScoreRequest, responses.ScoreList),
     routes.TOKENIZE: BodyTypes(TokenizeRequest, responses.Tokens),

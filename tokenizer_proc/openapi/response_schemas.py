@@ -7,8 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.client.responses import ChosenToken
 from headrace.protocol.base import Typed, Whole
+from headrace.protocol.response_parts import (
+    IncompleteDetails,
+    OutputText,
+    ReasoningText,
+    ResponseUsage,
+)
 from headrace.tokenizer_proc.apis.responses import (
     OfferedFunction,
     Reasoning,
@@ -19,20 +24,6 @@ from headrace.tokenizer_proc.apis.responses import (
 # OpenAI's responses
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-
-class OutputText(Typed, tag="output_text"):
-    """Words to the reader."""
-
-    text: str
-    annotations: list[Any]
-    logprobs: list[ChosenToken]
-
-
-class ReasoningText(Typed, tag="reasoning_text"):
-    """Thoughts."""
-
-    text: str
 
 
 class MessageItem(Typed, tag="message"):
@@ -71,35 +62,6 @@ class CustomCallItem(Typed, tag="custom_tool_call"):
     call_id: str
     name: str
     input: str
-
-
-class InputDetails(Whole):
-    """How many tokens of an input were found in the prefix cache."""
-
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputDetails(Whole):
-    """How many tokens of an output were thoughts."""
-
-    reasoning_tokens: int
-
-
-class ResponseUsage(Whole):
-    """How many tokens a response took."""
-
-    input_tokens: int
-    input_tokens_details: InputDetails
-    output_tokens: int
-    output_tokens_details: OutputDetails
-    total_tokens: int
-
-
-class IncompleteDetails(Whole):
-    """Why a response was cut off."""
-
-    reason: Literal["max_output_tokens"]
 
 
 class ResponseFields(Whole):
@@ -206,33 +168,6 @@ class GeneratedText(GeneratedFields):
 
 
 Generated = GeneratedText | list[GeneratedText]
-
-
-# Embeddings
-
-
-class EmbeddedText(Whole):
-    """A text as a vector: numbers, or in base64 little-endian f32."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: str | list[float]
-
-
-class EmbeddingUsage(Whole):
-    """How many tokens the texts took."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedded(Whole):
-    """What `/v1/embeddings` answers."""
-
-    object: Literal["list"]
-    data: list[EmbeddedText]
-    model: str
-    usage: EmbeddingUsage
 
 
 # The server
