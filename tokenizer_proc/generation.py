@@ -518,7 +518,8 @@ def check_min_tokens(request: Generation, max_tokens: int) -> None:
     """Refuse to generate more than there may be."""
     if (request.min_tokens or 0) > max_tokens:
         raise InvalidValue(
-            f"min_tokens: must be at most max_tokens, {max_tokens}, not {request.min_tokens}",
+            f"min_tokens: must be at most {max_tokens}, the limit of the answer's tokens, not "
+            f"{request.min_tokens}",
             "min_tokens",
         )
 

@@ -89,8 +89,9 @@ class Prompts:
         left = self.card.max_model_len - (1 if wanted is None else wanted)
         if left < 1:
             raise InvalidValue(
-                f"truncate_prompt_tokens: -1 keeps what leaves room for max_tokens, {wanted}, of a "
-                f"context of {self.card.max_model_len}; ask for fewer, or say how many are kept",
+                f"truncate_prompt_tokens: -1 keeps what leaves room for an answer of {wanted} "
+                f"tokens in a context of {self.card.max_model_len}; ask for fewer, or say how many "
+                "are kept",
                 "truncate_prompt_tokens",
             )
         return left

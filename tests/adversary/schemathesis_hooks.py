@@ -89,7 +89,7 @@ def keep_to_max_tokens(body: Object) -> None:
     """Ask for no more tokens at least than at most."""
     params = body.get("sampling_params") or []
     for one in (body, *(params if isinstance(params, list) else [params])):
-        most = [one[name] for name in MAX_TOKENS if one.get(name)]
+        most = [one[name] for name in MAX_TOKENS if one.get(name) is not None]
         for name in MIN_TOKENS:
             if one.get(name):
                 one[name] = min(one[name], DEFAULT_TOKENS, *most)
