@@ -30,6 +30,8 @@ REASONS = re.compile(
     r"|log probabilities .* are more than"
 )
 
+FIELD = re.compile(r"([a-z_0-9]+)(?:[.\[]\S+)?: ")  # with which an error begins
+
 Object = dict[str, Any]
 
 
@@ -39,6 +41,25 @@ def refusals_have_a_reason(_context: CheckContext, response: Response, case: Cas
     if response.status_code == 400 and is_valid(case):
         error = json.loads(response.content)["error"]
         assert REASONS.search(error["message"]), error["message"]
+
+
+@schemathesis.check
+def refusals_name_own_fields(_context: CheckContext, response: Response, case: Case) -> None:
+    """Fail for a 400 that begins with a field which neither the API nor the body has."""
+    if response.status_code != 400:
+        return
+    message = json.loads(response.content)["error"]["message"]
+    named = FIELD.match(message)
+    if named is not None:
+        body = case.body if isinstance(case.body, dict) else {}
+        assert named[1] in fields_of(case) | body.keys(), message
+
+
+def fields_of(case: Case) -> set[str]:
+    """Return the fields of the body that an operation takes."""
+    bodies = case.operation.definition.raw["requestBody"]["content"]
+    *_, name = bodies["application/json"]["schema"]["$ref"].split("/")
+    return set(case.operation.schema.raw_schema["components"]["schemas"][name]["properties"])
 
 
 def is_valid(case: Case) -> bool:
