@@ -14,7 +14,6 @@ import hypothesis.strategies as st
 import schemathesis
 from schemathesis import Case, CheckContext, HookContext, Response
 
-MAX_EXACT = 1 << 53  # JSON's integers that all languages have
 MAX_SEQUENCES = 128  # of a request
 DEFAULT_TOKENS = 16  # of a completion that says nothing
 MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_new_tokens")
@@ -83,19 +82,8 @@ schemathesis.openapi.format(
 def before_call(_context: HookContext, case: Case, **_: Any) -> None:
     """Make a valid body keep to what its schema cannot state."""
     if is_valid(case) and isinstance(case.body, dict):
-        case.body = whole_numbers(case.body)
         for rule in RULES:
             rule(case.body)
-
-
-def whole_numbers(value: Any) -> Any:
-    """Return a value whose numbers are written as integers where they are: 1.0 is 1."""
-    if isinstance(value, dict):
-        return {key: whole_numbers(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [whole_numbers(one) for one in value]
-    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT
-    return int(value) if is_whole else value
 
 
 def name_tools_apart(body: Object) -> None:
