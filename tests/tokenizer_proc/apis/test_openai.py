@@ -253,12 +253,12 @@ def test_an_integer_may_be_written_as_a_float(name: str, number: int, written: s
 )
 def test_no_other_number_or_text_is_an_integer(written: str) -> None:
     for more in ("", ', "top_k": 1.0'):
-        with pytest.raises(InvalidBody, match="^max_tokens: must be an integer or null, not"):
+        with pytest.raises(InvalidBody, match=r"^max_tokens: must be an integer or null, not"):
             decode_completion(f'{{"prompt": "a", "max_tokens": {written}{more}}}'.encode())
 
 
 def test_a_whole_float_is_no_boolean() -> None:
-    with pytest.raises(InvalidBody, match="^echo: must be a boolean, not"):
+    with pytest.raises(InvalidBody, match=r"^echo: must be a boolean, not"):
         decode_completion(b'{"prompt": "a", "n": 1.0, "echo": 1.0}')
 
 
