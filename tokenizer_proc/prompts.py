@@ -21,6 +21,7 @@ class PromptVocabulary(Protocol):
     token_bytes: TokenBytes | None
     special_tokens: dict[str, int]
     infill_tokens: dict[str, int]  # by spelling, see `infilling.LOOKED_FOR`
+    prepends_space: bool  # to each text
 
     def pair_marks(self) -> PairMarks:
         """Return the special tokens around two texts."""
