@@ -317,7 +317,7 @@ class ChatTemplate:
                 raise
 
 
-def why_not_compiled(error: Exception) -> str:
+def why_not_compiled(error: BaseException) -> str:
     """Return what is wrong with a template that a request has brought, and the remedy."""
     if isinstance(error, jinja2.TemplateSyntaxError):
         return f"line {error.lineno} is not valid; mend it. Jinja says: {in_a_line(error)}"
