@@ -28,6 +28,7 @@ HOW_TO_GET_ONE = (
 )
 
 INFILL_ROLES = ("pre", "suf", "mid", "pad", "rep", "sep")
+OLD_ROLES = {"pre": "prefix", "suf": "suffix", "mid": "middle"}  # CodeLlama's files have these
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|B?F16|F32)$", re.IGNORECASE)
 
@@ -159,7 +160,9 @@ def read_gguf(path: Path) -> ModelCard:
 
 def infill_token_ids(metadata: Mapping[str, Any], num_tokens: int) -> dict[str, int]:
     """Return the ids of the tokens for filling in the middle, by role: pre, suf, mid, and more."""
-    ids = {role: metadata.get(f"tokenizer.ggml.fim_{role}_token_id") for role in INFILL_ROLES}
+    ids = {role: metadata.get(f"tokenizer.ggml.{old}_token_id") for role, old in OLD_ROLES.items()}
+    for role in INFILL_ROLES:
+        ids[role] = metadata.get(f"tokenizer.ggml.fim_{role}_token_id", ids.get(role))
     return {r: id for r, id in ids.items() if isinstance(id, int) and 0 <= id < num_tokens}
 
 
