@@ -1,9 +1,8 @@
 """Pin and hash what an install takes, in three files.
 
-requirements.txt has what a plain install takes, the demo model, and what builds the package;
-requirements-extras.txt what all extras take beside it; requirements-torch.txt torch and what its
-GPU build brings. The last is a file of its own since pip may take a CPU build of torch elsewhere,
-with other hashes.
+requirements.txt has a plain install, the demo model, and what builds the package.
+requirements-extras.txt has what all extras add. requirements-torch.txt has torch and what its GPU
+build brings: pip may take a CPU build of torch elsewhere, with other hashes.
 
 Method: uv resolves pyproject.toml with constraints.txt for every Python that Headrace runs on, from
 PyPI alone. It lists the hashes of all files of each version.

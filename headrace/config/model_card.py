@@ -99,8 +99,8 @@ def read_card(config: ServerConfig) -> ModelCard:
 
     Raises:
         ModelError: the hub has no such model, or its files are not what they should be.
-        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum,
-            a step has too few tokens, or the packages for images are missing.
+        ConfigError: there is no such file or folder, --max-model-len is above the model's maximum.
+            Or a step has too few tokens, or the packages for images are missing.
     """
     path = find_model(config.model, config.load_format)
     card = read_gguf(path) if path.is_file() else read_folder(path)

@@ -1,7 +1,7 @@
 """Requests on their way around the ring, with everything needed to send them again. Pure.
 
 The sender of a request keeps its body until the response is complete. After a process has died and
-been replaced, its requests are sent again: the ring computes the same text, and sends only what the
+been replaced, its requests are sent again. The ring computes the same text, and sends only what the
 client does not have. Senders are the frontends and an `Engine`.
 """
 
