@@ -12,10 +12,6 @@ import yaml
 from examples import ROOT, blocks, needs_curl, run_command, run_program
 from servers import HELD, RunningServer
 
-from headrace.config.flags import from_flags
-from headrace.frontend.health import PATHS as HEALTH_PATHS
-from headrace.routes import PING
-
 EMBEDDINGS = "docs/api/embeddings.md"  # in `test_embeddings.py`
 FAMILIES = [
     *("docs/api.md", "docs/api/completions.md", "docs/api/responses.md", "docs/api/messages.md"),
@@ -24,6 +20,7 @@ FAMILIES = [
 PAGES = {
     *("README.md", *FAMILIES, EMBEDDINGS, "docs/operations.md"),
     *("docs/structured_output.md", "docs/tools.md", "docs/getting_started.md"),
+    *("docs/how_to/python_client.md", "docs/how_to/embedded.md"),
 }
 
 
@@ -38,20 +35,6 @@ def test_the_page_about_running_shows_what_is_told_of_health(server: RunningServ
     told = httpx.get(f"{server.url}/health").json()
     assert shown.keys() == told.keys()
     assert shown["processes"][0].keys() == told["processes"][0].keys()
-
-
-def test_units_in_operations_docs_start_a_server() -> None:
-    (unit,) = blocks("docs/operations.md", "ini")
-    (manifest,) = map(yaml.safe_load, blocks("docs/operations.md", "yaml"))
-    (command,) = re.findall(r"^ExecStart=\S+/launch_server (.*)$", unit, re.MULTILINE)
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    name, *arguments = container["args"]
-    assert name == "launch_server"
-    for argv in (command.split(), arguments):
-        assert from_flags(argv).drain_timeout == 60
-    probes = [container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness")]
-    probes.append(container["livenessProbe"]["httpGet"]["path"])
-    assert {*probes, PING} == set(HEALTH_PATHS)
 
 
 @needs_curl
@@ -102,11 +85,12 @@ def test_the_command_of_the_readme_works(server: RunningServer) -> None:
     assert usual.stop() == 0
 
 
-def test_the_programs_of_the_readme_work(
+def test_programs_of_the_how_tos_work(
     server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with_client, with_engine = blocks("README.md", "python")
+    (with_client,) = blocks("docs/how_to/python_client.md", "python")
     run_program(with_client, server.url)
     assert capsys.readouterr().out
+    (with_engine,) = blocks("docs/how_to/embedded.md", "python")
     run_program(with_engine, server.url)
     assert "1, 2, 3," in capsys.readouterr().out
