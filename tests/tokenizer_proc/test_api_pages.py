@@ -18,14 +18,14 @@ from headrace.tokenizer_proc.apis.openai import (
 from headrace.tokenizer_proc.apis.rerank import RerankRequest, ScoreRequest
 from headrace.tokenizer_proc.apis.responses import ResponsesRequest
 from headrace.tokenizer_proc.apis.sampling import RANGES
-from headrace.tokenizer_proc.apis.sglang import GenerateBody, SamplingParams
+from headrace.tokenizer_proc.apis.sglang import GenerateBody, SglangSamplingParams
 
 DOCS = Path(__file__).parents[2] / "docs"
 KINDS = {
     "completions": (ChatRequest, CompletionRequest),
     "responses": (ResponsesRequest,),
     "messages": (MessagesRequest,),
-    "generate": (GenerateBody, SamplingParams),
+    "generate": (GenerateBody, SglangSamplingParams),
     "embeddings": (EmbeddingRequest, RerankRequest, ScoreRequest),
     "tokenize": (TokenizeRequest, DetokenizeRequest),
 }

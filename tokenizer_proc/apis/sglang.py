@@ -30,7 +30,7 @@ UNSUPPORTED = (
 BY_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
 
 
-class SamplingParams(SamplingParameters, kw_only=True):
+class SglangSamplingParams(SamplingParameters, kw_only=True):
     """`sampling_params`."""
 
     max_new_tokens: int | None = None
@@ -57,7 +57,7 @@ TAKEN = {
     "min_new_tokens": "min_tokens",
 } | {
     name: name
-    for name in SamplingParams.__struct_fields__
+    for name in SglangSamplingParams.__struct_fields__
     if name in CompletionRequest.__struct_fields__
 }
 
@@ -67,7 +67,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
-    sampling_params: SamplingParams | list[SamplingParams] | None = None
+    sampling_params: SglangSamplingParams | list[SglangSamplingParams] | None = None
     rid: str | list[str] | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: int | list[int] | None = None
@@ -102,9 +102,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
         return found if self.is_batch else [found]
 
     @property
-    def params(self) -> list[SamplingParams]:
+    def params(self) -> list[SglangSamplingParams]:
         """Those of each prompt, or the ones of all."""
-        found = self.sampling_params or SamplingParams()
+        found = self.sampling_params or SglangSamplingParams()
         return found if isinstance(found, list) else [found]
 
     @property
@@ -161,7 +161,7 @@ def decode_generate(body: bytes | memoryview) -> GenerateBody:
     return request
 
 
-def check_alike(params: list[SamplingParams]) -> None:
+def check_alike(params: list[SglangSamplingParams]) -> None:
     """Refuse prompts that are not answered in the same form."""
     if len({one.n for one in params}) > 1:
         raise InvalidValue("sampling_params: must have the same 'n' for all", "sampling_params")
@@ -181,9 +181,9 @@ def continuations_of(request: GenerateBody) -> list[Continuations]:
 def continuations(request: GenerateBody, prompts: list[Any], index: int) -> Continuations:
     """Return the continuations of some prompts, with the fields of the `index`-th."""
     is_list = isinstance(request.sampling_params, list)
-    params: SamplingParams = request.given("sampling_params", index) or SamplingParams()
+    params: SglangSamplingParams = request.given("sampling_params", index) or SglangSamplingParams()
     where = f"sampling_params[{index}]" if is_list else "sampling_params"
-    names = {name: f"{where}.{name}" for name in SamplingParams.__struct_fields__}
+    names = {name: f"{where}.{name}" for name in SglangSamplingParams.__struct_fields__}
     names |= {ours: f"{where}.{name}" for name, ours in TAKEN.items()}
     names |= {
         "prompt": request.prompt_name,

@@ -48,7 +48,7 @@ TOKEN_IDS = {
     "ChatRequest": ("stop_token_ids", "allowed_token_ids"),
     "EmbeddingRequest": ("input",),
     "GenerateBody": ("input_ids",),
-    "SamplingParams": ("stop_token_ids",),
+    "SglangSamplingParams": ("stop_token_ids",),
     "DetokenizeRequest": ("tokens",),
 }
 WORD = {"minLength": 1, "maxLength": MAX_WORD_LENGTH}
