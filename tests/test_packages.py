@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace import __version__
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +96,29 @@ def test_wheel_holds_every_module_and_its_data(built: Path) -> None:
     }
     files = {str(path.relative_to(built)) for path in built.rglob("*") if path.is_file()}
     assert files == expected
+
+
+def version_of(folder: Path) -> str:
+    """Return the version that the project of a folder is built with."""
+    command = [sys.executable, "setup.py", "--quiet", "--version"]
+    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return told.stdout.split()[-1]
+
+
+def test_versions_come_from_tags(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "headrace/__init__.py"):
+        copy = tmp_path / name.replace("headrace/", "src/headrace/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((ROOT / name).read_bytes())
+    assert version_of(tmp_path) == __version__, "without git"
+    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    for git in (["init"], ["add", "."], [*identity, "commit", "-m", "x"]):
+        subprocess.run(["git", "-C", tmp_path, *git], check=True, capture_output=True)
+    assert version_of(tmp_path).startswith(f"{__version__}.dev1+g")
+    subprocess.run(["git", "-C", tmp_path, "tag", f"v{__version__}"], check=True)
+    assert version_of(tmp_path) == __version__
+    (tmp_path / "PKG-INFO").write_text("Metadata-Version: 2.4\nVersion: 7.8.9\n")
+    assert version_of(tmp_path) == "7.8.9", "of an sdist"
 
 
 def test_editable_install_adds_no_other_top_level_name() -> None:

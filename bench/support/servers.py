@@ -32,10 +32,17 @@ class StartFailed(Exception):
 
 
 class Server:
-    """A server of any kind with `/health`, in a process group of its own."""
+    """A server of any kind, in a process group of its own."""
 
-    def __init__(self, command: list[str], port: int, env: dict[str, str] | None = None) -> None:
-        """Start it and wait until it is healthy, or raise `StartFailed`."""
+    def __init__(
+        self,
+        command: list[str],
+        port: int,
+        env: dict[str, str] | None = None,
+        health: str = "/health",
+    ) -> None:
+        """Start it and wait until `health` answers with 200, or raise `StartFailed`."""
+        self._health = health
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self.started_at = time.perf_counter()
@@ -58,7 +65,7 @@ class Server:
             if self._process.poll() is not None:
                 raise StartFailed(self.log_end())
             try:
-                if httpx.get(f"{self.url}/health", timeout=5).status_code == 200:
+                if httpx.get(f"{self.url}{self._health}", timeout=5).status_code == 200:
                     return
             except httpx.TransportError:
                 pass

@@ -5,11 +5,11 @@ namespace headrace {
 void KvPages::allocate(Format format, int num_layers, int num_pages, int page_tokens,
                        int num_kv_heads, int head_dim) {
     format_ = format;
-    num_pages_ = num_pages;
+    num_layers_ = num_layers;
     page_tokens_ = page_tokens;
     num_kv_heads_ = num_kv_heads;
     head_dim_ = head_dim;
-    buffer_.allocate(size_t(num_layers) * num_pages * page_bytes());
+    buffer_.allocate(size_t(num_pages) * page_bytes());
 }
 
 HeadPlace KvPages::place(int layer, int kv_head, int page, int row) const {

@@ -1,4 +1,5 @@
-// The KV cache: per layer, pages of [kv_heads] x (keys, values) in the layout of attention.h.
+// The KV cache: pages of [layers] x [kv_heads] x (keys, values) in the layout of attention.h. A
+// page's layers lie side by side, so that few pages take few of the system's huge ones.
 //   keys    [page_tokens / 16] blocks of [head_dim] x 16 tokens
 //   values  [head_dim / 16, rounded up] blocks of [page_tokens] x 16 numbers
 // each block as in matrix.h, f32 or bf16.
@@ -18,7 +19,7 @@ public:
     const uint8_t *values(int layer, int kv_head) const {
         return keys(layer, kv_head) + key_bytes();
     }
-    size_t page_bytes() const { return head_bytes() * num_kv_heads_; }
+    size_t page_bytes() const { return num_layers_ * layer_bytes(); }
     Format format() const { return format_; }
 
     // Where row `row` of `page` has its token's key and value.
@@ -29,12 +30,11 @@ private:
     size_t head_bytes() const {
         return key_bytes() + blocks_of(head_dim_) * block_bytes(format_, page_tokens_);
     }
-    uint8_t *at(int layer) const {
-        return buffer_.as<uint8_t>() + size_t(layer) * num_pages_ * page_bytes();
-    }
+    size_t layer_bytes() const { return head_bytes() * num_kv_heads_; } // of a page
+    uint8_t *at(int layer) const { return buffer_.as<uint8_t>() + size_t(layer) * layer_bytes(); }
 
     Format format_ = Format::f32;
-    int num_pages_ = 0, page_tokens_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+    int num_layers_ = 0, page_tokens_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
     Buffer buffer_;
 };
 

@@ -5,17 +5,19 @@ it. Several messages with bulk may travel as one, at little more than the cost o
 the server's run directory, one socket file per receiver.
 """
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import zmq
 
 from headrace.ipc.messages import Message
 from headrace.ipc.recorder import Tee
+
+if TYPE_CHECKING:
+    import asyncio
 
 M = TypeVar("M")
 
@@ -90,7 +92,7 @@ class Inbox(Generic[M]):
             self._tee.take([frame.buffer for frame in self._unread])
         return True
 
-    def attach(self, loop: asyncio.AbstractEventLoop, handle: Callable[[M, Frame], None]) -> None:
+    def attach(self, loop: "asyncio.AbstractEventLoop", handle: Callable[[M, Frame], None]) -> None:
         """Call `handle` from `loop` for each message that comes."""
 
         def drain() -> None:

@@ -1,6 +1,6 @@
 """Start of a process of the ring, and its end with its parent.
 
-A child is this module run by a fresh interpreter: nothing is forked or pickled. It inherits the
+A child is this package run by a fresh interpreter: nothing is forked or pickled. It inherits the
 board and a note, a memfd with its role, config and log level.
 """
 
@@ -154,7 +154,7 @@ def spawn(
         )
         with written(note) as fd:
             process = Process(
-                [sys.executable, "-m", "headrace.runtime.process", str(fd)],
+                [sys.executable, "-m", "headrace.runtime", str(fd)],
                 pass_fds=(fd, board.fd, stacks.fd, *pass_fds),
                 stdin=subprocess.DEVNULL,
                 env=WAIT_POLICY | os.environ,
@@ -267,7 +267,3 @@ def main() -> None:
         run(note, writer)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving, with its last lines
-
-
-if __name__ == "__main__":
-    main()

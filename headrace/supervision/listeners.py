@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +118,8 @@ def check_certificate(config: ServerConfig) -> None:
         if config.ssl_keyfile is not None:
             raise ConfigError("--ssl-keyfile needs --ssl-certfile, the certificate to go with it")
         return
+    import ssl  # 2 MB that a server of HTTP does without
+
     files = f"--ssl-certfile {config.ssl_certfile}"
     files += f" --ssl-keyfile {config.ssl_keyfile}" if config.ssl_keyfile else ""
 

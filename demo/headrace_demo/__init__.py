@@ -1,0 +1,1 @@
+"""SmolLM2-135M-Instruct as a GGUF file, beside this one."""
