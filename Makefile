@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages clean
+.PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit lock licences messages ui clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -88,6 +88,11 @@ licences: .venv/dev
 # docs/messages.md anew, after a change of headrace/ipc/messages.py or worker_messages.py.
 messages: .venv/installed
 	$(BIN)/python .ci/messages.py > docs/messages.md
+
+# frontend/ui/dist anew, after a change in frontend/ui: the page at / and the API reference. It needs
+# node and npm; no other target does.
+ui:
+	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund && npm run build
 
 install: .venv/installed
 

@@ -276,6 +276,8 @@ def errors(operation: Operation) -> Iterator[tuple[str, Object]]:
         health = {JSON: {"schema": reference(bodies.response)}}
         yield "503", {"description": "It is not so, and why", "content": health}
         return
+    if route.lane is Lane.FILE:
+        return
     statuses = {"401": "No valid API key"}
     if bodies.request is not None:
         statuses |= {
