@@ -257,6 +257,7 @@ def test_clients_of_sglang_are_told_of_the_model(path: str) -> None:
             "is_generation": True,
             "preferred_sampling_params": None,
             "weight_version": "default",
+            "has_image_understanding": False,
         },
     )
 

@@ -21,6 +21,7 @@ def model_info(card: ModelCard) -> dict[str, Any]:
         "is_generation": card.embedding_size is None,
         "preferred_sampling_params": None,
         "weight_version": "default",
+        "has_image_understanding": card.takes_images,
     }
 
 

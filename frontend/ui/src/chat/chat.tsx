@@ -1,9 +1,107 @@
 // Conversations with the model.
 
+import { useSignal } from "@preact/signals";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
+
+import { models } from "../server";
+import { Composer } from "./composer";
+import { openCalls } from "./conversation";
+import { exportJson, exportMarkdown } from "./export";
+import { isRunning, modelInUse } from "./generation";
+import { current, load } from "./history";
+import { MessageView } from "./message_view";
+import { loadMarkdown } from "./rich_text";
+import { SettingsPanel } from "./settings_panel";
+import { Sidebar } from "./sidebar";
+import { ToolResults } from "./tool_results";
+
+const NEAR_END_PX = 60; // a reader this near to the end follows it
+
+void load();
+
 export function Chat() {
+  const panel = useSignal<"none" | "settings" | "history">("none");
+  const toggle = (name: "settings" | "history") =>
+    (panel.value = panel.value === name ? "none" : name);
+  useEffect(() => void loadMarkdown(), []);
   return (
-    <section class="page">
-      <h1>Chat</h1>
-    </section>
+    <div class="chat" data-panel={panel.value}>
+      <Sidebar onChoose={() => (panel.value = "none")} />
+      <section class="conversation" aria-label="Conversation">
+        <div class="row tools">
+          <button type="button" class="quiet small narrow" aria-expanded={panel.value === "history"}
+            onClick={() => toggle("history")}>
+            Chats
+          </button>
+          <span class="model">{modelInUse()}</span>
+          <ExportButtons />
+          <button type="button" class="quiet small" aria-expanded={panel.value === "settings"}
+            onClick={() => toggle("settings")}>
+            Settings
+          </button>
+        </div>
+        <Messages />
+        <Composer />
+      </section>
+      {panel.value === "settings" && <SettingsPanel onClose={() => (panel.value = "none")} />}
+    </div>
+  );
+}
+
+function ExportButtons() {
+  const conversation = current.value;
+  if (!conversation.messages.length) return null;
+  return (
+    <>
+      <button type="button" class="quiet small" onClick={() => exportMarkdown(conversation)}
+        aria-label="Export as Markdown">
+        Markdown
+      </button>
+      <button type="button" class="quiet small" onClick={() => exportJson(conversation)}
+        aria-label="Export as JSON">
+        JSON
+      </button>
+    </>
+  );
+}
+
+function Messages() {
+  const { messages, id } = current.value;
+  const box = useRef<HTMLDivElement>(null);
+  const follows = useRef(true);
+  useLayoutEffect(() => {
+    follows.current = true;
+  }, [id, messages.length]);
+  useLayoutEffect(() => {
+    if (follows.current) box.current!.scrollTop = box.current!.scrollHeight;
+  });
+  const onScroll = () => {
+    const { scrollTop, scrollHeight, clientHeight } = box.current!;
+    follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+  };
+  const calls = isRunning.value ? [] : openCalls(messages);
+  return (
+    <div class="messages" ref={box} onScroll={onScroll} tabIndex={0} role="region" aria-label="Messages">
+      <div class="column">
+        {!messages.length && <Greeting />}
+        {messages.map((message, at) => (
+          <MessageView key={`${id} ${at}`} message={message} at={at} isLast={at === messages.length - 1} />
+        ))}
+        {calls.length > 0 && <ToolResults calls={calls} />}
+        <p class="hidden" role="status">
+          {isRunning.value ? "The model answers." : messages.length ? "The answer is complete." : ""}
+        </p>
+      </div>
+    </div>
+  );
+}
+
+function Greeting() {
+  const length = models.value.find((model) => model.id === modelInUse())?.max_model_len;
+  return (
+    <div class="greeting">
+      <h1>Chat with {modelInUse() || "the model"}</h1>
+      {length && <p class="muted">A conversation may have {length.toLocaleString("en")} tokens.</p>}
+    </div>
   );
 }
