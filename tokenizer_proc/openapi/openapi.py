@@ -26,6 +26,7 @@ from headrace.tokenizer_proc.apis.responses import ResponsesRequest
 from headrace.tokenizer_proc.apis.sampling import OWN_RANGES, RANGES
 from headrace.tokenizer_proc.apis.sglang import GenerateBody
 from headrace.tokenizer_proc.openapi import event_schemas, response_schemas
+from headrace.tokenizer_proc.openapi.request_examples import Examples, examples_of
 from headrace.tokenizer_proc.openapi.schema_needs import add_needs
 from headrace.tokenizer_proc.openapi.schema_parts import add_parts
 from headrace.tokenizer_proc.openapi.schema_shapes import add_shapes
@@ -137,7 +138,9 @@ def openapi(
     """Return the description, JSON, of a server of one model."""
     paths: Object = {}
     for operation in operations_of(card):
-        paths[operation.route.path] = {operation.route.method.lower(): described(operation)}
+        path, method = operation.route.path, operation.route.method.lower()
+        examples = examples_of(path, card, follows_grammars)
+        paths[path] = {method: described(operation, examples)}
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -237,7 +240,7 @@ def limit(field: Object, low: float | None, high: float | None) -> None:
             }
 
 
-def described(operation: Operation) -> Object:
+def described(operation: Operation, examples: Examples) -> Object:
     """Return what there is to say of one operation."""
     route, bodies = operation
     answer = {"schema": {} if bodies.response is None else reference(bodies.response)}
@@ -251,7 +254,8 @@ def described(operation: Operation) -> Object:
         | dict(errors(operation)),
     }
     if bodies.request is not None:
-        body = {JSON: {"schema": reference(bodies.request)}}
+        shown = {title: {"value": example} for title, example in examples.items()}
+        body = {JSON: {"schema": reference(bodies.request), "examples": shown}}
         found["requestBody"] = {"required": True, "content": body}
     return found
 

@@ -54,12 +54,12 @@ function ExportButtons() {
   return (
     <>
       <button type="button" class="quiet small" onClick={() => exportMarkdown(conversation)}
-        aria-label="Export as Markdown">
-        Markdown
+        aria-label="Export .md, as Markdown">
+        Export .md
       </button>
       <button type="button" class="quiet small" onClick={() => exportJson(conversation)}
-        aria-label="Export as JSON">
-        JSON
+        aria-label="Export .json, in the form of the API">
+        .json
       </button>
     </>
   );
