@@ -250,6 +250,7 @@ def described(operation: Operation, examples: Examples) -> Object:
     found: Object = {
         "operationId": route.path.strip("/").replace("/", "_").removesuffix(".json"),
         "summary": route.summary,
+        "tags": [tag_of(route)],
         "responses": {"200": {"description": "The answer", "content": content}}
         | dict(errors(operation)),
     }
@@ -258,6 +259,19 @@ def described(operation: Operation, examples: Examples) -> Object:
         body = {JSON: {"schema": reference(bodies.request), "examples": shown}}
         found["requestBody"] = {"required": True, "content": body}
     return found
+
+
+def tag_of(route: Route) -> str:
+    """Return the heading of a route in documents."""
+    if route.lane in (Lane.FRONTEND, Lane.INFO, Lane.FILE):
+        return "Server"
+    match route.need:
+        case Need.GENERATION | Need.CHAT_TEMPLATE:
+            return "Generation"
+        case Need.EMBEDDINGS | Need.SCORES:
+            return "Embeddings and scores"
+        case Need.NOTHING:
+            return "Tokens"
 
 
 def event_schema(bodies: BodyTypes) -> Object:

@@ -2,6 +2,8 @@
 
 import { signal } from "@preact/signals";
 
+import { removeKey, storeKey, storedKey } from "./api_key";
+
 export interface Model {
   id: string;
   parent?: string | null; // of an adapter, the model that it belongs to
@@ -17,7 +19,6 @@ export class ServerError extends Error {
   }
 }
 
-const KEY = "headrace.api-key";
 const FIRST_DELAY_MS = 500;
 const MAX_DELAY_MS = 4000;
 
@@ -28,7 +29,7 @@ export const takesImages = signal(false);
 // Why the key is asked for; null while it is not.
 export const keyQuestion = signal<"missing" | "wrong" | null>(null);
 
-let apiKey = localStorage.getItem(KEY) ?? sessionStorage.getItem(KEY) ?? "";
+let apiKey = storedKey();
 let answerKey: (() => void)[] = [];
 
 export function hasKey(): boolean {
@@ -37,14 +38,13 @@ export function hasKey(): boolean {
 
 export function setKey(key: string, isKept: boolean): void {
   apiKey = key.trim();
-  forget();
-  (isKept ? localStorage : sessionStorage).setItem(KEY, apiKey);
+  storeKey(apiKey, isKept);
   closeQuestion();
 }
 
 export function forgetKey(): void {
   apiKey = "";
-  forget();
+  removeKey();
 }
 
 // Closes the dialog; requests that wait for a key go on with the one there is, and may fail.
@@ -53,11 +53,6 @@ export function closeQuestion(): void {
   const waiting = answerKey;
   answerKey = [];
   waiting.forEach((resolve) => resolve());
-}
-
-function forget(): void {
-  localStorage.removeItem(KEY);
-  sessionStorage.removeItem(KEY);
 }
 
 // Returns a successful response. Throws ServerError, or what fetch throws; a path is relative.
