@@ -17,7 +17,7 @@ export function KeyDialog() {
     setKey(String(fields.get("key")), fields.has("kept"));
   };
   return (
-    <dialog ref={dialog} aria-labelledby="key-title" onClose={closeQuestion}>
+    <dialog ref={dialog} aria-labelledby="key-title" onCancel={closeQuestion}>
       {question && (
         <form onSubmit={submit}>
           <h2 id="key-title">API key</h2>

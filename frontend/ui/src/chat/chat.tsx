@@ -28,6 +28,7 @@ export function Chat() {
     <div class="chat" data-panel={panel.value}>
       <Sidebar onChoose={() => (panel.value = "none")} />
       <section class="conversation" aria-label="Conversation">
+        <h1 class="hidden">Chat</h1>
         <div class="row tools">
           <button type="button" class="quiet small narrow" aria-expanded={panel.value === "history"}
             onClick={() => toggle("history")}>
@@ -100,7 +101,7 @@ function Greeting() {
   const length = models.value.find((model) => model.id === modelInUse())?.max_model_len;
   return (
     <div class="greeting">
-      <h1>Chat with {modelInUse() || "the model"}</h1>
+      <h2>Chat with {modelInUse() || "the model"}</h2>
       {length && <p class="muted">A conversation may have {length.toLocaleString("en")} tokens.</p>}
     </div>
   );

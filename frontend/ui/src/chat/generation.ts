@@ -68,6 +68,7 @@ async function generate(before: Message[], answer: Answer): Promise<void> {
   isRunning.value = true;
   abort = new AbortController();
   stream.show();
+  saveNow();
   try {
     const body = requestOf(asked, answer.model, settings.value, answer.text !== "");
     const response = await post("v1/chat/completions", body, abort.signal);

@@ -6,7 +6,7 @@ import { createStore, del, entries, set } from "idb-keyval";
 import { newConversation, titleOf, type Conversation, type Message } from "./conversation";
 
 const OPEN = "headrace.conversation";
-const SAVE_AFTER_MS = 500;
+const SAVE_AFTER_MS = 200;
 
 const store = createStore("headrace", "conversations");
 const kept = signal<Conversation[]>([]);
