@@ -144,7 +144,11 @@ def openapi(
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
-            "info": {"title": "Headrace", "version": __version__},
+            "info": {
+                "title": "Headrace",
+                "version": __version__,
+                "description": f"The API of a server of the model {card.name}.",
+            },
             "paths": paths,
             "components": {
                 "schemas": schemas(card, follows_grammars, trusts_templates),

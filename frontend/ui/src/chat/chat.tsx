@@ -73,9 +73,16 @@ function Messages() {
   useLayoutEffect(() => {
     follows.current = true;
   }, [id, messages.length]);
+  // The end stays in sight while the text grows, or the box shrinks.
   useLayoutEffect(() => {
-    if (follows.current) box.current!.scrollTop = box.current!.scrollHeight;
-  });
+    const { current: seen } = box;
+    const watcher = new ResizeObserver(() => {
+      if (follows.current) seen!.scrollTop = seen!.scrollHeight;
+    });
+    watcher.observe(seen!);
+    watcher.observe(seen!.firstElementChild!);
+    return () => watcher.disconnect();
+  }, []);
   const onScroll = () => {
     const { scrollTop, scrollHeight, clientHeight } = box.current!;
     follows.current = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;

@@ -60,10 +60,19 @@ function render(spec: unknown): void {
   });
 }
 
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+
+function setTheme(): void {
+  const theme = localStorage.getItem("headrace.theme") ?? (isDark.matches ? "dark" : "light");
+  document.documentElement.classList.toggle("dark-mode", theme === "dark");
+}
+
 function start(): void {
   show().catch((error) => {
     reference.textContent = `The server does not answer: ${error.message}. Load the page again.`;
   });
 }
 
+isDark.addEventListener("change", setTheme);
+setTheme();
 start();
