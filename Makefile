@@ -95,7 +95,7 @@ ui:
 	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund && npm run build
 
 # The page in Chromium, which must be installed (Debian's package chromium), and axe-core from npm.
-# `make test` skips these. SCREENSHOTS=1 also takes those in docs/images.
+# `make test` skips these. SCREENSHOTS=1 also takes those in docs/screenshots.
 ui-test: .venv/ui
 	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund
 	PYTHONPATH=.venv/ui $(BIN)/pytest tests/ui $(ARGS)

@@ -53,16 +53,19 @@ class Variant(NamedTuple):
 
 
 class StaticFile:
-    """A file in each content coding that makes it shorter, and in none."""
+    """A file in each content coding that makes it shorter, and in none.
+
+    Attributes:
+        variants: by content coding, the best first; `identity` is among them.
+    """
 
     def __init__(self, variants: Mapping[bytes, Variant]) -> None:
-        """Have variants by content coding, `identity` among them, the best first."""
-        self._variants = variants
+        self.variants = variants
 
     def answer(self, request: HttpExchange) -> None:
         """Answer a GET or a HEAD: with 304 where the client has the file."""
         fields = dict(request.headers)
-        variant = self._variants[self._coding_for(fields.get(b"accept-encoding", b""))]
+        variant = self.variants[self._coding_for(fields.get(b"accept-encoding", b""))]
         if names(fields.get(b"if-none-match", b""), variant.etag):
             request.begin(304, variant.unchanged, len(variant.body))
             request.end()
@@ -71,7 +74,7 @@ class StaticFile:
 
     def _coding_for(self, accepted: bytes) -> bytes:
         codings = accepted_in(accepted)
-        return next((coding for coding in self._variants if coding in codings), IDENTITY)
+        return next((coding for coding in self.variants if coding in codings), IDENTITY)
 
 
 class StaticFiles:
@@ -90,6 +93,10 @@ class StaticFiles:
     def paths(self) -> set[str]:
         """The paths that have a file."""
         return set(self._files)
+
+    def at(self, path: str) -> StaticFile:
+        """Return the file at a path."""
+        return self._files[path]
 
     def find(self, request: HttpExchange) -> StaticFile | None:
         """Return the file at a request's path, or None. `/` has one for clients that take HTML."""

@@ -11,7 +11,7 @@ import pytest
 from servers import RunningServer
 from web_page import ask, await_answer
 
-FOLDER = Path(__file__).parents[2] / "docs" / "images"
+FOLDER = Path(__file__).parents[2] / "docs" / "screenshots"
 MAX_BYTES = 150_000
 WIDE, PHONE = {"width": 1120, "height": 800}, {"width": 375, "height": 800}
 TOKEN_MS = 9

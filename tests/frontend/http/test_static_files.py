@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import re
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from connection_site import DEADLINE_S, Site
 
 from headrace.frontend.http.request import SHARED_BYTES, HttpExchange
-from headrace.frontend.http.static_files import DIST, StaticFiles
+from headrace.frontend.http.static_files import DIST, IDENTITY, StaticFiles
 
 SCRIPT = b"let a = 1;\n" * 100
 LONG = b"x" * (8 << 20)  # more than the buffers of two sockets hold
@@ -138,14 +139,16 @@ async def test_head_is_a_get_without_its_body(client: httpx.AsyncClient) -> None
 
 
 async def test_slow_readers_share_a_long_body(site: FileSite) -> None:
-    path = "/docs/long.txt"
     assert len(LONG) > SHARED_BYTES
+    body = site.files.at("/docs/long.txt").variants[IDENTITY].body
+    num_references = sys.getrefcount(body)
     reader = await site.connect()
-    reader.say(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    reader.say(b"GET /docs/long.txt HTTP/1.1\r\nhost: x\r\n\r\n")
     connection = await site.connection()
     async with asyncio.timeout(DEADLINE_S):
         while not connection.transport.get_write_buffer_size():
             await asyncio.sleep(0)
+    assert sys.getrefcount(body) > num_references
     assert await reader.response() == (200, LONG)
 
 
