@@ -41,6 +41,10 @@ def post(server: RunningServer, path: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=fields)
 
 
+def test_model_info_says_that_nothing_is_generated(server: RunningServer) -> None:
+    assert httpx.get(f"{server.url}/model_info").json()["is_generation"] is False
+
+
 def test_examples_of_openapi_are_answered(server: RunningServer) -> None:
     assert answer_examples(server.url) >= {"/v1/rerank", "/v1/score"}
 

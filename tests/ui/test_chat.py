@@ -198,7 +198,7 @@ def test_images_are_sent_with_a_message(
 ) -> None:
     (tmp_path / "pixel.png").write_bytes(PIXEL)
     page = open_page()
-    told = json.dumps({"has_image_understanding": True})
+    told = json.dumps({"has_image_understanding": True, "is_generation": True})
     page.route("**/model_info", lambda route: route.fulfill(body=told))
     bodies = script_answers(page, [{"content": "A pixel."}])
     page.goto(server.url)

@@ -97,6 +97,23 @@ def test_page_outlives_its_server(
     assert second.stop() == 0
 
 
+def test_tab_without_its_file_offers_to_reload(page: Any) -> None:
+    page.route("**/ui/try-*", lambda route: route.fulfill(status=404))
+    page.get_by_role("link", name="Try").click()
+    page.get_by_role("button", name="Load the page again").wait_for()
+    page.unroute("**/ui/try-*")
+    page.get_by_role("button", name="Load the page again").click()
+    page.get_by_label("Example").wait_for()
+
+
+def test_model_without_texts_is_named(server: RunningServer, open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    told = json.dumps({"has_image_understanding": False, "is_generation": False})
+    page.route("**/model_info", lambda route: route.fulfill(body=told))
+    page.goto(server.url)
+    page.get_by_role("heading", name="makes no texts").wait_for()
+
+
 @pytest.mark.parametrize("tab", TABS)
 def test_phone_needs_no_sideways_scrolling(
     server: RunningServer, open_page: Callable[..., Any], tab: str

@@ -42,15 +42,35 @@ function skip(event: Event): void {
 }
 
 function TabContent({ tab }: { tab: Tab }) {
-  const loaded = tab.load();
+  const [loaded] = useState(() => tab.load());
   const [content, setContent] = useState<{ Tab: ComponentType } | null>(
     loaded instanceof Promise ? null : { Tab: loaded },
   );
   useEffect(() => {
     document.title = `${tab.title} · Headrace`;
-    if (loaded instanceof Promise) void loaded.then((Tab) => setContent({ Tab }));
+    if (loaded instanceof Promise) {
+      loaded.then(
+        (Tab) => setContent({ Tab }),
+        () => setContent({ Tab: NotLoaded }),
+      );
+    }
   }, []);
   return content && <content.Tab />;
+}
+
+// The file of a tab is gone after an update of the server, and out of reach while it is down.
+function NotLoaded() {
+  return (
+    <section class="page">
+      <h1>This tab could not be loaded</h1>
+      <p>
+        The server has been updated or does not answer.{" "}
+        <button type="button" onClick={() => location.reload()}>
+          Load the page again
+        </button>
+      </p>
+    </section>
+  );
 }
 
 function ConnectionNotice() {

@@ -10,6 +10,11 @@ export interface Model {
   max_model_len?: number;
 }
 
+interface ModelInfo {
+  has_image_understanding: boolean;
+  is_generation: boolean;
+}
+
 export class ServerError extends Error {
   constructor(
     message: string,
@@ -26,6 +31,7 @@ export type Connection = "up" | "down" | "starting";
 export const connection = signal<Connection>("up");
 export const models = signal<Model[]>([]);
 export const takesImages = signal(false);
+export const generates = signal(true); // a model of embeddings or scores makes no texts
 // Why the key is asked for; null while it is not.
 export const keyQuestion = signal<"missing" | "wrong" | null>(null);
 
@@ -130,8 +136,9 @@ export function watch(): void {
 export async function describe(): Promise<void> {
   try {
     models.value = (await getJson<{ data: Model[] }>("v1/models")).data;
-    const info = await getJson<{ has_image_understanding?: boolean }>("model_info");
-    takesImages.value = info.has_image_understanding ?? false;
+    const info = await getJson<ModelInfo>("model_info");
+    takesImages.value = info.has_image_understanding;
+    generates.value = info.is_generation;
   } catch (error) {
     if (!(error instanceof ServerError)) watch();
   }

@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 
-import { models } from "../server";
+import { generates, models } from "../server";
 import { Composer } from "./composer";
 import { openCalls } from "./conversation";
 import { exportJson, exportMarkdown } from "./export";
@@ -105,6 +105,16 @@ function Messages() {
 }
 
 function Greeting() {
+  if (!generates.value) {
+    return (
+      <div class="greeting">
+        <h2>{modelInUse()} makes no texts</h2>
+        <p class="muted">
+          It makes embeddings or scores: see <a href="#try">Try</a>.
+        </p>
+      </div>
+    );
+  }
   const length = models.value.find((model) => model.id === modelInUse())?.max_model_len;
   return (
     <div class="greeting">
