@@ -46,6 +46,7 @@ export function setKey(key: string, isKept: boolean): void {
   apiKey = key.trim();
   storeKey(apiKey, isKept);
   closeQuestion();
+  if (!models.value.length) void describe();
 }
 
 export function forgetKey(): void {

@@ -85,7 +85,7 @@ export function requestOf(
 ): Record<string, unknown> {
   const system = settings.system.trim();
   return {
-    model,
+    ...(model ? { model } : {}), // unknown until the server has told which it serves
     messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(sent)],
     stream: true,
     stream_options: { include_usage: true },
