@@ -40,8 +40,14 @@ const OPTIONS = {
 // The page at / and the reference at /docs share no file, so a server can leave out the page.
 async function bundle() {
   const entries = (files) => files.map(([path, out]) => ({ in: `src/${path}`, out }));
-  const ui = [["main.tsx", "ui/main"], ["app.css", "ui/app"]];
-  const docs = [["docs/docs.ts", "docs/docs"], ["docs/docs.css", "docs/docs"]];
+  const ui = [
+    ["main.tsx", "ui/main"],
+    ["app.css", "ui/app"],
+  ];
+  const docs = [
+    ["docs/docs.ts", "docs/docs"],
+    ["docs/docs.css", "docs/docs"],
+  ];
   const split = { splitting: true, chunkNames: "ui/[name]-[hash]" };
   const { metafile } = await build({ ...OPTIONS, ...split, entryPoints: entries(ui) });
   await build({ ...OPTIONS, entryPoints: entries(docs) });
@@ -61,7 +67,9 @@ function copySwagger() {
 function preloads(metafile, folder, name) {
   const entry = Object.keys(metafile.outputs).find((path) => path.includes(`/${name}-`));
   const static_ = metafile.outputs[entry].imports.filter((one) => one.kind === "import-statement");
-  const links = static_.map(({ path }) => `<link rel="modulepreload" href="${folder}/${basename(path)}">`);
+  const links = static_.map(
+    ({ path }) => `<link rel="modulepreload" href="${folder}/${basename(path)}">`,
+  );
   return links.join("\n");
 }
 
@@ -99,14 +107,20 @@ function writeLicences(metafile) {
   const swagger = readFileSync(join(SWAGGER, "swagger-ui-bundle.js.LICENSE.txt"), "utf8");
   const texts = [...folders].sort().map(licenceOf);
   const inside = `What swagger-ui-bundle.js contains\n\n${swagger.trim()}\n`;
-  writeFileSync(join(DIST, "docs", "licences.txt"), [...texts, inside].join(`\n${"-".repeat(78)}\n\n`));
+  writeFileSync(
+    join(DIST, "docs", "licences.txt"),
+    [...texts, inside].join(`\n${"-".repeat(78)}\n\n`),
+  );
 }
 
 function compress() {
   const quality = { [constants.BROTLI_PARAM_QUALITY]: constants.BROTLI_MAX_QUALITY };
   for (const path of filesBelow(DIST)) {
     const data = readFileSync(path);
-    const kinds = { gz: gzipSync(data, { level: 9 }), br: brotliCompressSync(data, { params: quality }) };
+    const kinds = {
+      gz: gzipSync(data, { level: 9 }),
+      br: brotliCompressSync(data, { params: quality }),
+    };
     for (const [suffix, packed] of Object.entries(kinds)) {
       if (packed.length < MIN_SAVED * data.length) writeFileSync(`${path}.${suffix}`, packed);
     }
@@ -114,7 +128,9 @@ function compress() {
 }
 
 function report() {
-  for (const path of filesBelow(DIST).filter((path) => path.endsWith(".br")).sort()) {
+  for (const path of filesBelow(DIST)
+    .filter((path) => path.endsWith(".br"))
+    .sort()) {
     console.log(String(readFileSync(path).length).padStart(8), path);
   }
 }

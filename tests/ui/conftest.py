@@ -35,8 +35,8 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def start(profile: Path) -> Callable[..., RunningServer]:
-    """What starts a server of the mock that asks for `KEY`."""
+def start(browser: Any, profile: Path) -> Callable[..., RunningServer]:
+    """What starts a server of the mock that asks for `KEY`; where there is a browser."""
 
     def start(*args: str) -> RunningServer:
         slow = ("--engine", "mock", "--mock-profile", str(profile))

@@ -40,6 +40,17 @@ def test_page_is_light_and_loads_from_its_server_alone(
     assert sum(sizes) < MAX_BYTES
 
 
+def test_idle_page_asks_the_server_nothing(page: Any) -> None:
+    ask(page)
+    await_answer(page)
+    page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.fast_forward("01:00:00")
+    page.wait_for_load_state("networkidle")
+    assert asked == []
+
+
 def test_key_is_asked_for_once(server: RunningServer, open_page: Callable[..., Any]) -> None:
     page = open_page(server.url, key=None)
     page.get_by_text("This server needs an API key.").wait_for()

@@ -1,4 +1,5 @@
-// Server-sent events of a response (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+// Server-sent events of a response, by the HTML standard:
+// https://html.spec.whatwg.org/multipage/server-sent-events.html
 // EventSource sends no API key, so the body is read by fetch.
 
 export interface ServerEvent {

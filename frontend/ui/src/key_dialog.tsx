@@ -28,8 +28,14 @@ export function KeyDialog() {
           </p>
           <label class="field">
             <span>Key</span>
-            <input name="key" type="password" autocomplete="off" required autofocus
-              aria-invalid={question === "wrong"} />
+            <input
+              name="key"
+              type="password"
+              autocomplete="off"
+              required
+              autofocus
+              aria-invalid={question === "wrong"}
+            />
           </label>
           <label class="check">
             <input name="kept" type="checkbox" defaultChecked /> Keep it in this browser

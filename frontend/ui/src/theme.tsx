@@ -21,8 +21,13 @@ effect(() => {
 export function ThemeButton() {
   const other = (chosen.value ?? system.value) === "dark" ? "light" : "dark";
   return (
-    <button class="quiet icon" type="button" onClick={() => (chosen.value = other)}
-      aria-label={`Use ${other} colours`} title={`Use ${other} colours`}>
+    <button
+      class="quiet icon"
+      type="button"
+      onClick={() => (chosen.value = other)}
+      aria-label={`Use ${other} colours`}
+      title={`Use ${other} colours`}
+    >
       <svg viewBox="0 0 20 20" aria-hidden="true">
         <circle cx="10" cy="10" r="6.500" fill="none" stroke="currentColor" stroke-width="1.500" />
         <path d="M10 3.500a6.500 6.500 0 0 1 0 13z" fill="currentColor" />

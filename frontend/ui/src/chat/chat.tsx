@@ -30,14 +30,22 @@ export function Chat() {
       <section class="conversation" aria-label="Conversation">
         <h1 class="hidden">Chat</h1>
         <div class="row tools">
-          <button type="button" class="quiet small narrow" aria-expanded={panel.value === "history"}
-            onClick={() => toggle("history")}>
+          <button
+            type="button"
+            class="quiet small narrow"
+            aria-expanded={panel.value === "history"}
+            onClick={() => toggle("history")}
+          >
             Chats
           </button>
           <span class="model">{modelInUse()}</span>
           <ExportButtons />
-          <button type="button" class="quiet small" aria-expanded={panel.value === "settings"}
-            onClick={() => toggle("settings")}>
+          <button
+            type="button"
+            class="quiet small"
+            aria-expanded={panel.value === "settings"}
+            onClick={() => toggle("settings")}
+          >
             Settings
           </button>
         </div>
@@ -54,12 +62,20 @@ function ExportButtons() {
   if (!conversation.messages.length) return null;
   return (
     <>
-      <button type="button" class="quiet small" onClick={() => exportMarkdown(conversation)}
-        aria-label="Export .md, as Markdown">
+      <button
+        type="button"
+        class="quiet small"
+        onClick={() => exportMarkdown(conversation)}
+        aria-label="Export .md, as Markdown"
+      >
         Export .md
       </button>
-      <button type="button" class="quiet small" onClick={() => exportJson(conversation)}
-        aria-label="Export .json, in the form of the API">
+      <button
+        type="button"
+        class="quiet small"
+        onClick={() => exportJson(conversation)}
+        aria-label="Export .json, in the form of the API"
+      >
         .json
       </button>
     </>
@@ -89,15 +105,31 @@ function Messages() {
   };
   const calls = isRunning.value ? [] : openCalls(messages);
   return (
-    <div class="messages" ref={box} onScroll={onScroll} tabIndex={0} role="region" aria-label="Messages">
+    <div
+      class="messages"
+      ref={box}
+      onScroll={onScroll}
+      tabIndex={0}
+      role="region"
+      aria-label="Messages"
+    >
       <div class="column">
         {!messages.length && <Greeting />}
         {messages.map((message, at) => (
-          <MessageView key={`${id} ${at}`} message={message} at={at} isLast={at === messages.length - 1} />
+          <MessageView
+            key={`${id} ${at}`}
+            message={message}
+            at={at}
+            isLast={at === messages.length - 1}
+          />
         ))}
         {calls.length > 0 && <ToolResults calls={calls} />}
         <p class="hidden" role="status">
-          {isRunning.value ? "The model answers." : messages.length ? "The answer is complete." : ""}
+          {isRunning.value
+            ? "The model answers."
+            : messages.length
+              ? "The answer is complete."
+              : ""}
         </p>
       </div>
     </div>

@@ -13,7 +13,9 @@ const pictures = signal<Picture[]>([]);
 
 async function add(files: Iterable<File>): Promise<void> {
   const images = [...files].filter((file) => file.type.startsWith("image/"));
-  const read = await Promise.all(images.map(async (file) => ({ name: file.name, url: await urlOf(file) })));
+  const read = await Promise.all(
+    images.map(async (file) => ({ name: file.name, url: await urlOf(file) })),
+  );
   pictures.value = [...pictures.value, ...read];
 }
 
@@ -58,9 +60,16 @@ export function Composer() {
   return (
     <form class="composer" onSubmit={submit} onDrop={onDrop} onDragOver={(e) => e.preventDefault()}>
       <Pictures />
-      <textarea ref={text} rows={1} aria-label="Message" placeholder="Write a message"
-        value={draft.value} onInput={(event) => (draft.value = event.currentTarget.value)}
-        onKeyDown={onKeyDown} onPaste={onPaste} />
+      <textarea
+        ref={text}
+        rows={1}
+        aria-label="Message"
+        placeholder="Write a message"
+        value={draft.value}
+        onInput={(event) => (draft.value = event.currentTarget.value)}
+        onKeyDown={onKeyDown}
+        onPaste={onPaste}
+      />
       <div class="row">
         {takesImages.value && <AddImages />}
         <span class="hint">Enter sends, Shift+Enter begins a new line</span>
@@ -69,7 +78,11 @@ export function Composer() {
             Stop
           </button>
         ) : (
-          <button type="submit" class="primary" disabled={!draft.value.trim() && !pictures.value.length}>
+          <button
+            type="submit"
+            class="primary"
+            disabled={!draft.value.trim() && !pictures.value.length}
+          >
             Send
           </button>
         )}
@@ -88,11 +101,19 @@ function AddImages() {
   const input = useRef<HTMLInputElement>(null);
   return (
     <>
-      <input ref={input} class="hidden" type="file" accept="image/*" multiple tabIndex={-1}
-        aria-label="Images" onChange={(event) => {
+      <input
+        ref={input}
+        class="hidden"
+        type="file"
+        accept="image/*"
+        multiple
+        tabIndex={-1}
+        aria-label="Images"
+        onChange={(event) => {
           void add(event.currentTarget.files ?? []);
           event.currentTarget.value = "";
-        }} />
+        }}
+      />
       <button type="button" class="quiet" onClick={() => input.current?.click()}>
         Add images
       </button>
@@ -107,8 +128,12 @@ function Pictures() {
       {pictures.value.map((picture) => (
         <li>
           <img src={picture.url} alt={picture.name} />
-          <button type="button" class="small" aria-label={`Remove ${picture.name}`}
-            onClick={() => (pictures.value = pictures.value.filter((one) => one !== picture))}>
+          <button
+            type="button"
+            class="small"
+            aria-label={`Remove ${picture.name}`}
+            onClick={() => (pictures.value = pictures.value.filter((one) => one !== picture))}
+          >
             Remove
           </button>
         </li>

@@ -5,7 +5,11 @@ import { sent, type Conversation, type Message } from "./conversation";
 
 export function exportJson(conversation: Conversation): void {
   const { title, updatedAt, messages } = conversation;
-  const body = { title, updated_at: new Date(updatedAt).toISOString(), messages: messages.map(sent) };
+  const body = {
+    title,
+    updated_at: new Date(updatedAt).toISOString(),
+    messages: messages.map(sent),
+  };
   download(nameOf(conversation, "json"), "application/json", JSON.stringify(body, null, 2));
 }
 
@@ -17,7 +21,9 @@ export function exportMarkdown(conversation: Conversation): void {
 function asMarkdown(message: Message): string {
   switch (message.role) {
     case "user":
-      return ["## User", ...message.pictures.map(({ name }) => `[${name}]`), message.text].join("\n\n");
+      return ["## User", ...message.pictures.map(({ name }) => `[${name}]`), message.text].join(
+        "\n\n",
+      );
     case "tool":
       return `## Tool result\n\n${fenced(message.text)}`;
     case "assistant": {
@@ -32,6 +38,9 @@ function fenced(text: string): string {
 }
 
 function nameOf({ title }: Conversation, ending: string): string {
-  const name = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  const name = title
+    .toLowerCase()
+    .replace(/[^\p{L}\p{N}]+/gu, "-")
+    .replace(/^-|-$/g, "");
   return `${name || "chat"}.${ending}`;
 }

@@ -14,7 +14,13 @@ const ENTITIES: Record<string, string> = {
 
 export function Markdown({ text }: { text: string }) {
   const tokens = useMemo(() => new Lexer({ gfm: true }).lex(text), [text]);
-  return <div class="markdown">{tokens.map((token, at) => <Block key={at} token={token} />)}</div>;
+  return (
+    <div class="markdown">
+      {tokens.map((token, at) => (
+        <Block key={at} token={token} />
+      ))}
+    </div>
+  );
 }
 
 // While an answer grows only its last block changes; the others keep their elements.
@@ -66,7 +72,11 @@ function list(token: Tokens.List): ComponentChildren {
 
 function table(token: Tokens.Table): ComponentChildren {
   const cells = (Cell: "td" | "th", row: Tokens.TableCell[]) => (
-    <tr>{row.map((cell) => <Cell class={cell.align ?? undefined}>{inline(cell.tokens)}</Cell>)}</tr>
+    <tr>
+      {row.map((cell) => (
+        <Cell class={cell.align ?? undefined}>{inline(cell.tokens)}</Cell>
+      ))}
+    </tr>
   );
   return (
     <div class="table" tabIndex={0}>

@@ -36,7 +36,9 @@ function UserView({ message, at }: { message: UserMessage; at: number }) {
       update(current.value.id, (all) => all.slice(0, at));
       void send({ ...message, text });
     };
-    return <Editor text={message.text} label="Send" onSave={save} onCancel={() => setEdited(false)} />;
+    return (
+      <Editor text={message.text} label="Send" onSave={save} onCancel={() => setEdited(false)} />
+    );
   }
   return (
     <article class="message user" aria-label="You">
@@ -56,8 +58,13 @@ function UserView({ message, at }: { message: UserMessage; at: number }) {
 
 function EditButton({ label, onClick }: { label: string; onClick: () => void }) {
   return (
-    <button class="quiet small" type="button" aria-label={label} onClick={onClick}
-      disabled={isRunning.value}>
+    <button
+      class="quiet small"
+      type="button"
+      aria-label={label}
+      onClick={onClick}
+      disabled={isRunning.value}
+    >
       Edit
     </button>
   );
@@ -75,9 +82,14 @@ function Editor({ text, label, onSave, onCancel }: EditorOptions) {
   const onKeyDown = (event: KeyboardEvent) => event.key === "Escape" && onCancel();
   return (
     <form class="message editor" onSubmit={(event) => (event.preventDefault(), onSave(edited))}>
-      <textarea aria-label="Edited text" value={edited} autofocus onKeyDown={onKeyDown}
+      <textarea
+        aria-label="Edited text"
+        value={edited}
+        autofocus
+        onKeyDown={onKeyDown}
         rows={Math.min(text.split("\n").length + 1, 16)}
-        onInput={(event) => setEdited(event.currentTarget.value)} />
+        onInput={(event) => setEdited(event.currentTarget.value)}
+      />
       <div class="row end">
         <button type="button" class="quiet" onClick={onCancel}>
           Cancel
@@ -102,7 +114,11 @@ function AnswerView({ answer, at, isLast }: { answer: Answer } & Place) {
     return <Editor text={text} label="Save" onSave={save} onCancel={() => setEdited(false)} />;
   }
   return (
-    <article class="message answer" aria-label={`Answer of ${answer.model}`} aria-busy={end === "running"}>
+    <article
+      class="message answer"
+      aria-label={`Answer of ${answer.model}`}
+      aria-busy={end === "running"}
+    >
       {thoughts && (
         <details class="folded">
           <summary>{text || calls.length || end !== "running" ? "Thoughts" : "Thinking …"}</summary>
@@ -114,13 +130,21 @@ function AnswerView({ answer, at, isLast }: { answer: Answer } & Place) {
       {calls.map((call) => (
         <CallView call={call} />
       ))}
-      {error && <p class="wrong" role="alert">{error}</p>}
+      {error && (
+        <p class="wrong" role="alert">
+          {error}
+        </p>
+      )}
       {end !== "running" && (
         <div class="actions">
           <CopyButton text={text} label="Copy this answer" />
           <EditButton label="Edit this answer" onClick={() => setEdited(true)} />
-          <button class="quiet small" type="button" disabled={isRunning.value}
-            onClick={() => answerAgain(at)}>
+          <button
+            class="quiet small"
+            type="button"
+            disabled={isRunning.value}
+            onClick={() => answerAgain(at)}
+          >
             Regenerate
           </button>
           {isLast && text && (end === "stopped" || end === "length" || end === "failed") && (
@@ -131,7 +155,11 @@ function AnswerView({ answer, at, isLast }: { answer: Answer } & Place) {
           <Figures answer={answer} />
         </div>
       )}
-      {end === "running" && text && <div class="actions"><Figures answer={answer} /></div>}
+      {end === "running" && text && (
+        <div class="actions">
+          <Figures answer={answer} />
+        </div>
+      )}
     </article>
   );
 }

@@ -33,11 +33,20 @@ export function SettingsPanel({ onClose }: { onClose: () => void }) {
         <span>Stop texts, one on each line</span>
         <textarea rows={2} value={stop} onInput={(e) => set({ stop: e.currentTarget.value })} />
       </label>
-      <JsonField label="Tools, as JSON" value={tools} isWanted={Array.isArray}
+      <JsonField
+        label="Tools, as JSON"
+        value={tools}
+        isWanted={Array.isArray}
         example='[{"type": "function", "function": {"name": …}}]'
-        onChange={(tools) => set({ tools })} />
-      <JsonField label="Other fields of the request, as JSON" value={others} isWanted={isObject}
-        example='{"reasoning_effort": "low"}' onChange={(others) => set({ others })} />
+        onChange={(tools) => set({ tools })}
+      />
+      <JsonField
+        label="Other fields of the request, as JSON"
+        value={others}
+        isWanted={isObject}
+        example='{"reasoning_effort": "low"}'
+        onChange={(others) => set({ others })}
+      />
       <div class="row">
         <button type="button" onClick={resetSettings}>
           Reset
@@ -70,9 +79,15 @@ function NumberField({ name, label, min, max, step }: (typeof NUMBERS)[number]) 
   return (
     <label class="field">
       <span>{label}</span>
-      <input type="number" min={min} max={max} step={step} value={numbers[name] ?? ""}
+      <input
+        type="number"
+        min={min}
+        max={max}
+        step={step}
+        value={numbers[name] ?? ""}
         placeholder="default"
-        onInput={(e) => set({ numbers: { ...numbers, [name]: e.currentTarget.value } })} />
+        onInput={(e) => set({ numbers: { ...numbers, [name]: e.currentTarget.value } })}
+      />
     </label>
   );
 }
@@ -90,8 +105,15 @@ function JsonField({ label, value, example, isWanted, onChange }: JsonFieldOptio
   return (
     <label class="field">
       <span>{label}</span>
-      <textarea class="code" rows={3} value={value} placeholder={example} spellcheck={false}
-        aria-invalid={fault !== null} onInput={(e) => onChange(e.currentTarget.value)} />
+      <textarea
+        class="code"
+        rows={3}
+        value={value}
+        placeholder={example}
+        spellcheck={false}
+        aria-invalid={fault !== null}
+        onInput={(e) => onChange(e.currentTarget.value)}
+      />
       {fault && <span class="wrong">{fault} The field is left out.</span>}
     </label>
   );

@@ -12,13 +12,22 @@ export function Sidebar({ onChoose }: { onChoose: () => void }) {
       <ul>
         {conversations.value.map((one) => (
           <li key={one.id}>
-            <button type="button" class="quiet title" disabled={isRunning.value}
+            <button
+              type="button"
+              class="quiet title"
+              disabled={isRunning.value}
               aria-current={one.id === current.value.id ? "true" : undefined}
-              onClick={() => (open(one), onChoose())}>
+              onClick={() => (open(one), onChoose())}
+            >
               {one.title}
             </button>
-            <button type="button" class="quiet small delete" disabled={isRunning.value}
-              aria-label={`Delete ${one.title}`} onClick={() => remove(one.id)}>
+            <button
+              type="button"
+              class="quiet small delete"
+              disabled={isRunning.value}
+              aria-label={`Delete ${one.title}`}
+              onClick={() => remove(one.id)}
+            >
               Delete
             </button>
           </li>

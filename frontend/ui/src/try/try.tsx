@@ -139,8 +139,14 @@ function Request() {
       </label>
       <label class="field">
         <span>Body of POST /{path.value}</span>
-        <textarea class="code" rows={16} spellcheck={false} value={body.value}
-          aria-invalid={wrong !== null} onInput={(event) => write(event.currentTarget.value)} />
+        <textarea
+          class="code"
+          rows={16}
+          spellcheck={false}
+          value={body.value}
+          aria-invalid={wrong !== null}
+          onInput={(event) => write(event.currentTarget.value)}
+        />
       </label>
       <div class="row">
         {sending.value ? (
@@ -152,7 +158,11 @@ function Request() {
             Send
           </button>
         )}
-        {wrong && body.value && <span class="wrong" role="status">{wrong}</span>}
+        {wrong && body.value && (
+          <span class="wrong" role="status">
+            {wrong}
+          </span>
+        )}
       </div>
     </form>
   );
@@ -167,8 +177,12 @@ function Program() {
         <legend>The same as a program</legend>
         {LANGUAGES.map((one) => (
           <label>
-            <input type="radio" name="language" checked={one === language.value}
-              onChange={() => (language.value = one)} />
+            <input
+              type="radio"
+              name="language"
+              checked={one === language.value}
+              onChange={() => (language.value = one)}
+            />
             <span>{one}</span>
           </label>
         ))}
