@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.t
 export PYTHONSAFEPATH := 1
 
 .PHONY: serve test test-fast check format hooks install bench soak fuzz adversary ecosystem audit \
-	lock licences messages docs wheel release clean
+	lock licences messages docs ui ui-test wheel release clean
 serve: install
 	@$(BIN)/launch_server $(ARGS)
 
@@ -102,6 +102,21 @@ wheel: .venv/dev .venv/wheel
 # Of a commit that has its tag: checks, `.ci/run`, and how to publish what is in dist/.
 release: .venv/installed
 	$(BIN)/python .ci/release.py
+
+# frontend/ui/dist anew, after a change in frontend/ui: the page at / and the API reference. It needs
+# node and npm; no other target does.
+ui:
+	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund && npm run build
+
+# The page in Chromium, which must be installed (Debian's package chromium), and axe-core from npm.
+# `make test` skips these. SCREENSHOTS=1 also takes those in docs/screenshots.
+ui-test: .venv/ui
+	cd frontend/ui && npm ci --ignore-scripts --no-audit --no-fund
+	PYTHONPATH=.venv/ui $(BIN)/pytest tests/ui $(ARGS)
+
+.venv/ui: .venv/dev
+	rm -rf $@
+	$(PIP) --quiet --target $@ playwright==1.65.2
 
 install: .venv/installed
 

@@ -67,6 +67,7 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = flag(
         (), "an allowed origin (CORS); may be repeated; * is all"
     )
+    ui: bool = flag(True, "serve a web page at /; --no-ui does not")
     served_model_name: str | None = flag(None, "the model's name in the API; default: its own")
     tp: int = flag(1, "tensor parallel size: workers that share the model")
     disable_custom_all_reduce: bool = flag(False, "NCCL computes sums over GPUs of any size")
@@ -400,6 +401,7 @@ class FrontendConfig:
     ssl_certfile: str | None
     ssl_keyfile: str | None
     profiles: bool = False  # workers write some when operators ask
+    ui: bool = True
     pages: dict[str, bytes] = field(default_factory=dict)  # JSON that never changes, by path
     anthropic_pages: dict[str, bytes] = field(default_factory=dict)  # to Anthropic's clients
 

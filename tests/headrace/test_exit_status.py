@@ -23,7 +23,9 @@ def test_numbers_stay_what_they_are() -> None:
 
 
 def test_all_are_documented() -> None:
-    _, table = OPERATIONS.read_text().split("The server's exit status gives the reason for its end", 1)
+    _, table = OPERATIONS.read_text().split(
+        "The server's exit status gives the reason for its end", 1
+    )
     numbers = re.findall(r"^\| (\d) \| ", table.split("\n## ", 1)[0], re.MULTILINE)
     assert [int(number) for number in numbers] == list(ExitStatus)
 
