@@ -32,6 +32,7 @@ PACKAGES = {
     "launch": "board config runtime supervision system",
     "client": "launch",
     "offline": "board client config ipc launch model system",
+    "testing": "config launch system",
     "cli": "board client config ipc runtime supervision system",
     "bench": "config offline runtime",
 }
@@ -40,18 +41,20 @@ FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},
     "tokenizer_proc.openapi": {"client"},  # its responses
+    "tokenizer_proc.scripts": {"testing"},  # the vocabulary of scripts
     "detokenizer_proc": {"metrics"},
 }
 WITHIN = {
     "frontend": {"": "admission http", "http": "", "admission": "http"},
     "tokenizer_proc": {
-        "": "apis encoding grammar images jobs openapi",
+        "": "apis encoding grammar images jobs openapi scripts",
         "apis": "",
         "jobs": "",
         "encoding": "apis jobs",
         "grammar": "apis jobs",
         "images": "apis encoding jobs",
         "openapi": "apis",
+        "scripts": "jobs",
         "fetcher": "",
     },
     "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},
@@ -85,8 +88,8 @@ SEES_ROOT = {"engine_proc.mock"}  # packages that import modules of the process'
 MAX_MODULES = 20
 MAX_TEST_NAME = 60
 MAX_COLUMNS = 100
-# A program imports the one, `/openapi.json` names the other.
-SHARED_CLASS_NAMES = {"SamplingParams"}
+# A program imports the one; `/openapi.json`, a client's response or a process names the other.
+SHARED_CLASS_NAMES = {"Error", "Reply", "SamplingParams", "ToolCall"}
 # Words for people, where the component is to be named.
 PERSONS = re.compile(r"(?<![a-z])(who|whoever|whom|nobody|somebody|he|him|his)(?![a-z])", re.I)
 DEBT = Path(__file__).with_name("prose_debt.json")  # what is yet to be rewritten; it only shrinks
