@@ -32,7 +32,7 @@ PACKAGES = {
     "launch": "board config runtime supervision system",
     "client": "launch",
     "offline": "board client config ipc launch model system",
-    "testing": "config launch system",
+    "testing": "config launch",
     "cli": "board client config ipc runtime supervision system",
     "bench": "config offline runtime",
 }
