@@ -1,16 +1,13 @@
 """The plugin as a user's test run has it: in a process of its own, with a server where asked."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from testing_page import run_pytest
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 600
 TESTS = """
 import os
 import urllib.request
@@ -40,21 +37,10 @@ def test_second(headrace_server, headrace_url):
 """
 
 
-def run_pytest(folder: Path, code: str, *args: str) -> tuple[int, str]:
+def run_code(folder: Path, code: str, *args: str) -> tuple[int, str]:
     """Run a file of tests as a user does; return the exit status and the output."""
     (folder / "test_user.py").write_text(code)
-    left_out = ("no:cacheprovider", "no:schemathesis", "no:asyncio")
-    command = [sys.executable, "-m", "pytest", *(arg for name in left_out for arg in ("-p", name))]
-    environ = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
-    done = subprocess.run(
-        [*command, *args],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env=environ,
-    )
-    return done.returncode, done.stdout + done.stderr
+    return run_pytest(folder, *args)
 
 
 def servers_of(folder: Path) -> list[str]:
@@ -68,7 +54,7 @@ def servers_of(folder: Path) -> list[str]:
 
 def test_each_test_begins_without_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD_OF_TEST", str(tmp_path))
-    status, output = run_pytest(tmp_path, TESTS, "-W", "error", "-s")
+    status, output = run_code(tmp_path, TESTS, "-W", "error", "-s")
     assert status == 0, output
     assert output.count("URL http://127.0.0.1:") == 1
     assert servers_of(tmp_path) == []
@@ -85,7 +71,7 @@ def test_it(headrace_server, worker_id):
     with urllib.request.urlopen(f"{headrace_server.base_url}/models") as page:
         assert b'"id":"tiny"' in page.read()
 """
-    status, output = run_pytest(tmp_path, code, "-n", "2", "--dist", "each")
+    status, output = run_code(tmp_path, code, "-n", "2", "--dist", "each")
     assert status == 0, output
     first, second = ((tmp_path / f"gw{worker}").read_text() for worker in range(2))
     assert first != second
@@ -93,14 +79,14 @@ def test_it(headrace_server, worker_id):
 
 def test_failure_shows_the_log_of_the_server(tmp_path: Path) -> None:
     code = "def test_it(headrace_server):\n    assert headrace_server.num_left == 1\n"
-    status, output = run_pytest(tmp_path, code)
+    status, output = run_code(tmp_path, code)
     assert status == 1
     assert "headrace server log" in output
 
 
 def test_wrong_flag_fails_the_test_with_the_reason(tmp_path: Path) -> None:
     code = "def test_it(headrace_url):\n    pass\n"
-    status, output = run_pytest(tmp_path, code, "--headrace-args=--max-num-seqs 0")
+    status, output = run_code(tmp_path, code, "--headrace-args=--max-num-seqs 0")
     assert status == 1
     assert "--max-num-seqs 0 is too small" in output
 
@@ -115,5 +101,5 @@ def test_it(request):
     assert loaded <= {"headrace", "headrace.testing", "headrace.testing.pytest_plugin"}
     assert not {"torch", "numpy", "msgspec", "httpx"} & set(sys.modules)
 """
-    status, output = run_pytest(tmp_path, code)
+    status, output = run_code(tmp_path, code)
     assert status == 0, output
