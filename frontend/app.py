@@ -56,13 +56,13 @@ class App:
         if self._cors is not None and self._cors.look(request):
             return
         if request.path in PATHS:
-            self._tell_health(request)
+            self._write_health(request)
         elif is_for_operators(request.path):
             self._administer(request)
         else:
             self._forwarder.begin(request)
 
-    def _tell_health(self, request: HttpExchange) -> None:
+    def _write_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:
             request.refuse(ONLY_ASKED)
             return

@@ -17,8 +17,8 @@ from headrace.testing.script import Error, Reply, ToolCall, Words
 
 PLAIN_WORDS = (
     "the of and to in is you that it was for on are as with they at be this have from or one had "
-    "by word but not what all were we when your can said there use an each which she do how their "
-    "if will up other about out many then them these so some her would make like time"
+    "by word but not what all were we when your can said there use an each which do how their "
+    "if will up other about out many then them these so some would make like time"
 )
 ERRORS = {  # by status: OpenAI's type and code
     400: ("invalid_request_error", "invalid_value"),
