@@ -148,6 +148,30 @@ def test_malformed_stream_is_no_json_or_has_no_end(
     assert answers[1].headers["content-type"].startswith("text/html")
 
 
+MESSAGES = [{"role": "user", "content": "Hello"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": [{"role": "user", "content": "Hello"}]},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 9},
+    "/generate": {"text": ["Hello"]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_api_says_the_script(scripted: ScriptedServer, path: str) -> None:
+    rule = ScriptRule([Reply("Hi."), Error(500, "why", after="Hi.")], pattern="^Hello$")
+    scripted.script([rule, *(Malformed(kind) for kind in ("json", "no_end", "content_type"))])
+    url, body = f"{scripted.url}{path}", {"model": "m", **BODIES[path]}
+    assert '"Hi."' in httpx.post(url, json=body).text
+    text = httpx.post(url, json=body | {"stream": True}).text
+    assert "Hi" in text
+    assert '"why"' in text
+    for _ in range(3):
+        assert httpx.post(url, json=body | {"stream": True}).text.startswith(("data: ", "event: "))
+    assert [request.body for request in scripted.requests][:1] == [body]
+
+
 def test_rules_choose_by_message_model_and_key(
     scripted: ScriptedServer, client: openai.OpenAI
 ) -> None:
