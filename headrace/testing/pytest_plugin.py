@@ -6,7 +6,7 @@ has a server of its own, so scripts and recorded requests are those of one test.
 
 import shlex
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -77,12 +77,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         server.reset()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, object, object]:
+@pytest.hookimpl(hookwrapper=True)  # pytest 7 knows no other
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Show what the server logged while a test failed."""
-    report = cast(pytest.TestReport, (yield))
+    outcome = yield
+    report: pytest.TestReport = outcome.get_result()
     server = server_of(item)
     if report.failed and server is not None:
         log = server.log(item.stash.get(LOG_START, 0))
         report.sections.append(("headrace server log", log or "(nothing)"))
-    return report

@@ -99,20 +99,17 @@ class ScriptedServer:
         Raises:
             ConfigError: the engine is no mock, or an item has a value that cannot work.
         """
-        if self._engine != MOCK:
-            raise ConfigError(f"a script needs the mock engine; this server has {self._engine}")
-        body = msgspec.json.encode(script_of(items, repeat))
-        self._ask("PUT", MOCK_SCRIPT, content=body)
+        self._mock("PUT", MOCK_SCRIPT, content=msgspec.json.encode(script_of(items, repeat)))
 
     @property
     def requests(self) -> list[RecordedRequest]:
         """The requests for texts since the last `reset`, refused ones among them."""
-        return msgspec.json.decode(self._ask("GET", MOCK_REQUESTS), type=list[RecordedRequest])
+        return msgspec.json.decode(self._mock("GET", MOCK_REQUESTS), type=list[RecordedRequest])
 
     @property
     def num_left(self) -> int:
         """How many answers of the script have not been used."""
-        return sum(msgspec.json.decode(self._ask("GET", MOCK_SCRIPT))["num_left"])
+        return sum(msgspec.json.decode(self._mock("GET", MOCK_SCRIPT))["num_left"])
 
     def num_tokens(self, text: str) -> int:
         """Return how many tokens a text is. The usage of a reply counts its end token, too."""
@@ -124,7 +121,15 @@ class ScriptedServer:
         """Forget the script and all requests."""
         if self._engine == MOCK:
             self.script([])
-            self._ask("DELETE", MOCK_REQUESTS)
+            self._mock("DELETE", MOCK_REQUESTS)
+
+    def _mock(self, method: str, path: str, **options: Any) -> bytes:
+        if self._engine != MOCK:
+            raise ConfigError(
+                f"scripts and recorded requests need the mock engine; this server has "
+                f"--engine {self._engine}"
+            )
+        return self._ask(method, path, **options)
 
     def _ask(self, method: str, path: str, **options: Any) -> bytes:
         response = self._http.request(method, path, **options)

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from headrace.errors import ConfigError
@@ -232,3 +233,27 @@ def test_wrong_script_is_an_error_of_the_test(scripted: ScriptedServer) -> None:
         Malformed("torn")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"the body is not a script.*status"):
         scripted.script([Error(200)])
+
+
+def test_scripted_stream_goes_on_after_a_death(
+    scripted: ScriptedServer, client: openai.OpenAI
+) -> None:
+    text = "One two three four five six"
+    scripted.script([Delay(0, Reply(text), token_interval=0.2), Reply("next")])
+    supervisor = psutil.Process(scripted._server._server.process.pid)
+    (engine,) = (p for p in supervisor.children() if p.cmdline()[:1] == ["headrace: engine"])
+    pieces = ask(client, stream=True)
+    said = [next(pieces), next(pieces)]
+    engine.kill()
+    said += pieces
+    assert "".join(piece.choices[0].delta.content or "" for piece in said) == text
+    assert ask(client).choices[0].message.content == "next"
+    assert len(scripted.requests) == 2
+
+
+def test_server_of_a_model_takes_no_script() -> None:
+    with ScriptedServer(engine="auto") as server:
+        server.reset()
+        with pytest.raises(ConfigError, match="need the mock engine"):
+            server.script([Reply("Hi")])
+        assert httpx.get(f"{server.url}/mock/script").status_code == 404
