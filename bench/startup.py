@@ -3,9 +3,12 @@
 Method: `launch_server` with the demo model, repeatedly. The first run, which fills the page cache,
     is discarded. Memory is read some seconds after one
         answer: resident counts a page that two processes share twice, proportional counts it once.
+        A new Python process starts the server of tests (`headrace.testing`); its imports count.
 Run:    python bench/startup.py --rounds 5
 """
 
+import subprocess
+import sys
 import time
 
 from support import models
@@ -18,9 +21,26 @@ SETTLE_S = 3.0  # until modules are imported that load after the start, in the b
 IDLE_S = 2.0
 
 
+SCRIPTED = (
+    "from headrace.testing import ScriptedServer; ScriptedServer(); print(flush=True); input()"
+)
+
+
+def scripted_ready_s() -> float:
+    """Return how long a test waits for its server."""
+    started_at = time.perf_counter()
+    command = [sys.executable, "-c", SCRIPTED]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline(), "the server did not start"
+        return time.perf_counter() - started_at
+
+
 def measure() -> dict[tuple[str, str], float]:
     """Start a server, ask it once, leave it alone for a while; return each quantity and unit."""
     found: dict[tuple[str, str], float] = {}
+    found["a test's server to ready", "s"] = scripted_ready_s()
     with headrace(str(models.demo_model())) as server:
         found["start to healthy", "s"] = server.start_s
         complete(server.url, [models.text_tokens(16)], max_tokens=1)

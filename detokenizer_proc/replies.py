@@ -265,10 +265,9 @@ class Replies:
         if stopped_here:
             self._stops.append(StopSequence(id))
         if reply.is_complete and not reply.streams:
-            head = Head(200, reply.content_type, reply.times)
             is_long = reply.num_reported_bytes > LONG_BYTES
             num_delivered = reply.num_delivered(id - request)
-            self._bodies.put(SlicedBody(id, head, reply.whole(), num_delivered, is_long))
+            self._bodies.put(SlicedBody(id, reply.head(), reply.whole(), num_delivered, is_long))
             del self._replies[request]
             return
         self._emit(id, reply, opening + data, reply.num_delivered(id - request))
@@ -329,7 +328,7 @@ class Replies:
         complete = reply.is_complete
         if not data and not complete:
             return
-        head = None if reply.head_sent else Head(200, reply.content_type, reply.times)
+        head = None if reply.head_sent else reply.head()
         reply.head_sent = True
         self._frames(id).add(id, head, data, complete, num_delivered)
         if complete:
@@ -347,7 +346,7 @@ def is_plain(plan: ReplyPlan) -> bool:
     if plan.is_suspect or plan.api not in (Api.CHAT, Api.COMPLETION):
         return False
     tells = (plan.logprobs, plan.prompt_logprobs)
-    adds = plan.continuous_usage or plan.return_token_ids
+    adds = plan.continuous_usage or plan.return_token_ids or plan.fault is not None
     return tells == (None, None) and plan.best_of == plan.n and not adds and plan.parsing is None
 
 

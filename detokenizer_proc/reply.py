@@ -27,7 +27,9 @@ from headrace.errors import RequestError
 from headrace.ipc.messages import (
     ENDED,
     Api,
+    FaultKind,
     FinishReason,
+    Head,
     ReplyPlan,
     StepOutput,
     Times,
@@ -79,10 +81,11 @@ class Reply:
         """Whether it is streamed."""
         return self._plan.stream
 
-    @property
-    def content_type(self) -> str:
-        """The content type of the response."""
-        return self._renderer.content_type
+    def head(self) -> Head:
+        """Return the head of the response."""
+        fault = self._plan.fault
+        is_cut = fault is not None and fault.kind is FaultKind.CUT
+        return Head(200, self._renderer.content_type, self.times, is_cut=is_cut)
 
     @property
     def is_complete(self) -> bool:

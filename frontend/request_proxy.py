@@ -123,12 +123,20 @@ class RequestProxy:
             request.write(data)
             open_request.write = self._write_piece
             return
-        request.end(data)
+        self._write_last(data, open_request.head.is_cut)
         self._slot.add(FrontendField.RESPONSES)
         if self._is_timed:
             whole = self._slot.histogram(Timing.WHOLE)
             whole.observe(time.monotonic_ns() - request.received_at)
         self.end()
+
+    def _write_last(self, data: Frame, is_cut: bool) -> None:
+        """Write the last piece, and the end of the response unless that is cut."""
+        if is_cut:
+            self._request.write(data)
+            self._request.break_off()
+        else:
+            self._request.end(data)
 
     def _write_most(self) -> bool:
         """Write all of the rest but its last piece; return whether that can be written now.
@@ -173,9 +181,10 @@ class RequestProxy:
         open_request.status = head.status
         headers = [(b"content-type", head.content_type.encode())]
         headers += [(name.encode(), value.encode()) for name, value in head.headers]
-        if head.status == TOO_MANY:
+        if head.status == TOO_MANY and not head.headers:
             headers.append((b"retry-after", b"%d" % self._retry_after_s()))
         if open_request.complete:
+            length += head.is_cut  # by a byte that never comes
             open_request.declared_length = length
         else:
             headers.append((b"cache-control", b"no-cache"))

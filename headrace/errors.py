@@ -10,11 +10,13 @@ BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    529: "overloaded_error",
 }
 
 
@@ -183,6 +185,14 @@ class QueueFull(RequestError):
 
     def __init__(self) -> None:
         super().__init__("too many requests are waiting (--max-num-queued); try again later")
+
+
+class ScriptedError(RequestError):
+    """An error that a script wants of a mock engine's server."""
+
+    def __init__(self, status: int, message: str, type: str, code: str | None) -> None:
+        super().__init__(message)
+        self.status, self.type, self.code = status, type, code
 
 
 class ApiError(HeadraceError):

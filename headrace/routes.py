@@ -1,7 +1,8 @@
 """The HTTP routes: one table for routing, counts, `/openapi.json` and the client.
 
 A path that is not here is answered with 404, but for `/admin` (`frontend/admin.py`), what is below
-`/v1/models`, and the page at `/` with the files that it loads (`frontend/http/static_files.py`).
+`/v1/models`, the page at `/` with its files (`frontend/http/static_files.py`), and with a mock
+engine `/mock` (`tokenizer_proc/scripts/scripted_routes.py`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 GET, HEAD, POST = "GET", "HEAD", "POST"
+PUT, DELETE = "PUT", "DELETE"
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
@@ -21,6 +23,7 @@ MODELS = "/v1/models"
 VERSION, LOAD = "/version", "/load"
 MODEL_INFO, SERVER_INFO = "/model_info", "/server_info"
 HEALTH, READY, STARTUP, PING = "/health", "/ready", "/startup", "/ping"
+MOCK_SCRIPT, MOCK_REQUESTS = "/mock/script", "/mock/requests"
 METRICS, OPENAPI, DOCS, UI = "/metrics", "/openapi.json", "/docs", "/"
 
 ANTHROPIC_PATHS = MESSAGES  # and what is below it: errors have Anthropic's shape there

@@ -32,6 +32,7 @@ PACKAGES = {
     "client": "launch",
     "protocol": "client",
     "offline": "board client config ipc launch model system",
+    "testing": "config launch",
     "cli": "board client config ipc runtime supervision system",
     "bench": "config offline runtime",
 }
@@ -40,18 +41,20 @@ FURTHER = {  # than SHARED, of processes
     "engine_proc.child_processes": {"supervision"},
     "tokenizer_proc": {"metrics"},
     "tokenizer_proc.openapi": {"client"},  # its responses
+    "tokenizer_proc.scripts": {"testing"},  # the vocabulary of scripts
     "detokenizer_proc": {"metrics"},
 }
 WITHIN = {
     "frontend": {"": "admission http", "http": "", "admission": "http"},
     "tokenizer_proc": {
-        "": "apis encoding grammar images jobs openapi",
+        "": "apis encoding grammar images jobs openapi scripts",
         "apis": "",
         "jobs": "",
         "encoding": "apis jobs",
         "grammar": "apis jobs",
         "images": "apis encoding jobs",
         "openapi": "apis",
+        "scripts": "jobs",
         "fetcher": "",
     },
     "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},

@@ -34,6 +34,12 @@ class InfoRoutes:
             ),
         }
         self.handlers = by_path(handlers, routes_of(Lane.INFO))
+        if config.takes_scripts:
+            from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
+
+            scripted = ScriptedRoutes(config.run_dir, config.card.eos_token_ids)
+            for path, methods in scripted.handlers.items():
+                self.handlers[path] = methods[GET]
         self._posted = {path for route in routes_of(Lane.TOKENIZER) for path in route.paths}
 
     def handle(self, request: HttpRequest, body: Body) -> Stages:

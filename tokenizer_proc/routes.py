@@ -1,5 +1,7 @@
 """Routing of paths to handlers. Early answers are made here; generation goes to the engine."""
 
+from typing import TYPE_CHECKING
+
 from headrace.board.board import Board
 from headrace.config.config import TokenizerConfig
 from headrace.errors import MethodNotAllowed, RouteNotFound
@@ -10,6 +12,9 @@ from headrace.tokenizer_proc.generation import GenerationPlanner
 from headrace.tokenizer_proc.info_routes import InfoRoutes
 from headrace.tokenizer_proc.jobs.stages import Answer, Body, Handler, Stages
 from headrace.tokenizer_proc.tokenize_routes import TokenRoutes
+
+if TYPE_CHECKING:
+    from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
 
 
 class Routes:
@@ -22,13 +27,17 @@ class Routes:
         generation: GenerationPlanner,
         embedding: EmbeddingPlanner,
         tokens: TokenRoutes,
+        scripted: "ScriptedRoutes | None" = None,
     ) -> None:
         self._about = about = InfoRoutes(config, board)
         handlers = generation.handlers | embedding.handlers | tokens.handlers
+        if scripted is not None:
+            handlers = scripted.wrapped(handlers)
         posted = by_path(handlers, routes_of(Lane.TOKENIZER))
         self.handlers: dict[str, dict[str, Handler]] = {
             **{path: {POST: handler} for path, handler in posted.items()},
             **{path: {GET: handler} for path, handler in about.handlers.items()},
+            **({} if scripted is None else scripted.handlers),
         }
 
     def handle(self, request: HttpRequest, body: Body) -> Stages:

@@ -82,7 +82,13 @@ class Service:
                 "the chat template has no place for tools: a message describes them, and calls are "
                 "read as --tool-call-parser hermes"
             )
-        self.grammars = Grammars(card, config.follows_grammars)
+        scripted = None
+        if config.takes_scripts:  # other servers do not load the code
+            from headrace.tokenizer_proc.scripts.scripted_routes import ScriptedRoutes
+
+            scripted = ScriptedRoutes(config.run_dir, card.eos_token_ids)
+        is_scripted = None if scripted is None else scripted.has_script
+        self.grammars = Grammars(card, config.follows_grammars, is_scripted)
         num, seed = config.num_detokenizers, config.seed
         self._images = images = None
         if load_images is not None:
@@ -91,7 +97,7 @@ class Service:
         embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder, images)
         self._encoder = encoder
-        self._routes = Routes(config, context.board, generation, embedding, tokens)
+        self._routes = Routes(config, context.board, generation, embedding, tokens, scripted)
         self._engine = Outbox(address(config.run_dir, "engine"), on_wait=context.slot.beat)
         self._frontends = FrontendLinks(
             config.run_dir, config.num_frontends, context.board, context.slot

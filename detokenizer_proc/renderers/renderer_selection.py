@@ -4,6 +4,7 @@ import time
 from typing import assert_never
 
 from headrace.detokenizer_proc.renderers.anthropic import MessagesRenderer
+from headrace.detokenizer_proc.renderers.faulty import FaultyRenderer
 from headrace.detokenizer_proc.renderers.openai import OpenAIRenderer
 from headrace.detokenizer_proc.renderers.renderer import Renderer
 from headrace.detokenizer_proc.renderers.responses import ResponsesRenderer
@@ -12,6 +13,12 @@ from headrace.ipc.messages import Api, ReplyPlan
 
 
 def renderer_of(plan: ReplyPlan) -> Renderer:
+    """Return the renderer of the API in which a request came, with the fault a script wants."""
+    renderer = api_renderer(plan)
+    return renderer if plan.fault is None else FaultyRenderer(renderer, plan.fault)
+
+
+def api_renderer(plan: ReplyPlan) -> Renderer:
     """Return the renderer of the API in which a request came."""
     match plan.api:
         case Api.CHAT | Api.COMPLETION:

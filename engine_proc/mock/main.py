@@ -3,8 +3,8 @@ In: ToEngine (tokenizer_proc, frontend, detokenizer_proc).  Out: ToDetokenizer."
 
 # It stands in for the engine when what is around it is sized: the same messages and limits, first
 # come, first served, and steps that take as long as a profile says. Texts are words of the
-# vocabulary, or of `allowed_token_ids`, until `max_tokens`. It has no memory to run out of, no
-# prefix cache, no sampling and therefore no log probabilities.
+# vocabulary, or of `allowed_token_ids`, until `max_tokens`, or what a script says. It has no memory
+# to run out of, no prefix cache, no sampling and therefore no log probabilities.
 
 import re
 import time
@@ -124,6 +124,20 @@ class MockSequence:
         """Whether tokens follow the prompt."""
         return self.request.max_tokens > 0 and not self.request.embeds
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens follow the prompt."""
+        script, limit = self.request.script, self.request.max_tokens
+        return limit if script is None else min(limit, len(script.ids) // 4)
+
+    @property
+    def end(self) -> FinishReason:
+        """Why it ends by itself."""
+        script = self.request.script
+        if script is not None and self.generates and self.num_tokens == len(script.ids) // 4:
+            return FinishReason.STOP
+        return FinishReason.STOP if self.request.embeds else FinishReason.LENGTH
+
 
 def times_of(sequence: MockSequence) -> Times:
     """Return when a sequence passed what, its first token being there."""
@@ -172,6 +186,7 @@ class MockEngine:
             self._arena = Arena(config.arena_fd, config.num_arena_regions)
         self._ends: dict[int, dict[int, MockSequence]] = {}  # by step, then by id
         self._step = 0
+        self._intervals_ns: dict[int, int] = {}  # of generating sequences whose script has one
         self._num_waiting_tokens = 0
         self._num_generating = 0  # sequences
         self._num_context = 0  # tokens of generating sequences, before the next step
@@ -181,15 +196,22 @@ class MockEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute anything."""
-        return bool(self._sequences)
+        """Whether a step would compute anything, and no script has it wait."""
+        return bool(self._sequences) and not (self._intervals_ns and self.pause_ms)
+
+    @property
+    def pause_ms(self) -> int:
+        """How long scripts have the next step wait."""
+        due = self._stepped + max(self._intervals_ns.values(), default=0)
+        return max(0, -(-(due - time.monotonic_ns()) // 1_000_000))
 
     def receive_all(self, inbox: Inbox[ToEngine]) -> None:
         """Receive all pending messages; block for one if there is no other work."""
         is_idle = not self.has_work
         if is_idle:
             self._detokenizers.flush()
-        received = inbox.receive(IDLE_MS if is_idle else 0)
+        idle_ms = min(IDLE_MS, self.pause_ms) if self._sequences else IDLE_MS
+        received = inbox.receive(idle_ms if is_idle else 0)
         if received is None:
             return
         while received is not None:
@@ -284,7 +306,8 @@ class MockEngine:
                 self._num_generating -= 1
                 self._rows[sequence.request.detokenizer].remove(id)
                 num_left = sequence.last_step - self._step
-                self._num_context -= sequence.num_prompt + sequence.request.max_tokens - num_left
+                self._num_context -= sequence.num_prompt + sequence.num_tokens - num_left
+                self._intervals_ns.pop(id, None)
         siblings = self._requests[request_of(id)]
         siblings.remove(id)
         if not siblings:
@@ -315,8 +338,7 @@ class MockEngine:
         self._rate.observe(now)
         self._slot.add(EngineField.FINISHED, len(ended))
         for sequence in ended:
-            why = FinishReason.STOP if sequence.request.embeds else FinishReason.LENGTH
-            self._close(sequence, why, now)
+            self._close(sequence, sequence.end, now)
             self._forget(sequence)
         self._update_board()
 
@@ -349,20 +371,27 @@ class MockEngine:
         sequence.first_token = self._stepped
         self._release(request)
         begin(self._slot, sequence.num_prompt, 0)
-        num_tokens = request.max_tokens if sequence.generates else 1
+        num_tokens = sequence.num_tokens if sequence.generates else 1
         sequence.last_step = self._step + num_tokens - 1
         self._ends.setdefault(sequence.last_step, {})[request.id] = sequence
         if sequence.generates:
             self._num_generating += 1
-            words = allowed_words(request, self._words) if request.allowed else None
-            self._rows[request.detokenizer].add(request.id, self._step, words)
+            self._rows[request.detokenizer].add(request.id, self._step, self._words_of(request))
             self._num_context += sequence.num_prompt
+
+    def _words_of(self, request: GenerateRequest) -> Words | None:
+        """Return the words of a sequence that has some of its own."""
+        if request.script is not None:
+            if request.script.interval_ms:
+                self._intervals_ns[request.id] = request.script.interval_ms * 1_000_000
+            return np.frombuffer(request.script.ids, np.uint32)
+        return allowed_words(request, self._words) if request.allowed else None
 
     def _close(self, sequence: MockSequence, why: FinishReason, last_token: int) -> None:
         """Count a sequence that ends with its token of `last_token`, ns."""
         request = sequence.request
         num_left = max(0, sequence.last_step - self._step)
-        num_generated = request.max_tokens - num_left if sequence.generates else 0
+        num_generated = sequence.num_tokens - num_left if sequence.generates else 0
         moments = (sequence.queued, sequence.scheduled, sequence.first_token, last_token)
         counts = (sequence.num_prompt, 0, num_generated, request.max_tokens)
         close(self._slot, why, moments, counts)
@@ -383,7 +412,7 @@ class MockEngine:
         finished = bytearray(UNFINISHED * len(rows))
         for sequence in ended:
             if sequence.request.detokenizer == index and sequence.generates:
-                finished[rows.place(sequence.request.id)] = FinishReason.LENGTH
+                finished[rows.place(sequence.request.id)] = sequence.end
         output = StepOutput(
             started={s.request.id: s.request.plan for s in mine},
             ids=rows.ids + array("Q", embedded + scored).tobytes(),

@@ -428,6 +428,7 @@ class TokenizerConfig:
     max_images: int = 0  # of a request
     fetched_fd: int | None = None  # the fetcher's arena; None fetches nothing
     answers_gets: bool = True  # the last index does, and encodes nothing
+    takes_scripts: bool = False  # the engine is a mock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,6 +189,13 @@ class Image(Message, frozen=True):
     grid: list[int] = []  # frames, rows and columns of its rows, for positions in three parts
 
 
+class ScriptedTokens(Message, frozen=True):
+    """Tokens that a mock engine generates for a sequence, in place of words."""
+
+    ids: bytes  # u32, at least one; the last one ends the text as a stop token does
+    interval_ms: int = 0  # between two of them; a step takes at least as long
+
+
 class GenerateRequest(Message, tag="generate", frozen=True):
     """One sequence to continue: tokenizer -> engine. Frame: prompt token ids, u32, at least one.
 
@@ -211,6 +218,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     resumes: int = 0  # the same sequence, under the id it had before; it goes on here
     images: list[Image] = []  # in the order of the prompt; it has a reference to each tensor
     allowed: bytes = b""  # only these tokens may be drawn: a bit each, lowest first; empty is all
+    script: ScriptedTokens | None = None  # only to a mock engine
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -281,6 +289,29 @@ class GenerateForm(Message, tag="generate", frozen=True):
     first_logprob: list[int | None]
 
 
+class FaultKind(enum.StrEnum):
+    """What goes wrong at the end of a scripted reply."""
+
+    ERROR = "error"  # a stream ends with an error event
+    CUT = "cut"  # the connection closes in the middle of an event, or of the body
+    JSON = "json"  # the last event, or the body, is not JSON
+    NO_END = "no_end"  # a stream lacks its closing events, such as `[DONE]`
+    CONTENT_TYPE = "content_type"  # the response claims to be HTML
+
+
+class ReplyFault(Message, frozen=True):
+    """A fault that a script wants in a reply: tokenizer -> detokenizer, in its plan.
+
+    The fields after `kind` are those of the error event.
+    """
+
+    kind: FaultKind
+    status: int = 500
+    message: str = ""
+    type: str = ""
+    code: str | None = None
+
+
 class ReplyPlan(Message, tag="reply", frozen=True):
     """Rendering instructions for a reply: tokenizer -> detokenizer, through the engine."""
 
@@ -313,6 +344,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
     function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
     is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
+    fault: ReplyFault | None = None  # only with a mock engine
 
     @property
     def chat(self) -> bool:
@@ -405,6 +437,7 @@ class Head(Message, frozen=True):
     content_type: str
     times: Times | None = None  # where the engine had a part in it
     headers: list[tuple[str, str]] = []  # more of them, names in lower case
+    is_cut: bool = False  # the connection closes in place of the response's end
 
 
 class ResponseFrames(Message, tag="frames", frozen=True):

@@ -98,10 +98,16 @@ def main() -> None:
 class EmbeddedServer:
     """The owner's handle of a ring: its supervisor, its run directory, its board."""
 
-    def __init__(self, config: ServerConfig, api_keys: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        api_keys: list[str] | None = None,
+        log_fd: int | None = None,
+    ) -> None:
         """Start a ring, which is ready once the owner has taken the frontend's seat.
 
-        With `api_keys`, even none, it has frontends of its own, which take these.
+        With `api_keys`, even none, it has frontends of its own, which take these. Without `log_fd`
+        its log goes to standard error.
 
         Raises:
             ConfigError, ModelError: there is no such model, or it cannot be used.
@@ -116,6 +122,7 @@ class EmbeddedServer:
                 [sys.executable, "-m", "headrace.launch.embedded", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.PIPE,
+                stderr=log_fd,
                 start_new_session=True,  # Ctrl-C is for the owner
             )
         self.run_dir = ""

@@ -16,9 +16,16 @@ DEFAULTS: dict[str, Any] = {"port": 0, "log_level": "warning"}
 class LocalServer:
     """A ring with frontends, owned by this process and ended by `stop`."""
 
-    def __init__(self, model: str | os.PathLike[str] | None, flags: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None,
+        flags: Mapping[str, Any],
+        log_fd: int | None = None,
+    ) -> None:
         """Start it and wait until it serves.
 
+        Args:
+            log_fd: where its processes write their logs; None is standard error.
         Raises:
             ConfigError, ModelError: what a flag or the model's files have wrong, in one line.
             EngineDied: a process could not start; the text says which and why.
@@ -32,7 +39,7 @@ class LocalServer:
         keys = read_api_keys(config, {})
         read_admin_key(config, {}, keys)
         self.api_key = keys[0] if keys else None
-        self._server = EmbeddedServer(config, keys)
+        self._server = EmbeddedServer(config, keys, log_fd)
         try:
             report = self._server.receive()
         except BaseException:

@@ -386,6 +386,7 @@ class Supervisor:
                 max_images=c.max_images,
                 fetched_fd=None if self._fetched is None else self._fetched.fd,
                 answers_gets=self._listeners is not None,
+                takes_scripts=c.engine == "mock",
                 **self._arena_fields,
             )
         if role == "engine":

@@ -1,4 +1,7 @@
-"""What the pages show works, as it stands there. Those about tools are in `test_tool_docs.py`."""
+"""What the pages show works, as it stands there.
+
+`test_tool_docs.py` has the page about tools, `test_testing_page.py` the one about tests.
+"""
 
 import json
 import re
@@ -20,7 +23,7 @@ FAMILIES = [
 ]
 PAGES = {
     *("README.md", *FAMILIES, EMBEDDINGS, "docs/operations.md"),
-    *("docs/structured_output.md", "docs/tools.md", "docs/getting_started.md"),
+    *("docs/structured_output.md", "docs/testing.md", "docs/tools.md", "docs/getting_started.md"),
     *("docs/how_to/python_client.md", "docs/how_to/embedded.md"),
 }
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -36,12 +37,19 @@ class Grammars:
 
     Args:
         follows: whether the engine can; a mock cannot.
+        is_scripted: whether texts are scripted now, whatever grammar a request has.
     """
 
-    def __init__(self, card: ModelCard, follows: bool = True) -> None:
+    def __init__(
+        self,
+        card: ModelCard,
+        follows: bool = True,
+        is_scripted: Callable[[], bool] | None = None,
+    ) -> None:
         self._card = card
         self._deadline_s = DEADLINE_S
         self._follows = follows
+        self._is_scripted = is_scripted
         self._kept: OrderedDict[bytes, Check[Verdict]] = OrderedDict()
         self._wanted: queue.SimpleQueue[tuple[Constraint, Check[Verdict]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -57,6 +65,8 @@ class Grammars:
             InvalidValue: it is wrong, or takes too much.
             Unsupported: this server follows no grammars.
         """
+        if self._is_scripted is not None and self._is_scripted():
+            return b""
         if not self._follows:
             raise Unsupported(f"{param}: --engine mock follows no grammar", param)
         if not self._card.eos_token_ids:

@@ -28,6 +28,7 @@ from headrace.ipc.messages import (
     GenerateRequest,
     Image,
     Sampling,
+    ScriptedTokens,
     StepOutput,
     StopSequence,
     Tensor,
@@ -117,6 +118,38 @@ def test_a_text_says_words_until_max_tokens(rig: Rig) -> None:
     assert [end for o, _ in told for _, _, end in o.rows()] == [*[None] * 4, FinishReason.LENGTH]
     assert not rig.engine.has_work
     assert rig.shown("STEPS", "COMPUTED_TOKENS", "GENERATED_TOKENS", "FINISHED") == [5, 7, 5, 1]
+
+
+def scripted(*ids: int, interval_ms: int = 0) -> ScriptedTokens:
+    return ScriptedTokens(array("I", ids).tobytes(), interval_ms)
+
+
+def test_a_scripted_text_says_its_tokens_and_stops(rig: Rig) -> None:
+    rig.add(FIRST, max_tokens=5, script=scripted(7, 8, 9))
+    rig.add(SECOND, max_tokens=5)
+    told = [rig.step() for _ in range(3)]
+    assert [tokens for _, tokens in told] == [[7, 70], [8, 71], [9, 72]]
+    ends = [end for output, _ in told for id, _, end in output.rows() if id == FIRST]
+    assert ends == [None, None, FinishReason.STOP]
+    assert rig.shown("GENERATED_TOKENS", "FINISHED") == [6, 1]
+
+
+def test_a_scripted_text_is_cut_at_max_tokens(rig: Rig) -> None:
+    rig.add(FIRST, max_tokens=2, script=scripted(7, 8, 9))
+    told = [rig.step() for _ in range(2)]
+    assert [tokens for _, tokens in told] == [[7], [8]]
+    assert [end for _, _, end in told[1][0].rows()] == [FinishReason.LENGTH]
+    assert not rig.engine.has_work
+
+
+def test_an_interval_holds_the_next_step_back(rig: Rig) -> None:
+    rig.add(FIRST, script=scripted(7, 8, interval_ms=600_000))
+    rig.step()
+    assert not rig.engine.has_work
+    assert 0 < rig.engine.pause_ms <= 600_000
+    rig.engine.take(Abort(FIRST), b"")
+    rig.add(SECOND)
+    assert rig.engine.has_work
 
 
 @pytest.mark.parametrize(
