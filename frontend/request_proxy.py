@@ -61,7 +61,10 @@ class RequestProxy:
         """Send the request into the ring; `key` is whose part it has of the engine."""
         request, open_request, slot = self._request, self._open_request, self._slot
         slot.add(FrontendField.BYTES_IN, len(body))
-        message = HttpRequest(open_request.id, request.method, request.path, time.time(), key)
+        message = HttpRequest(
+            *(open_request.id, request.method, request.path, time.time(), key),
+            request_id=request.head.id.decode(),
+        )
         sent = InflightRequest(message, body)
         if not self._links.forward(sent):
             self.refuse(OVERLOADED)

@@ -398,6 +398,7 @@ class GenerationPlanner:
             min_tokens=request.min_tokens or 0,
             continuous_usage=include_usage and continuous,
             return_token_ids=request.return_token_ids,
+            request_id=http.request_id,
             parsing=parsing,
             form=form.more,
             tokens_as_ids=bool(request.return_tokens_as_token_ids),

@@ -200,7 +200,11 @@ class Service:
         if not isinstance(job.outcome, Sequences):
             return []
         times, outcome = job.times, job.outcome
-        requests = [msgspec.structs.replace(request, times=times) for request in outcome.requests]
+        request_id = job.request.request_id
+        requests = [
+            msgspec.structs.replace(request, times=times, request_id=request_id)
+            for request in outcome.requests
+        ]
         return list(zip(requests, outcome.prompts, strict=True))
 
     def _count(self, jobs: list[Job]) -> None:

@@ -42,6 +42,7 @@ SECRETS = ("api_key", "admin_api_key")  # never shown
 MIN_WATCHDOG_TIMEOUT = 2  # processes beat at least once a second
 METRICS_DIALECTS = ("vllm", "sglang")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 def flag(default: T, help: str, choices: Sequence[str] = ()) -> T:
@@ -170,6 +171,7 @@ class ServerConfig:
     )
     nvtx: bool = flag(False, "mark the phases of steps on GPUs for Nsight Systems")
     log_level: str = flag("info", "log level", LOG_LEVELS)
+    log_format: str = flag("text", "form of log lines; json is an object per line", LOG_FORMATS)
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):

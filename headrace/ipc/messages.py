@@ -116,6 +116,7 @@ class HttpRequest(Message, tag="http", frozen=True):
     num_delivered: dict[int, int] = {}  # by sequence: tokens whose text the client has, see `ENDED`
     is_suspect: bool = False  # is handled alone: a process has died that had it among others
     is_reply_suspect: bool = False  # a detokenizer has died that had it, and was at no known one
+    request_id: str = ""  # X-Request-Id of the response, for the log
 
     @property
     def first_id(self) -> int:
@@ -211,6 +212,7 @@ class GenerateRequest(Message, tag="generate", frozen=True):
     resumes: int = 0  # the same sequence, under the id it had before; it goes on here
     images: list[Image] = []  # in the order of the prompt; it has a reference to each tensor
     allowed: bytes = b""  # only these tokens may be drawn: a bit each, lowest first; empty is all
+    request_id: str = ""  # as in `HttpRequest`
 
 
 class Abort(Message, tag="abort", frozen=True):
@@ -312,6 +314,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     tokens_as_ids: bool = False  # log probabilities spell a token "token_id:123"
     function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
     is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
+    request_id: str = ""  # as in `HttpRequest`
 
     @property
     def chat(self) -> bool:
@@ -464,6 +467,7 @@ class Fetch(Message, tag="fetch", frozen=True):
     tokenizer: int  # index of the process that is answered
     urls: list[str]
     is_suspect: bool = False  # is handled alone: a fetcher has died that had it among others
+    request_id: str = ""  # as in `HttpRequest`
 
 
 class Forget(Message, tag="forget", frozen=True):

@@ -252,7 +252,10 @@ class Supervisor:
             fds.append(self._arena.fd)
         if self._fetched is not None and isinstance(config, TokenizerConfig | FetcherConfig):
             fds.append(self._fetched.fd)
-        process = spawn(seat, config, self.board, self._config.log_level, tuple(fds), self._record)
+        process = spawn(
+            *(seat, config, self.board, self._config.log_level, tuple(fds), self._record),
+            log_format=self._config.log_format,
+        )
         try:
             return process, os.pidfd_open(process.pid)
         except OSError:
