@@ -16,6 +16,7 @@ from headrace.frontend.http.conformance import head_fault
 from headrace.frontend.http.cors import Cors
 from headrace.frontend.http.rejections import Rejection
 from headrace.frontend.http.request import HEAD, JSON, HttpExchange
+from headrace.frontend.request_reports import RequestReports
 from headrace.routes import GET, PING
 from headrace.runtime.wake_clock import WakeClock
 
@@ -39,6 +40,7 @@ class App:
         gate: Gate,
         admin: Admin,
         cors: Cors | None = None,
+        reports: RequestReports | None = None,
     ) -> None:
         self._board = board
         self._awake = awake
@@ -46,21 +48,29 @@ class App:
         self._gate = gate
         self._admin = admin
         self._cors = cors
+        self._reports = reports
 
     def __call__(self, request: HttpExchange) -> None:
         """Answer a request, now or when the ring does."""
+        if not self._answer(request):
+            self._forwarder.begin(request)
+        elif self._reports is not None:
+            self._reports.put(request)
+
+    def _answer(self, request: HttpExchange) -> bool:
+        """Answer a request that the ring has no part in; return whether it is one."""
         fault = head_fault(request.version, request.head)
         if fault is not None:
             request.refuse(fault)
-            return
-        if self._cors is not None and self._cors.look(request):
-            return
-        if request.path in PATHS:
+        elif self._cors is not None and self._cors.look(request):
+            pass  # it has been answered
+        elif request.path in PATHS:
             self._tell_health(request)
         elif is_for_operators(request.path):
             self._administer(request)
         else:
-            self._forwarder.begin(request)
+            return False
+        return True
 
     def _tell_health(self, request: HttpExchange) -> None:
         if request.method not in (GET, HEAD) and request.path != PING:

@@ -69,7 +69,7 @@ class RequestProxy:
         if not self._links.forward(sent):
             self.refuse(OVERLOADED)
             return
-        open_request.sent = sent
+        open_request.sent, open_request.sent_at = sent, time.monotonic_ns()
         self._num_kept = len(body)
         self._has_place = True
         slot.add(FrontendField.KEPT_BYTES, self._num_kept)
@@ -192,3 +192,4 @@ class RequestProxy:
             if open_request.wants_timing:
                 headers.append((b"server-timing", timings.header()))
         self._request.begin(head.status, headers, length if open_request.complete else None)
+        self._request.begun_at = time.monotonic_ns()

@@ -16,7 +16,7 @@ from headrace import __version__
 from headrace.config.config import ServerConfig, flag_name
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc"]
+PROCESSES = ["frontend", "tokenizer_proc", "engine_proc", "detokenizer_proc", "telemetry_proc"]
 # Packages of headrace, each with those that it may import. Modules of `headrace/` itself are leaves
 # that all may import; a folder of a process may import itself and SHARED, and its own packages as
 # WITHIN says.
@@ -55,6 +55,7 @@ WITHIN = {
         "fetcher": "",
     },
     "detokenizer_proc": {"": "parsers renderers", "parsers": "", "renderers": "parsers"},
+    "telemetry_proc": {"": ""},
     "engine_proc": {
         "": "images scheduling sequence shm step child_processes",
         "shm": "",
@@ -305,6 +306,7 @@ def test_environment_holds_only_keys_and_locations() -> None:
             read.update(names)
             assert "getenv" not in path.read_text(), path
     keys = {"VARIABLE", "ADMIN_VARIABLE", "OPENAI_API_KEY"}
+    keys |= {"TRACES_PROTOCOL", "PROTOCOL"}  # of OpenTelemetry's exporter
     assert read == keys | {"HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "INTERPRET", "VISIBLE"}
 
 
@@ -384,7 +386,7 @@ def test_every_file_has_a_noun() -> None:
 
 def test_every_process_says_what_it_takes_and_gives() -> None:
     mains = [path for folder in PROCESSES for path in python_files(folder) if path.stem == "main"]
-    assert len(mains) == 8
+    assert len(mains) == 9
     for path in mains:
         lines = path.read_text().splitlines()
         assert re.match(r'"""\w+ process: .*[.;]$', lines[0]), path

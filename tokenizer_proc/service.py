@@ -87,7 +87,9 @@ class Service:
         self._images = images = None
         if load_images is not None:
             self._images = images = load_images(config, context, encoder, aborts)
-        generation = GenerationPlanner(card, template, encoder, num, seed, self.grammars, images)
+        generation = GenerationPlanner(
+            *(card, template, encoder, num, seed, self.grammars, images, config.traces)
+        )
         embedding = EmbeddingPlanner(card, encoder, num)
         tokens = TokenRoutes(card, template, encoder, images)
         self._encoder = encoder

@@ -36,6 +36,9 @@ class HttpExchange:
         headers: names are in lower case.
         head: those that the frontend reads; the response repeats its `id`.
         received_at: when the head was read, CLOCK_MONOTONIC, ns.
+        status: of its answer; 0 where there is none yet.
+        num_sent: bytes of its body, as its head declares them; 0 where it streams.
+        begun_at: when the answer began, as `received_at`; 0 unless its handler says so.
         common: headers of its answer, whatever that is.
         on_lost: called when the client has left.
         on_writable: called when the client reads again.
@@ -43,7 +46,8 @@ class HttpExchange:
 
     __slots__ = (
         *("_cycle", "_head", "_is_chunked", "_num_announced", "_num_zeros"),
-        *("common", "head", "headers", "method", "on_lost", "on_writable", "path", "received_at"),
+        *("begun_at", "common", "head", "headers", "method", "num_sent", "on_lost", "on_writable"),
+        *("path", "received_at", "status"),
     )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
@@ -55,6 +59,7 @@ class HttpExchange:
         self.headers: Headers = list(scope["headers"])
         self.head = RequestHead.of(self.headers)
         self.received_at = time.monotonic_ns()
+        self.status = self.num_sent = self.begun_at = 0
         self.common: Headers = ()
         self.on_lost: Callable[[], None] = ignore
         self.on_writable: Callable[[], None] = ignore
@@ -139,6 +144,7 @@ class HttpExchange:
         cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
+        self.status, self.num_sent = status, length or 0
         id = self.head.id
         lines = [STATUS_LINE[status][self._num_announced :], REQUEST_ID, b": ", id, b"\r\n"]
         if self.path.startswith(ANTHROPIC_PATHS):

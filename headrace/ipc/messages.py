@@ -262,6 +262,15 @@ class Parsing(Message, frozen=True):
     custom_tools: list[str] = []  # those whose calls are free text, the one argument `input`
 
 
+class ReportedSampling(Message, frozen=True):
+    """Parameters of a request that its span has."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    n: int
+
+
 class ResponsesForm(Message, tag="responses", frozen=True):
     """Fields of a `/v1/responses` reply beside its text."""
 
@@ -315,6 +324,7 @@ class ReplyPlan(Message, tag="reply", frozen=True):
     function_call: bool = False  # a call is told as OpenAI's deprecated `function_call`
     is_suspect: bool = False  # as `is_reply_suspect` of `HttpRequest`
     request_id: str = ""  # as in `HttpRequest`
+    sampling: ReportedSampling | None = None  # with --otlp-traces-endpoint
 
     @property
     def chat(self) -> bool:
@@ -421,6 +431,8 @@ class ResponseFrames(Message, tag="frames", frozen=True):
     lengths: bytes  # u32
     last: bytes  # u8: whether these bytes end the response, or `MORE`
     num_delivered: bytes = b""  # u32, as in `HttpRequest`; empty where nothing was generated
+    # With --otlp-traces-endpoint: the `ReplyStats` of each request in it that begins or ends here.
+    stats: dict[int, bytes] = {}
 
     @classmethod
     def of(
@@ -455,6 +467,50 @@ Entry = tuple[int, Head | None, memoryview, int, int]
 
 
 ToFrontend = ResponseFrames
+
+
+# To the telemetry process
+
+
+class ReplyStats(Message, frozen=True):
+    """What was computed for a request so far: detokenizer -> telemetry, by way of a frontend.
+
+    Times are as in `Times`.
+    """
+
+    num_prompt: int = 0  # tokens
+    num_cached: int = 0  # of these, found in the prefix cache
+    num_generated: int = 0  # tokens, those behind a stop string included
+    num_sequences: int = 0
+    finish_reasons: list[str] = []
+    last_token: int = 0  # the detokenizer had it,
+    rendered: int = 0  # and had written the last text
+    sampling: ReportedSampling | None = None  # of a text
+    response_id: str = ""  # where the response has one
+    failed: bool = False  # the engine gave it up
+
+
+class RequestEnded(Message, tag="ended", frozen=True):
+    """A response is complete, or is given up: frontend -> telemetry. Times are as in `Times`."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int
+    received_at: int  # the head was read
+    ended_at: int
+    num_received: int  # bytes of the body, as its head declares them,
+    num_sent: int  # and of the response
+    is_complete: bool  # all of the response was written
+    sent_at: int = 0  # the body went to a tokenizer
+    begun_at: int = 0  # the response began
+    times: Times | None = None
+    stats: bytes = b""  # a `ReplyStats`, as it came
+    traceparent: str = ""  # headers of the request: https://www.w3.org/TR/trace-context/
+    tracestate: str = ""
+
+
+ToTelemetry = RequestEnded
 
 
 # Between processes that prepare images and the fetcher

@@ -63,6 +63,12 @@ COUNTERS = [
         TokenizerField.ABANDONED,
     ),
     ("prompt_tokens", "Prompt tokens received", "tokenizer", TokenizerField.PROMPT_TOKENS),
+    (
+        "lost_reports",
+        "Requests missing in access log and traces",
+        "frontend",
+        FrontendField.LOST_REPORTS,
+    ),
     ("images", "Images in requests", "tokenizer", TokenizerField.IMAGES),
     (
         "images_found",

@@ -12,6 +12,7 @@ from headrace.config.config import (
     EngineConfig,
     FetcherConfig,
     FrontendConfig,
+    TelemetryConfig,
     TokenizerConfig,
     VisionConfig,
     WorkerConfig,
@@ -54,6 +55,14 @@ ROLES = {
         "headrace.tokenizer_proc.fetcher.main:main", FetcherConfig, numbered=False, niceness=5
     ),
     "detokenizer": Role("headrace.detokenizer_proc.main:main", DetokenizerConfig),
+    # It tells of the last requests before it ends.
+    "telemetry": Role(
+        "headrace.telemetry_proc.main:main",
+        TelemetryConfig,
+        numbered=False,
+        niceness=5,
+        cleans_up=True,
+    ),
 }
 
 

@@ -1,0 +1,50 @@
+"""Telemetry process: ends of requests in; lines of the access log, and spans for a collector, out.
+In: ToTelemetry (frontend).  Out: nothing within the ring."""
+
+import contextlib
+from collections.abc import Callable
+
+from headrace.board.fields import TelemetryField
+from headrace.config.config import TelemetryConfig
+from headrace.ipc.messages import RequestEnded, ToTelemetry
+from headrace.ipc.sockets import REPORTS_HIGH_WATER, Inbox, address
+from headrace.runtime.process import Context
+from headrace.telemetry_proc.access_log import AccessLog
+
+IDLE_MS = 500
+LAST_MS = 300  # without news, after SIGTERM: frontends tell of requests until they end
+
+Sink = Callable[[RequestEnded], None]
+
+
+def main(config: TelemetryConfig, context: Context) -> None:
+    """Tell of requests that have ended, until SIGTERM."""
+    where = address(config.run_dir, "telemetry")
+    inbox: Inbox[ToTelemetry] = Inbox(where, ToTelemetry, REPORTS_HIGH_WATER)
+    sinks: list[Sink] = [AccessLog().take] if config.access_log else []
+    with contextlib.ExitStack() as at_end:
+        if config.otlp_traces_endpoint is not None:
+            from headrace.telemetry_proc.tracer import Tracer
+
+            tracer = Tracer(config.otlp_traces_endpoint, config.model)
+            at_end.callback(tracer.flush)
+            sinks.append(tracer.take)
+        try:
+            context.ready()
+            while True:
+                context.slot.beat()
+                take(inbox, sinks, context, IDLE_MS)
+        finally:
+            while take(inbox, sinks, context, LAST_MS):
+                pass
+
+
+def take(inbox: Inbox[ToTelemetry], sinks: list[Sink], context: Context, timeout_ms: int) -> bool:
+    """Tell of the next request; return whether there was one within `timeout_ms`."""
+    received = inbox.receive(timeout_ms)
+    if received is None:
+        return False
+    for sink in sinks:
+        sink(received[0])
+    context.slot.add(TelemetryField.TAKEN)
+    return True

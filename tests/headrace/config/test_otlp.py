@@ -1,0 +1,40 @@
+"""Where spans go, and what that takes."""
+
+import pytest
+
+from headrace.config import otlp
+from headrace.config.config import config_of
+from headrace.config.otlp import check_otlp, protocol_of
+from headrace.errors import ConfigError
+from headrace.exit_status import ExitStatus
+
+URL = "http://localhost:4318/v1/traces"
+
+
+def test_missing_exporter_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp, "has_module", lambda _name: False)
+    with pytest.raises(ConfigError, match=r"pip install 'headrace\[otel\]'$") as caught:
+        config_of({"otlp_traces_endpoint": URL}, has_gpus=False)
+    assert caught.value.exit_status is ExitStatus.BAD_FLAGS
+    grpc = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}
+    with pytest.raises(ConfigError, match=r"pip install opentelemetry-exporter-otlp-proto-grpc$"):
+        check_otlp("grpc://localhost:4317", grpc)
+
+
+@pytest.mark.parametrize("url", ["localhost:4318", "grpc://localhost:4317", "http://", "x"])
+def test_endpoint_that_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="such as http://localhost:4318/v1/traces"):
+        check_otlp(url, {})
+
+
+def test_endpoint_is_taken_where_the_exporter_is_installed() -> None:
+    assert config_of({"otlp_traces_endpoint": URL}, has_gpus=False).otlp_traces_endpoint == URL
+
+
+def test_protocol_is_that_of_the_environment() -> None:
+    general = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    assert protocol_of({}) == "http/protobuf"
+    assert protocol_of(general) == "grpc"
+    assert protocol_of(general | {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "x"}) == "x"
+    with pytest.raises(ConfigError, match=r"it must be http/protobuf or grpc"):
+        check_otlp(URL, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"})
